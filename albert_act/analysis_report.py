@@ -21,7 +21,7 @@ from jaxtyping import Int
 from albert_act import analysis, conllu
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
-from dataset_lib import builder, source, tokenizer
+from dataset_lib import builder, source, tagged_words, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
 from eval_lib.report import Table, write_csv
@@ -101,7 +101,7 @@ def label_table(
   Subtypes of labels are merged. Labels of less than `at_least` words, and words
   after `max_length` tokens are left out.
   """
-  encoded, places = conllu.encode_words(
+  encoded, places = tagged_words.encode_words(
     tokenizer, [[word.form for word in one] for one in sentences], max_length
   )
   buckets = source.length_buckets(range(_STEP, max_length, _STEP), max_length)

@@ -5,24 +5,16 @@ The format of universaldependencies.org/format.html. Lines of multiword tokens
 are left out, as their trees would lack a word.
 """
 
-import itertools
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import Int32
-
 from dataset_lib.errors import BadRecord, InvalidDataError
-from dataset_lib.source import Encoded, require
-from dataset_lib.text_rows import decoded, read_lines
-from dataset_lib.tokenizer import Tokenizer
+from dataset_lib.source import require
+from dataset_lib.tagged_words import conllu_columns, read_blocks
 
-_COLUMNS = 10
-# A word, or several of them as one token, or an empty node after a word.
-_ID = re.compile(r'[1-9]\d{,8}|[1-9]\d{,8}-[1-9]\d{,8}|\d{1,9}\.[1-9]\d*', re.A)
 _HEAD = re.compile(r'\d{1,9}', re.A)
 
 
@@ -50,8 +42,7 @@ def read(
   A file without a good sentence is an InvalidDataError.
   """
   path = pathlib.Path(path).expanduser()
-  lines = itertools.groupby(read_lines(path), lambda line: not line[1].strip())
-  blocks = [list(block) for is_blank, block in lines if not is_blank]
+  blocks = read_blocks(path)
   sentences, bad = [], []
   for block in blocks:
     words: dict[str, Word] = {}  # by their place
@@ -75,20 +66,13 @@ def read(
 
 def _word(line: bytes, expected: int | None) -> Word | None:
   """Returns the word of a line if it has one, with the expected number."""
-  columns = decoded(line).split('\t')
+  columns = conllu_columns(line)
+  if columns is None:
+    return None
   name = columns[0]
-  if name.startswith('#'):
-    return None
-  message = f'expected {_COLUMNS} columns, got {len(columns)}'
-  require(len(columns) == _COLUMNS, 'wrong_columns', message)
-  message = f'expected a number like 1, 1-2 or 1.1, got {name!r:.40}'
-  require(_ID.fullmatch(name), 'illegal_id', message)
-  if not name.isdigit():
-    return None
   message = f'expected number {expected}, got {name}'
   require(expected in (None, int(name)), 'wrong_order', message)
   form, head, label = columns[1], columns[6], columns[7].strip()
-  require(form.strip(), 'empty_form', 'expected a form, got nothing')
   message = f'expected the number of a head, got {head!r:.40}'
   require(_HEAD.fullmatch(head), 'illegal_head', message)
   message = f'expected a dependency label, got {label!r:.40}'
@@ -109,25 +93,3 @@ def _faults_of_tree(first: str, words: Mapping[str, Word]) -> list[BadRecord]:
   if faults or roots == 1:
     return faults
   return [BadRecord('not_one_root', first, f'expected one root, got {roots}')]
-
-
-def encode_words(
-  tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int
-) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
-  """Encodes sentences given as words to rows `[CLS] words [SEP]`.
-
-  Returns the rows, and for each sentence the first token and the end of each
-  word. The first word that does not fit and all after it are left out.
-  """
-  tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
-  rows, places, first, start = [], [], 0, 0
-  for words in sentences:
-    ends = np.cumsum([1, *lengths[first : first + len(words)]], dtype=np.int32)
-    fitting = ends[: np.searchsorted(ends, max_length - 1, side='right')]
-    places.append(np.stack([fitting[:-1], fitting[1:]], axis=1))
-    own = tokens[start : start + fitting[-1] - 1]
-    rows.append(np.array([tokenizer.cls_id, *own, tokenizer.sep_id], np.int32))
-    first, start = first + len(words), start + ends[-1] - 1
-  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-  flat = np.concatenate([np.zeros(0, np.int32), *rows])
-  return Encoded(flat, np.zeros_like(flat), offsets), places

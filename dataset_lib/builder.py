@@ -26,6 +26,7 @@ SOURCES = {
   'records': 'dataset_lib.tfds:ImageRecords',
   'glue': 'dataset_lib.text_tasks:Glue',
   'probing': 'dataset_lib.text_tasks:Probing',
+  'tags': 'dataset_lib.tagged_words:TaggedWords',
   'pretraining': 'dataset_lib.pretraining:Pretraining',
 }
 
@@ -238,9 +239,9 @@ class Dataset:
     'label', 'mask', 'index'} with leading axis batch_size / host_count:
     infinite for training, one pass for evaluation with the last batch padded
     (mask 0, index -1). 'label' is `[B]`, or `[B, max_labels]` padded with -1
-    where `info.max_labels` > 0. Rows of text also have 'token_types' and
-    'length', and batches differ in their padded length. `close()` stops the
-    threads, as do exhaustion and garbage collection. Raises
+    where `info.max_labels` > 0, or `[B, L]` of tags. Rows of text also have
+    'token_types' and 'length', and batches differ in their padded length.
+    `close()` stops the threads, as do exhaustion and garbage collection. Raises
     TooManyBadRecordsError.
     """
     # Imported here so that validating a configuration stays cheap.

@@ -58,6 +58,8 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
       'token_types': (info.input_shape, 'int32'),
       'length': ((), 'int32'),
     }
+  if config['name'] == 'tags':
+    rows |= {'label': (info.input_shape, 'int32'), 'left_out': ((), 'int32')}
   if share := config.get('mask_share'):
     slots = (math.ceil(share * config['max_length']),)
     names = dict.fromkeys(('positions', 'labels', 'kind'), 'int32')

@@ -169,8 +169,8 @@ Buckets = Annotated[
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class LabelledTexts(TokenSource):
-  """Fields and reading of every source of labelled texts.
+class TextRows(TokenSource):
+  """Fields and reading of every source of texts in files.
 
   All rows are tokenised when the split is opened. Files are ordered, so a part
   like 'train[:95%]' is a slice of one fixed permutation. `max_examples` selects
@@ -178,7 +178,6 @@ class LabelledTexts(TokenSource):
   """
 
   split: str
-  task: str
   directory: str
   tokenizer: Annotated[
     str, Len(1), 'a directory with tokenizer.json or vocab.txt, or such a file'
@@ -188,16 +187,21 @@ class LabelledTexts(TokenSource):
   max_examples: Annotated[int, Interval(ge=0, le=source.MAX_EXAMPLES)] = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
-  def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
-    """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
-    words = tokenizer.load(self.tokenizer)
+  def _good_rows(
+    self,
+    name: str,
+    open_split: Callable[[str], Any],
+    read: Callable[[Any], Any],
+  ) -> tuple[list[Any], Callable[[int], str], list[tuple[int, BadRecord]]]:
+    """Returns `read` of all good rows, their `where`, and the bad rows.
+
+    `open_split(split)` is like a `TextFile`; `name` is for errors.
+    """
     rows = self._rows(functools.cache(open_split))
-    texts, labels, good, bad_rows = [], [], [], []
+    values, good, bad_rows = [], [], []
     for number, (records, row) in enumerate(rows):
       try:
-        given, label = task.read(records[row])
-        labels.append(task.read_label(label))
-        texts.append(given)
+        values.append(read(records[row]))
         good.append((records, row))
       except BadRecord as bad:
         placed = bad.kind, bad.where or records.where(row), bad.message
@@ -205,27 +209,32 @@ class LabelledTexts(TokenSource):
     if not good:
       found = f'has {len(rows)} rows, of which none can be used; the first: '
       found = found + str(bad_rows[0][1]) if rows else 'is empty'
-      raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
-    first, second, *_ = [*zip(*texts, strict=True), None]
+      raise InvalidDataError(f'split {self.split!r} of {name} {found}')
+    return values, lambda at: good[at][0].where(good[at][1]), bad_rows
+
+  def _hold(
+    self,
+    words: tokenizer.Tokenizer,
+    class_names: Sequence[str],
+    encoded: source.Encoded,
+    labels: Any,
+    where: Callable[[int], str],
+    bad_rows: Sequence[tuple[int, BadRecord]],
+  ) -> None:
+    """Initializes the source; without classes the labels are numbers."""
     info = DatasetInfo(
       'tokens',
       (self.max_length,),
       'int32',
-      task.num_classes,
-      task.class_names,
-      len(good),
+      max(len(class_names), 1),
+      tuple(class_names),
+      len(encoded.lengths),
       words.vocab_size,
-      'float32' if task.is_regression else 'int32',
+      'int32' if class_names else 'float32',
       source.length_buckets(self.length_buckets, self.max_length),
     )
-    super().__init__(
-      info,
-      words.encode(first, second, self.max_length),
-      np.array(labels),
-      words.pad_id,
-      lambda index: good[index][0].where(good[index][1]),
-      bad_rows,
-    )
+    labels = np.asarray(labels)
+    super().__init__(info, encoded, labels, words.pad_id, where, bad_rows)
 
   def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
     rows: list[tuple[Any, int]] = []
@@ -236,6 +245,28 @@ class LabelledTexts(TokenSource):
     if self.max_examples and self.split.startswith('train'):
       rows = [rows[row] for row in _subset(len(rows), slice(self.max_examples))]
     return rows
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class LabelledTexts(TextRows):
+  """A source of texts, or pairs of texts, with one label each."""
+
+  task: str
+
+  def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
+    """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
+
+    def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float]:
+      texts, label = task.read(fields)
+      return texts, task.read_label(label)
+
+    words = tokenizer.load(self.tokenizer)
+    rows, where, bad_rows = self._good_rows(self.task, open_split, read)
+    texts, labels = zip(*rows, strict=True)
+    first, second, *_ = [*zip(*texts, strict=True), None]
+    encoded = words.encode(first, second, self.max_length)
+    held = words, task.class_names, encoded, labels
+    self._hold(*held, where, bad_rows)
 
 
 def _subset(size: int, part: slice) -> list[int]:

@@ -75,7 +75,7 @@ def num_texts(dataset: Mapping[str, Any]) -> int | None:
   return 1 if dataset.get('name') == 'probing' else None
 
 
-def _find(
+def find_file(
   task: str, split: str, folders: Sequence[Path], names: Sequence[str]
 ) -> Path:
   """Returns the first file that is there."""
@@ -183,7 +183,7 @@ class Glue(LabelledTexts):
     names = _tsv_names(split.replace('validation', 'dev'), split)
     folder = Path(self.directory).expanduser()
     folders = folder, folder / self.task, folder / task.folder
-    return _tsv_file(_find(self.task, split, folders, names), task, split)
+    return _tsv_file(find_file(self.task, split, folders, names), task, split)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -231,7 +231,7 @@ class Probing(LabelledTexts):
     stems = split.replace('validation', 'dev'), split, split[:2]
     folder = Path(self.directory).expanduser()
     folders, names = (folder / self.task, folder), _tsv_names(*stems)
-    path = _find(self.task, split, folders, [*whole, *names])
+    path = find_file(self.task, split, folders, [*whole, *names])
     if path.name not in whole:
       return _tsv_file(path, _PROBING, split)
     # Lines with an unknown split mark go to train, which counts them as bad.

@@ -7,6 +7,7 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -27,7 +28,7 @@ from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Weight, construct
+from train_lib.task import Batch, Weight, construct
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
@@ -140,10 +141,7 @@ class FineTune(Student, TextClassification):
         metrics[f'accuracy_exit_{layer}'] = Average.from_values(
           correct, batch['mask']
         )
-    if 'kept' in out and out['kept'].shape[0]:
-      share = out['kept'][-1] / batch['length'].astype(jnp.float32)
-      metrics['retention'] = Average.from_values(share, batch['mask'])
-    return exits, per_head, metrics
+    return exits, per_head, metrics | retention(out, batch)
 
   def divergence(
     self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
@@ -203,6 +201,14 @@ class FineTune(Student, TextClassification):
       return chain, policy
 
     return serve
+
+
+def retention(out: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+  """Returns the mean share of tokens kept by all prunings, if there are any."""
+  if not len(out.get('kept', ())):
+    return {}
+  share = out['kept'][-1] / batch['length'].astype(jnp.float32)
+  return {'retention': Average.from_values(share, batch['mask'])}
 
 
 def head_layers(model: Any) -> tuple[int, ...]:

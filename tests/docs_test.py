@@ -63,7 +63,7 @@ SMALLER = (
     r'launch\.train.*recurrent_act',
     f'{RUN} {STEPS} --config.dataset.test_examples=16 --config.model.width=16',
   ),
-  (r'launch\.train.*eat/glue', f'{RUN} {TEXT} {FEW}'),
+  (r'launch\.train.*eat/(glue|tags)', f'{RUN} {TEXT} {FEW}'),
   (
     r'launch\.train.*tau_from',
     f'{RUN} --config.stages.stage1_free.steps=1 '
@@ -174,6 +174,7 @@ def local(command):
   for name, place in (
     ('/tmp/', 'tmp_'), ('GLUE_DIRECTORY', 'data/glue'),
     ('NEW_DIRECTORY', 'new'), ('=TEXTS', '=data/texts'),
+    ('TAGS_DIRECTORY', 'data/tags'), ('column=upos,', ''),
     ('PROBING_DIRECTORY', 'data/probing'), ('root=DIR', 'root=data/images'),
     ('=train.txt.gz', '=train.txt'), ('=valid.txt.gz', '=valid.txt'),
   ):  # fmt: skip

@@ -122,19 +122,23 @@ def eat(c, a, depth):
     if exits:
       c.warm_start.skip = (*c.warm_start.skip, '^exit_')
   if 'p' in a.parts:
-    halfway = -(-last // 2)
-    prunes = layers('prunes', a.prunes) or tuple(sorted({halfway, last} - {0}))
-    warm = a.epochs > 1
-    annealed = dict(prune_scale=('linear', 0.0, 1.0))
-    c.stages = dict(
-      stage2_anneal=dict(epochs=float(a.epochs - warm), knobs=annealed)
-    )
-    if warm:
-      c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
+    prunes = pruned(c, a, last)
   c.model.update(
     name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
     prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in a.parts else 0,
   )  # fmt: skip
+
+
+def pruned(c, a, last):
+  """Sets the stages of pruning; returns the layers after which tokens go."""
+  halfway, warm = -(-last // 2), a.epochs > 1
+  annealed = dict(prune_scale=('linear', 0.0, 1.0))
+  c.stages = dict(
+    stage2_anneal=dict(epochs=float(a.epochs - warm), knobs=annealed)
+  )
+  if warm:
+    c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
+  return layers('prunes', a.prunes) or tuple(sorted({halfway, last} - {0}))
 
 
 def every_second_layer(depth):

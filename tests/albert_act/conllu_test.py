@@ -1,15 +1,12 @@
-"""CoNLL-U: sentences, faults by line, tokens of words, a real treebank."""
+"""CoNLL-U: sentences, faults by line, a real treebank."""
 
 import gzip
 
-import numpy as np
 import pytest
 
 from albert_act import conllu
-from albert_act.conllu import Word, encode_words
-from dataset_lib import tokenizer
+from albert_act.conllu import Word
 from dataset_lib.errors import InvalidDataError
-from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import write
 
 
@@ -160,74 +157,3 @@ def test_the_real_treebank_is_all_good(shared_data, name, count):
   words = [word for sentence in sentences for word in sentence]
   assert [word.form for word in words] == [line[1] for line in numbered]
   assert [word.label for word in words] == [line[7] for line in numbered]
-
-
-VOCABULARY = [
-  '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
-  'play', '##ing', 'the', 'cat', '.', "'", 'don', 't', *'abc',
-]  # fmt: skip
-
-
-@pytest.fixture
-def given(tmp_path):
-  text = ''.join(f'{token}\n' for token in VOCABULARY)
-  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
-  return tokenizer.load(tmp_path)
-
-
-def names_of(given, encoded):
-  return [given.names(row) for row in rows(encoded)]
-
-
-def test_pieces_of_words_by_hand(given):
-  words = ['The', 'unaffable', 'cat', '.']
-  sentences = [words, ["don't", '\u200b', 'playing', 'dog'], []]
-  encoded, places = encode_words(given, sentences, 16)
-  first, second, third = map(' '.join, names_of(given, encoded))
-  assert first == '[CLS] the un ##aff ##able cat . [SEP]'
-  assert places[0].tolist() == [[1, 2], [2, 5], [5, 6], [6, 7]]
-  # A word may be several WordPiece words, nothing at all, or unknown.
-  assert second == "[CLS] don ' t play ##ing [UNK] [SEP]"
-  assert places[1].tolist() == [[1, 4], [4, 4], [4, 6], [6, 7]]
-  assert third == '[CLS] [SEP]'
-  assert places[2].shape == (0, 2)
-  assert encoded.lengths.tolist() == [8, 8, 2]
-  assert not encoded.token_types.any()
-
-
-def test_words_that_do_not_fit_are_left_out(given):
-  for max_length, words, tokens in (
-    (5, 1, 'a'),
-    (6, 2, "a don ' t"),
-    (7, 3, "a don ' t b"),
-    (8, 3, "a don ' t b"),
-  ):
-    encoded, places = encode_words(given, [['a', "don't", 'b']], max_length)
-    assert names_of(given, encoded) == [['[CLS]', *tokens.split(), '[SEP]']]
-    assert places[0].tolist() == [[1, 2], [2, 5], [5, 6]][:words]
-  encoded, places = encode_words(given, [['a.b.c.a.b', 'cat']], 8)
-  assert names_of(given, encoded) == [['[CLS]', '[SEP]']]
-  assert places[0].shape == (0, 2)
-  encoded, places = encode_words(given, [], 8)
-  assert (len(encoded.lengths), places) == (0, [])
-  with pytest.raises(ValueError, match='cannot be encoded'):
-    encode_words(given, [['\ud800']], 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', ['bert_base_uncased_vocab.txt', 'albert_30k_spiece.model']
-)
-def test_the_same_tokens_as_of_the_whole_text(shared_data, name):
-  given = tokenizer.load(shared_data('vocab', name))
-  trees, _ = conllu.read(shared_data('ud_english_ewt', 'dev.conllu.gz'))
-  sentences = [[word.form for word in words] for words in trees[:300]]
-  encoded, places = encode_words(given, sentences, 512)
-  whole = given.encode([' '.join(words) for words in sentences], None, 512)
-  np.testing.assert_array_equal(encoded.tokens, whole.tokens)
-  np.testing.assert_array_equal(encoded.offsets, whole.offsets)
-  for words, spans, row in zip(sentences, places, rows(encoded), strict=True):
-    assert len(spans) == len(words)
-    assert spans[0, 0] == 1
-    assert spans[-1, 1] == len(row) - 1
-    np.testing.assert_array_equal(spans[1:, 0], spans[:-1, 1])

@@ -27,7 +27,7 @@ def load(words):
   """Loads `folder/file.py:arguments` with a tokenizer."""
 
   def loaded(flag, *overrides):
-    is_text = 'glue' in flag or 'probing' in flag
+    is_text = any(name in flag for name in ('glue', 'probing', 'tags'))
     given = [f'dataset.tokenizer={words}'] * is_text
     return command_line.load_config(f'configs/{flag}', [*given, *overrides])
 
@@ -94,6 +94,19 @@ def test_probing_and_a_fixed_depth(load):
   assert (config.optimizer.lr, config.model.halting) == (5e-5, '')
   assert config.warm_start.skip == ('^(predictions|sop|head|score)/',)
   assert config.evals.dev.split == 'train[90%:]'
+
+
+def test_tags(load):
+  config = load('eat/tags.py:data=/x,column=upos,held_out=10,parts=w')
+  assert (config.dataset.column, config.train_split) == ('upos', 'train[:90%]')
+  assert config.evals.dev.split == 'train[90%:]'
+  assert (config.model.prune_layers, config.model.window) == ((), 32)
+  config = load('eat/tags.py:data=/x,epochs=2,variant=minilm')
+  assert (config.model.prune_layers, config.model.window) == ((2, 4), 0)
+  assert config.stages.stage2_anneal.knobs.prune_scale == ('linear', 0.0, 1.0)
+  assert config.evals.dev.split == 'validation'
+  with pytest.raises(ValueError, match="parts: expected letters of 'pw'"):
+    load('eat/tags.py:data=/x,parts=e')
 
 
 # (arguments, layers pruned after, exits, exits of a regression)

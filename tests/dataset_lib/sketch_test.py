@@ -11,7 +11,7 @@ from train_lib import build
 
 SUBJECTS = (
   'parity adatape', 'digits vit', 'image_folder learn', 'table1 learn',
-  'eat sst2', 'eat stsb', 'albert mnli', 'albert past_present',
+  'eat sst2', 'eat stsb', 'eat tags', 'albert mnli', 'albert past_present',
   'albert pretrain act', 'recurrent logic', 'recurrent parity',
 )  # fmt: skip
 

@@ -80,6 +80,8 @@ def configs() -> dict[str, tuple[str, list[str]]]:
   for model in ('dense', 'student'):
     table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
   table['eat sst2 pe'] = f'{common}sst2,parts=pe', eat
+  flag = 'configs/eat/tags.py:data={tags},vocabulary={vocabulary},variant=tiny'
+  table['eat tags'] = flag, eat
   for task in GLUE_TASKS:
     flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
     table[f'albert {task}'] = flag, FINE_TUNED

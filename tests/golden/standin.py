@@ -70,6 +70,21 @@ def write_glue(root: pathlib.Path) -> pathlib.Path:
   return folder
 
 
+def write_tags(root: pathlib.Path) -> pathlib.Path:
+  """Writes `{train,dev}.conll` of words and names of persons or places."""
+  folder, rng = root / 'tags', np.random.default_rng(0)
+  folder.mkdir(parents=True)
+  for split in ('train', 'dev'):
+    lines = []
+    for row in range(ROWS):
+      kind = ('PER', 'LOC')[row % 2]
+      tags = [f'B-{kind}', f'I-{kind}', *'O' * 12]
+      words = sentence(rng).split()
+      lines += [*map(' '.join, zip(words, tags, strict=False)), '']
+    (folder / f'{split}.conll').write_text('\n'.join(lines) + '\n')
+  return folder
+
+
 def write_probing(root: pathlib.Path) -> pathlib.Path:
   """Writes SentEval's `<task>.txt`."""
   folder = root / 'probing'
@@ -149,6 +164,7 @@ def write_all(root: pathlib.Path) -> dict[str, str]:
     'vocabulary': str(write_vocabulary(root)),
     'glue': str(write_glue(root)),
     'probing': str(write_probing(root)),
+    'tags': str(write_tags(root)),
     'images': str(write_images(root)),
     'records': str(write_records(root)),
     'corpus': str(prepare_corpus(root)),

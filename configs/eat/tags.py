@@ -1,0 +1,71 @@
+r"""EAT on tags of words: parts of speech, named entities, chunks.
+
+  python -m launch.train --workdir=/tmp/tags \
+      --config=configs/eat/tags.py:data=DIR,column=upos,pretrained=DIR
+
+Arguments:
+
+  data        a folder of train, dev and test files, CoNLL-U or other CoNLL
+              files, plain or gzip; or one file, with held_out
+  column      the tags: upos, xpos or a key of MISC, of CoNLL-U; of other files
+              a column's number from 0, or -1 (default) for the last one
+  held_out    percent of the train split to evaluate on; 0 (default) for the
+              dev file
+  pretrained  a Hugging Face directory to start from
+  vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
+  variant     sizes without a checkpoint, as in configs/eat/glue.py
+  epochs      3; pruning is annealed after the first, at once with epochs=1
+  parts       any of p (pruning, default) and w (window); nothing for a BERT
+  prunes      layers after which 30 % of the tokens are removed, such as 2-4
+
+Pruned tokens are tagged by the state that they had when they were pruned.
+"""
+
+import ml_collections
+
+from configs import common
+from configs.eat import glue
+
+
+def get_config(arg=''):
+  a = common.parse_arg(
+    arg, data='', column='-1', held_out=0, pretrained='', vocabulary='',
+    variant=tuple(glue.DEPTHS), epochs=3, parts='p', prunes='',
+  )  # fmt: skip
+  if not set(a.parts) <= set('pw'):
+    raise ValueError(
+      f"config argument parts: expected letters of 'pw', got {a.parts!r}"
+    )
+  depth = glue.DEPTHS[a.variant]
+  c = ml_collections.ConfigDict()
+  c.task = 'eat.tagging:Tagging'
+  c.batch_size = 32
+  c.dataset = dict(
+    name='tags', directory=a.data, column=a.column, max_length=128,
+    tokenizer=a.vocabulary or a.pretrained, length_buckets=(16, 32, 64),
+  )  # fmt: skip
+  c.model = dict(name='eat.tagging:EatTagger', dropout=0.1)
+  if a.pretrained:
+    depth = glue.depth_of(a.pretrained)
+    c.model.from_checkpoint = a.pretrained
+    c.warm_start = dict(workdir=a.pretrained, skip=('^(head|pooler)/',))
+  else:
+    c.model.variant = a.variant
+  c.optimizer = dict(
+    name='adamw', lr=5e-5, schedule='linear', warmup_steps=0.1,
+    weight_decay=0.01, eps=1e-6,
+  )  # fmt: skip
+  c.stages = dict(stage1=dict(epochs=float(a.epochs)))
+  last = 4 if depth > 4 else depth // 2
+  prunes = glue.pruned(c, a, last) if 'p' in a.parts else ()
+  c.model.update(
+    prune_layers=prunes, prune_ratios=(0.3,) * len(prunes),
+    window=32 if 'w' in a.parts else 0,
+  )  # fmt: skip
+  split = 'validation'
+  if a.held_out:
+    share = 100 - a.held_out
+    c.train_split, split = f'train[:{share}%]', f'train[{share}%:]'
+  c.evals = dict(dev=dict(type='classification', split=split))
+  c.checkpoint = dict(every_steps=500, keep=1)
+  return c

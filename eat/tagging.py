@@ -1,0 +1,120 @@
+"""Tags of words, such as named entities, by an EAT that restores its tokens.
+
+A pruned token keeps the state that it had when it was pruned, and one linear
+head classifies all tokens, as in BERT (Devlin et al., 2019, section 5.3).
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.tagged_words import IGNORED
+from eat import pruning
+from eat.model import EatClassifier, Layers
+from eat.task import retention
+from eval_lib import spans
+from eval_lib.metrics import Average
+from model_lib import flops, row_random
+from model_lib.logical import constrain
+from model_lib.row_random import RowKeys
+from serve_lib.chain import NO_RUN
+from train_lib.task import Task
+from train_lib.text_classification import TextClassification
+
+
+class EatTagger(EatClassifier, kw_only=True):
+  """`EatClassifier` with a head on every token, without pooler and exits."""
+
+  exit_layers: Layers = dataclasses.field(default=(), init=False)
+  restore: bool = dataclasses.field(default=True, init=False)
+
+  def __call__(
+    self,
+    tokens: Int[Array, 'B L'],
+    token_types: Int[Array, 'B L'],
+    length: Int[Array, ' B'],
+    row_keys: RowKeys = None,
+    prune_scale: Float[Array, ''] | float = 1.0,
+  ) -> tuple[Float[Array, 'B L O'], dict[str, Any]]:
+    """Classifies the tokens of rows; arguments as of `EatClassifier`.
+
+    Returns (logits, out) with the restored states `out['tokens']` `[B, L, D]`,
+    that of [CLS] `out['features']` `[B, D]`, and for each pruning the tokens
+    left, `[B]`, in `out['kept']`.
+    """
+    start = self.embed(tokens, token_types, length, row_keys)
+    options: Any = dict(row_keys=row_keys, prune_scale=prune_scale)
+    encoded = self.encode(start, 1, self.depth, **options)
+    states = pruning.restore(encoded.full, encoded.tokens).astype(jnp.float32)
+    rate = self.classifier_dropout
+    logits = self.head(row_random.drop(states, rate, row_keys, 'classifier'))
+    out = {'tokens': states, 'features': states[:, 0], 'kept': encoded.kept}
+    return constrain(logits, 'batch', 'length', 'classes'), out
+
+  @nn.nowrap
+  def flops(self, input_shape: tuple[int, ...]) -> float:
+    """Returns the FLOPs of one row of `L` tokens, pruned."""
+    of_cls = flops.dense(1, self.width, self.width + self.num_classes)
+    of_all = flops.dense(input_shape[0], self.width, self.num_classes)
+    return super().flops(input_shape) - of_cls + of_all
+
+
+class Tagging(TextClassification):
+  """Mean cross-entropy of the tagged words of a batch; data set `tags`.
+
+  The knob `prune_scale` multiplies the model's prune ratios while training.
+  """
+
+  MODEL = EatTagger
+  KNOBS = ('prune_scale',)
+  outputs = Task.outputs  # rows have no single label
+
+  def row_weights(self, batch) -> Float[Array, 'B L']:
+    """Returns 1 for tokens with a tag."""
+    tagged = (batch['label'] != IGNORED).astype(jnp.float32)
+    return tagged * batch['mask'][:, None]
+
+  def cross_entropy(
+    self, logits: Float[Array, 'B L O'], batch
+  ) -> Float[Array, 'B L']:
+    """Returns the cross-entropy of each token in nats, 0 without a tag."""
+    smoothing = self.config['loss']['label_smoothing']
+    targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
+    targets = optax.smooth_labels(targets, smoothing)
+    return optax.softmax_cross_entropy(logits, targets)
+
+  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
+    """Returns the cross-entropy over the tagged tokens of the whole batch."""
+    logits, out = self.apply(params, model_state, batch, row_keys, **knobs)
+    entropy = self.cross_entropy(logits, batch)
+    metrics = self.quality(logits, entropy, batch) | retention(out, batch)
+    loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
+    return loss, (metrics, model_state)
+
+  def quality(self, logits, entropy, batch):
+    """Returns metrics of tagged words, and the share that has no token.
+
+    If the classes are tags of spans, such as B-PER, also F1 over spans.
+    """
+    tags, weights = batch['label'], self.row_weights(batch)
+    predicted = logits.argmax(-1)
+    left_out = (batch['left_out'] * batch['mask']).sum()
+    metrics = {
+      'accuracy': Average.from_values(predicted == tags, weights),
+      'cross_entropy': Average.from_values(entropy, weights),
+      'words_left_out': Average(left_out, left_out + weights.sum()),
+    }
+    if scheme := spans.scheme(self.info.class_names):
+      metrics['span_f1'] = spans.f1(predicted, tags, weights > 0, scheme)
+    return metrics
+
+  def prepare_serving(self, options, run=NO_RUN):
+    """Raises ConfigError: an answer of the engine is one label of a row."""
+    expected = 'a task with one label a row; launch.evaluate measures tags'
+    raise ConfigError('task', 'eat.tagging:Tagging', expected)
