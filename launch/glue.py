@@ -3,21 +3,24 @@
   python -m launch.glue average --runs=/tmp/cola,/tmp/sst2 --out=/tmp/glue.csv
   python -m launch.glue zip --answers=/tmp/answers --out=/tmp/submission.zip
 
-`average` reads the evaluations by GLUE's metrics: of result.json, then of
-evaluation.json, the newest step first; of each split the first is taken. The
-average is that of the leaderboard; it names absent tasks. `zip` checks the
-files of all tasks, which launch.predict --glue writes: format, indices and the
-official number of rows.
+`average` reads the evaluations by GLUE's metrics on whole validation splits: of
+result.json, then of evaluation.json, the newest step first; of each split the
+first is taken. The average is that of the leaderboard; it names absent tasks.
+`zip` checks the files of all tasks, which launch.predict --glue writes: format,
+indices and the official number of rows.
 """
 
 import dataclasses
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line, evaluate
+
+_WHOLE = re.compile('(validation|dev)(_matched|_mismatched)?')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +89,10 @@ def results(workdir: str) -> Iterator[tuple[str, dict[str, float]]]:
     )
   for values, datasets in tables:
     for entry, dataset in datasets.items():
-      task = glue.task_of('', dataset)
-      if task and f'{entry}/score' in values:
+      task, split = glue.task_of('', dataset), dataset.get('split', '')
+      if task and f'{entry}/score' in values and _WHOLE.fullmatch(split):
         metrics = {m: values[f'{entry}/{m}'] for m in glue.TASK_METRICS[task]}
-        yield glue.name_of(task, dataset['split']), metrics
+        yield glue.name_of(task, split), metrics
 
 
 main = command_line.Command(

@@ -74,6 +74,14 @@ def test_answers_to_a_split_with_labels_are_scored(run, tmp_path, capsys):
   change = row['submitted/accuracy'] - row['dev/accuracy']
   assert abs(change) == pytest.approx(1 / 24)
 
+  # A part of a split does not count, though it is newer.
+  (run / 'result.json').rename(tmp_path / 'result.json')
+  part = '--config.evals.dev.split=validation[:50%]'
+  evaluate.main([f'--workdir={run}', '--evals=dev', part])
+  found = dict(glue.results(str(run)))
+  assert found == {'SST-2': {'accuracy': row['submitted/accuracy']}}
+  (tmp_path / 'result.json').rename(run / 'result.json')
+
   out = tmp_path / 'glue.csv'
   assert glue.main(['average', f'--runs={run}', f'--out={out}']) == 0
   first, mean, _ = csv.DictReader(out.read_text().splitlines())
