@@ -29,6 +29,14 @@ def glue_split(task: str) -> str:
   return 'validation_matched' if task == 'mnli' else 'validation'
 
 
+def submissions(task: str) -> dict[str, Any]:
+  """Returns evaluations that write the test splits for GLUE's server."""
+  splits = ['test']
+  if task == 'mnli':
+    splits = ['test_matched', 'test_mismatched', 'ax']
+  return {f'submit_{s}': dict(type='submission', split=s) for s in splits}
+
+
 def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
   """Reads the argument of a configuration file, the text after the colon.
 

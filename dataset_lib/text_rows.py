@@ -24,6 +24,7 @@ from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
 
 MAX_SCORE = 5.0  # of STS-B
+UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, 65536
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
@@ -59,7 +60,7 @@ class TextTask:
   """Columns and labels of a task; alternative column names, preferred first."""
 
   texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
-  label: tuple[str, ...]  # name of the label's column
+  label: tuple[str, ...]  # name of the label's column; () reads no label
   class_names: tuple[str, ...]  # of each label id; () for a regression
   folder: str = ''  # among GLUE's official files
   headless: tuple[str, ...] = ()  # columns of official files without a header
@@ -79,24 +80,29 @@ class TextTask:
     """Returns the columns of texts and label; InvalidDataError without them."""
     texts = [names for names in self.texts if {*names} <= {*given}]
     labels = [name for name in self.label if name in given]
-    if not texts or not labels:
+    if not texts or len(labels) < bool(self.label):
       wanted = self.label if texts else map(', '.join, self.texts)
       found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {found}')
-    return *texts[0], labels[0]
+    return *texts[0], *labels[:1]
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
     values = (fields[name] for name in self.columns(fields))
-    *texts, label = (
+    texts = [
       decoded(one) if isinstance(one, bytes) else str(one) for one in values
-    )
+    ]
+    if not self.label:
+      return texts, ''  # also of an empty text: every row is to be answered
+    label = texts.pop()
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
     return texts, label.strip()
 
   def read_label(self, label: str) -> int | float:
     """Returns the id of a class, or a score; BadRecord if it is not legal."""
+    if not self.label:
+      return UNLABELLED
     if self.is_regression:
       with contextlib.suppress(ValueError):
         if 0.0 <= float(label) <= MAX_SCORE:  # not NaN

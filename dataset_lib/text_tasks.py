@@ -1,7 +1,8 @@
 """Tasks of labelled texts: GLUE (Wang et al., 2019), probing (Conneau, 2018).
 
 Splits are 'train', 'validation' (or 'dev'), 'test', for MNLI also
-'validation_mismatched', and parts and sums: 'train[:95%]+validation'.
+'validation_mismatched', 'test_mismatched' and 'ax' (GLUE's diagnostic rows),
+and parts and sums: 'train[:95%]+validation'.
 """
 
 import contextlib
@@ -18,7 +19,13 @@ from annotated_types import Len, Predicate
 from dataset_lib import data_files, errors, text_rows, tfds
 from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib.source import PART_WORDS, parts, require
-from dataset_lib.text_rows import LabelledTexts, TextFile, TextTask, decoded
+from dataset_lib.text_rows import (
+  UNLABELLED,
+  LabelledTexts,
+  TextFile,
+  TextTask,
+  decoded,
+)
 
 _ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
@@ -63,8 +70,7 @@ PROBING = {
 }
 _PROBING = TextTask((_SINGLE,), ('label',), (), by_name=True)
 
-_GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|train'
-_UNLABELLED = -1  # label of TFDS's test sets
+_GLUE_SPLIT = '(?:validation|dev|test)(?:_matched|_mismatched)?|ax|train'
 _MARKS = {b'tr': 'train', b'va': 'validation', b'te': 'test'}
 
 
@@ -108,8 +114,8 @@ def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
   try:
     task.columns(columns, str(path))
   except InvalidDataError as error:
-    is_test = task.folder and split.startswith('test')
-    if not is_test or {*columns} & {*task.label}:
+    is_test = task.folder and split.startswith(('test', 'ax'))
+    if not is_test or not task.label or {*columns} & {*task.label}:
       raise
     raise _unlabelled(split, error) from error
   return TextFile(path, lines, columns)
@@ -131,7 +137,7 @@ def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
   rows = tfds.Examples(builder, split, columns)
   with contextlib.suppress(BadRecord):
     # All of a split has labels or none of it has.
-    if rows[0][columns[-1]] == _UNLABELLED:
+    if rows[0][columns[-1]] == UNLABELLED:
       raise _unlabelled(split, rows.where(0))
   return rows
 
@@ -155,8 +161,8 @@ class Glue(LabelledTexts):
   split: Annotated[
     str,
     Predicate(functools.partial(parts, names=_GLUE_SPLIT)),
-    'train, validation, test, of mnli also validation_matched and '
-    f'validation_mismatched, {PART_WORDS}',
+    'train, validation, test, of mnli also validation_matched, '
+    f'validation_mismatched and ax, {PART_WORDS}',
   ]
   task: Literal[*GLUE]
   directory: Annotated[
@@ -166,13 +172,17 @@ class Glue(LabelledTexts):
   data_dir: tfds.DataDir = ''
 
   def __post_init__(self) -> None:
-    self._open(GLUE[self.task], self._rows_of)
+    self._kind = self._text_task()
+    self._open(self._kind, self._rows_of)
+
+  def _text_task(self) -> TextTask:
+    return GLUE[self.task]
 
   def _rows_of(self, name: str) -> Any:
-    split, task = re.sub('^dev', 'validation', name), GLUE[self.task]
+    split, task = re.sub('^dev', 'validation', name), self._kind
     if self.task == 'mnli' and split in ('validation', 'test'):
       split += '_matched'
-    elif self.task != 'mnli' and '_' in split:
+    elif self.task != 'mnli' and (split == 'ax' or '_' in split):
       expected = f'train, validation or test: {self.task} has no {split}'
       raise ConfigError('split', split, expected)
     if not self.directory:
@@ -180,10 +190,23 @@ class Glue(LabelledTexts):
       user = "dataset 'glue' without dataset.directory"
       builder = tfds.prepared_builder(source, self.data_dir, user)
       return _tfds_rows(builder, task, split)
-    names = _tsv_names(split.replace('validation', 'dev'), split)
+    own = 'diagnostic' if split == 'ax' else split.replace('validation', 'dev')
     folder = Path(self.directory).expanduser()
-    folders = folder, folder / self.task, folder / task.folder
-    return _tsv_file(find_file(self.task, split, folders, names), task, split)
+    folders = [folder, folder / self.task, folder / task.folder]
+    folders += [folder / own] * (split == 'ax')
+    path = find_file(self.task, split, folders, _tsv_names(own, split))
+    return _tsv_file(path, task, split)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class GlueTexts(Glue):
+  """All rows of TSV files in their order, without labels, which are -1."""
+
+  def _text_task(self) -> TextTask:
+    if not self.directory:
+      expected = "a folder of GLUE's files: TFDS changes the order of the rows"
+      raise ConfigError('dataset.directory', '', expected)
+    return dataclasses.replace(GLUE[self.task], label=())
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

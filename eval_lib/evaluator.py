@@ -26,6 +26,8 @@ EVALUATORS = {
   'fewshot': 'eval_lib.fewshot:Evaluator',
   'frontier': 'eval_lib.frontier:Evaluator',
   'glue': 'eval_lib.glue:Evaluator',
+  'submission': 'eval_lib.submission:Evaluator',
+  'submitted': 'eval_lib.submission:Submitted',
 }
 
 Split = Annotated[str, MinLen(1), 'the name of a split']

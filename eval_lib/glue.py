@@ -59,13 +59,30 @@ def compute(
   """Computes a task's official metrics by name, and the first as `score`.
 
   `logits` are of one head; for a regression, `[N, 1]` are the predictions.
-  Raises InvalidDataError without rows or for an illegal (hidden) label, and
-  ValueError if the logits do not fit the task.
+  Raises ValueError if the logits do not fit the task, and as `score`.
   """
+  return score(task, answers(task, logits), labels)
+
+
+def answers(
+  task: str, logits: Float[np.ndarray, 'N C']
+) -> Num[np.ndarray, ' N']:
+  """Returns class ids, or the numbers of a regression; see `compute`."""
   kind = TASKS[task]
   if logits.shape[1] != kind.num_classes:
     expected = f'expected {kind.num_classes} logits of a row'
     raise ValueError(f'{task}: {expected}, got {logits.shape[1]}')
+  return logits[:, 0] if kind.is_regression else logits.argmax(-1)
+
+
+def score(
+  task: str, predicted: Num[np.ndarray, ' N'], labels: Num[np.ndarray, ' N']
+) -> dict[str, float]:
+  """Computes the metrics of `answers`.
+
+  Raises InvalidDataError without rows or for an illegal (hidden) label.
+  """
+  kind = TASKS[task]
   if not len(labels):
     raise InvalidDataError(f'{task}: the split holds no example')
   top = MAX_SCORE if kind.is_regression else kind.num_classes - 1
@@ -74,10 +91,53 @@ def compute(
       f'{task}: expected labels in [0, {top}], got {labels.min()} to '
       f'{labels.max()}; labels that are hidden cannot be evaluated against'
     )
-  predicted = logits[:, 0] if kind.is_regression else logits.argmax(-1)
   names = TASK_METRICS[task]
   values = [float(_METRICS[name](labels, predicted)) for name in names]
   return dict(zip((*names, 'score'), (*values, values[0]), strict=True))
+
+
+def name_of(task: str, split: str) -> str:
+  """Returns GLUE's name of a task's split, such as 'SST-2' or 'MNLI-mm'."""
+  if task != 'mnli':
+    return TASKS[task].folder
+  if split.startswith('ax'):
+    return 'AX'
+  return 'MNLI-mm' if '_mismatched' in split else 'MNLI-m'
+
+
+def average(
+  found: Mapping[str, Mapping[str, float]],
+) -> list[dict[str, Any]]:
+  """Returns rows: the score of each task, and the average of the leaderboard.
+
+  `found` are metrics by `name_of`. A task with two metrics, and MNLI with two
+  splits, counts with their mean (Wang et al., 2019, section 3). Tasks without
+  metrics are named as absent; papers also leave out WNLI.
+  """
+  rows: list[dict[str, Any]] = []
+  scores: dict[str, float] = {}
+  for task, names in TASK_METRICS.items():
+    splits = [name_of(task, split) for split in ('validation', '_mismatched')]
+    means = []
+    for name in dict.fromkeys(splits):
+      if name in found:
+        values = {metric: found[name][metric] for metric in names}
+        means.append(float(np.mean(list(values.values()))))
+        rows.append({'task': name} | values | {'score': means[-1]})
+    if means:
+      scores[TASKS[task].folder] = float(np.mean(means))
+  wanted = [kind.folder for kind in TASKS.values()]
+  for left_out in ('', 'WNLI'):
+    counted = [name for name in wanted if name != left_out]
+    there = [scores[name] for name in counted if name in scores]
+    rows.append(
+      {
+        'task': f'average without {left_out}' if left_out else 'average',
+        'score': float(np.mean(there)) if there else None,
+        'absent': ', '.join(name for name in counted if name not in scores),
+      }
+    )
+  return rows
 
 
 def task_of(task: str, dataset: Mapping[str, Any]) -> str:
@@ -106,8 +166,12 @@ class Evaluator(evaluator.Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """See `compute`."""
+    return score(self._task, *self.answers(variables))
+
+  def answers(self, variables: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `answers` of the last head and labels, both `[N]`, in order."""
     context = self.context
     rows = predictions.collect(
       self._data, variables, context.outputs, context.put
     )
-    return compute(self._task, rows['logits'][:, -1], rows['label'])
+    return answers(self._task, rows['logits'][:, -1]), rows['label']

@@ -20,6 +20,11 @@ run unless given; `train_split` and `test_split` replace train and test:
 --watch evaluates each checkpoint of a training as it appears, for example on
 another machine, and ends when result.json is there; the same command continues.
 evaluation.json keeps the other entries and steps of earlier calls.
+
+--submission scores a file of answers by the labels of the validation split:
+
+  python -m launch.predict --workdir=/tmp/sst2 --glue=validation --out=/tmp/dev
+  python -m launch.evaluate --workdir=/tmp/sst2 --submission=/tmp/dev/SST-2.tsv
 """
 
 import dataclasses
@@ -53,6 +58,9 @@ class Flags:
   datasets: str = flag(
     'few-shot on these only, unless --evals is given', '', LISTED
   )
+  submission: str = flag(
+    "answers in GLUE's format, scored instead of the model's", '', 'FILE'
+  )
   watch: bool = flag('evaluate checkpoints as they appear', False)
   batch_size: str = flag("rows of a batch; default: the run's", '', 'ROWS')
   overrides: tuple[str, ...] = command_line.overrides_flag()
@@ -64,9 +72,18 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
 
   config = loading.load_config(flags.workdir).to_dict()
   evals, image_size = config['evals'], config['dataset'].get('image_size')
-  names = [] if flags.datasets else sorted(evals)
+  names = [] if flags.datasets or flags.submission else sorted(evals)
   if flags.evals is not None:
     names = flags.evals.split(',')
+  if flags.submission:
+    names.append('submitted')
+    # Another split: --config.evals.submitted.split.
+    is_mismatched = pathlib.Path(flags.submission).stem == 'MNLI-mm'
+    evals['submitted'] = dict(
+      type='submitted',
+      path=flags.submission,
+      split='validation' + '_mismatched' * is_mismatched,
+    )
   if flags.dataset is not None and not names:
     expected = 'none with --datasets unless --evals is given'
     raise ConfigError('--dataset', flags.dataset, expected)
@@ -137,7 +154,7 @@ def run(flags: Flags) -> int:
   config, names, listed = _config(flags)
   workdir = flags.workdir
   path = pathlib.Path(workdir, 'evaluation.json')
-  written, data = _read(path), _data(config, names)
+  written, data = read_rows(path), data_of(config, names)
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
@@ -161,7 +178,7 @@ def run(flags: Flags) -> int:
       if listed:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
         print_table(title, fewshot.table({k: found[k] for k in listed}))
-      written = _read(path)  # another call may have written it
+      written = read_rows(path)  # another call may have written it
       old = written.get(loaded.saved.step, {})
       kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
       datasets = {'datasets': {**old.get('datasets', {}), **data}}
@@ -212,7 +229,7 @@ def _print(workdir: str, rows: list[dict[str, float]]) -> None:
   ])  # fmt: skip
 
 
-def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns the rows of an earlier evaluation by step, {} without one."""
   from dataset_lib import text_files
 
@@ -225,7 +242,7 @@ def _read(path: pathlib.Path) -> dict[int, dict[str, Any]]:
     raise InvalidDataError(f'{path} is damaged ({error})') from error
 
 
-def _data(config: Any, names: list[str]) -> dict[str, Any]:
+def data_of(config: Any, names: list[str]) -> dict[str, Any]:
   """Returns the data sets and splits of evaluators, as JSON has them."""
   from dataset_lib import text_files
 

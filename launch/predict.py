@@ -11,35 +11,112 @@ Every line has one answer, in the order of the lines: {"id": 7, "label":
 "positive", "probabilities": {...}, ...}, or {"id": 7, "error": ...}. Warnings,
 drift and statistics as JSON go to stderr. docs/serving.md lists the fields of
 answers and the options of each family.
+
+A run on a GLUE task answers whole splits of its data set, as files for the GLUE
+server; `ax` are the diagnostic rows:
+
+  python -m launch.predict --workdir=/tmp/mnli --out=/tmp/glue \\
+      --glue=test_matched,test_mismatched,ax
+
+Files are read from the run's data, or from the official folders in --data.
 """
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from dataset_lib import text_files
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
 from launch import command_line, serving
 
 MAX_LINE = 2**24  # bytes, without the newline
 
 
-def run(flags: serving.Flags) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(serving.Flags):
+  """Flags of `launch.predict`."""
+
+  glue: str = flag("splits of the run's GLUE task, such as test", '', 'SPLITS')
+  data: str = flag("of --glue, default: the run's", '', 'DIRECTORY')
+  out: str = flag('of --glue: a folder for files', '', 'DIRECTORY')
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not self.glue:
+      command_line.refuse(self, ['data', 'out'], 'nothing without --glue')
+    elif self.bundle or not self.out:
+      name, words = ('bundle', 'a run') if self.bundle else ('out', 'a folder')
+      raise ConfigError(name, getattr(self, name), f'{words} with --glue')
+
+
+def run(flags: Flags) -> int:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
   from serve_lib.process import own_process
 
   own_process()
-  with serving.build_engine(flags) as engine:
-    # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
-    # blocked in `readline` holds.
-    lines = read_lines(os.fdopen(0, 'rb', closefd=False))
-    with serving.statistics(engine, flags.log_every):
+  splits = open_splits(flags) if flags.glue else {}
+  with (
+    serving.build_engine(flags) as engine,
+    serving.statistics(engine, flags.log_every),
+  ):
+    if splits:
+      write_answers(engine, splits, flags.out, flags.max_pending)
+    else:
+      # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
+      # blocked in `readline` holds.
+      lines = read_lines(os.fdopen(0, 'rb', closefd=False))
       answer_all(engine, lines, write_line, flags.max_pending)
   return command_line.OK
+
+
+def open_splits(flags: Flags) -> dict[str, Any]:
+  """Returns the rows of the splits of --glue by the names of their files."""
+  from dataset_lib import builder
+  from eval_lib import glue, submission
+  from train_lib import loading
+
+  command_line.check_place('--out', flags.out)
+  data = submission.unlabelled(loading.load_config(flags.workdir).dataset)
+  data |= {'directory': flags.data} if flags.data else {}
+  found = {}
+  for split in flags.glue.split(','):
+    try:
+      # It refuses a split with a row that cannot be read.
+      rows = builder.build(data, split=split, train=False, seed=0, batch_size=1)
+    except ConfigError as error:
+      name = '--glue' if error.field == 'split' else error.field
+      raise ConfigError(name, error.given, error.expected) from error
+    found[glue.name_of(data['task'], split)] = rows.source
+  return found
+
+
+def write_answers(
+  engine: Any, splits: Mapping[str, Any], folder: str, window: int
+) -> None:
+  """Writes a file of answers for each of `open_splits`."""
+  import numpy as np
+
+  from eval_lib import submission
+  from eval_lib.benchmark import checked
+
+  for name, rows in splits.items():
+    names = rows.info.class_names
+    records = map(rows.record, range(len(rows)))
+    items = ({k: r[k] for k in ('tokens', 'token_types')} for r in records)
+    labels = []
+    with contextlib.closing(engine.stream(items, window)) as answers:
+      for answer in answers:
+        label = checked([answer])[0].label
+        labels.append(names.index(label) if names else label)
+    path = submission.write(folder, name, np.array(labels))
+    print(f'{path}: {len(labels)} rows')
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
@@ -110,7 +187,7 @@ def write_line(text: str) -> None:
     raise SystemExit(command_line.OUTPUT_CLOSED) from None
 
 
-main = command_line.Command('predict', __doc__, serving.Flags, run)
+main = command_line.Command('predict', __doc__, Flags, run)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -13,6 +13,11 @@ Arguments, also of probing.py:
   score       kept (default): the halting score is loaded from the checkpoint;
               HF checkpoints have no score and need fresh
 
+Of GLUE only:
+
+  submit      1: at its end the training answers GLUE's test splits, as files in
+              WORKDIR/submission
+
 The paper's grids, for python -m launch.sweep: of GLUE grid.txt, of the probing
 tasks grid_probing.txt.
 """
@@ -23,7 +28,7 @@ from configs import common
 
 
 def get_config(arg=''):
-  a = arguments(arg, common.GLUE)
+  a = arguments(arg, common.GLUE, submit=0)
   c = fine_tuning(a, lr=3e-5)
   c.dataset = common.glue(a, **rows(a))
   split = common.glue_split(a.task)
@@ -31,15 +36,17 @@ def get_config(arg=''):
     dev=dict(type='glue', split=split),
     depth=dict(type='classification', split=split),
   )
+  if a.submit:
+    c.evals.update(common.submissions(a.task))
   return c
 
 
-def arguments(arg, tasks):
+def arguments(arg, tasks, **others):
   """Reads the arguments of the module."""
   halting = ('act', 'straight_through', 'ponder_net', 'fixed')
   return common.parse_arg(
     arg, task=tasks, data='', checkpoint='', halting=halting,
-    score=('kept', 'fresh'),
+    score=('kept', 'fresh'), **others,
   )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ Arguments:
   parts       of EAT, for the ablation: any of p (pruning), w (window),
               e (exits), default pwe; pe is better for rows of fewer than 256
               tokens: a window saves no time and separates the two texts
+  submit      1: at its end the training answers GLUE's test splits, as files in
+              WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4
   prunes      layers after which 30 % of the tokens are removed, such as 2-4
 
@@ -58,7 +60,7 @@ def get_config(arg=''):
   a = common.parse_arg(
     arg, task=common.GLUE, model=('eat', 'dense', 'student'), data='',
     pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
-    parts='pwe', exits='', prunes='',
+    parts='pwe', exits='', prunes='', submit=0,
   )  # fmt: skip
   check(a)
   checkpoint = a.teacher or a.pretrained
@@ -107,6 +109,8 @@ def get_config(arg=''):
     splits = dict(split=judged, calibration_split=unseen)
     c.evals.calibration = dict(type='calibration', threshold=0.9, **splits)
     c.evals.frontier = dict(type='frontier', **splits)
+  if a.submit:
+    c.evals.update(common.submissions(a.task))
   c.checkpoint = dict(every_steps=500, keep=1)
   return c
 

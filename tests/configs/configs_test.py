@@ -87,6 +87,12 @@ def test_tasks_of_glue(task, load):
     assert config.train_split == ('train' if shares else 'train[:95%]')
     unseen = config.evals.frontier.calibration_split
     assert unseen == (f'{split}[:50%]' if shares else 'train[95%:]')
+  tests = ['test_matched', 'test_mismatched', 'ax']
+  for file in ('albert_act', 'eat'):
+    given = load(f'{file}/glue.py:task={task},data=/glue,submit=1').evals
+    kinds = [one for one in given.values() if one.type == 'submission']
+    splits = {one.split for one in kinds}
+    assert splits == ({*tests} if task == 'mnli' else {'test'})
 
 
 def test_probing_and_a_fixed_depth(load):

@@ -187,8 +187,8 @@ def write_bad(root, task, kinds):
   return probing(root, task), write(root / 'past_present.txt', rows), 1
 
 
-def build(given, train=True):
-  return builder.build(given, split='train', train=train, seed=0, batch_size=8)
+def build(given, train=True, split='train'):
+  return builder.build(given, split=split, train=train, seed=0, batch_size=8)
 
 
 @pytest.mark.parametrize('task', BAD_ROWS)
@@ -271,6 +271,41 @@ def test_glues_test_files_without_labels(root):
   with pytest.raises(ConfigError, match=words) as error:
     opened(config(root, 'cola'), 'test')
   assert error.value.field == 'split'
+
+
+def test_texts_are_read_without_labels(root):
+  kind = dict(name='dataset_lib.text_tasks:GlueTexts')
+  header = 'index\tgenre\tsentence1\tsentence2'
+  for place, word in (
+    ('MNLI/test_matched', 'w1'), ('MNLI/test_mismatched', 'w2'),
+    ('diagnostic/diagnostic', 'w3'),
+  ):  # fmt: skip
+    rows = [f'0\tg\t{word}\tw4', f'1\tg\t \t{word}', f'2\tg\tw5\t{word}']
+    write(root / f'{place}.tsv', [header, *rows])
+  given = config(root, 'mnli') | kind
+  for split, word in (
+    ('test', 'w1'), ('test_matched', 'w1'), ('test_mismatched', 'w2'),
+    ('ax', 'w3'),
+  ):  # fmt: skip
+    # A row of the server may have an empty text.
+    texts = [f'{word} [SEP] w4', f'[SEP] {word}', f'w5 [SEP] {word}']
+    source = opened(given, split)
+    assert read(source) == [(text, -1) for text in texts]
+    assert source.bad_rows == ()
+  with pytest.raises(ConfigError, match='a split with labels'):
+    opened(config(root, 'mnli'), 'ax')
+  with pytest.raises(ConfigError, match='TFDS changes the order'):
+    opened(given | dict(directory=''), 'test')
+  with pytest.raises(ConfigError, match='sst2 has no ax'):
+    opened(config(root, 'sst2') | kind, 'ax')
+  # The index of a row is its place, so none may be left out.
+  write(root / 'MNLI/test_matched.tsv', [header, '0\tg\tw1\tw2', '1\tg\tw1'])
+  with pytest.raises(TooManyBadRecordsError, match='wrong_columns'):
+    build(given, train=False, split='test')
+  # Labels that are there are not read.
+  header, rows, _ = OFFICIAL['cola']
+  write(root / 'CoLA' / 'dev.tsv', [rows[0].replace('\t1\t', '\t7\t')])
+  assert read(opened(config(root, 'cola') | kind, 'dev')) == [('w1 w2', -1)]
 
 
 def test_damaged_and_missing_files(root):

@@ -1,0 +1,103 @@
+"""Averages the results of runs on GLUE, and zips answers for its server.
+
+  python -m launch.glue average --runs=/tmp/cola,/tmp/sst2 --out=/tmp/glue.csv
+  python -m launch.glue zip --answers=/tmp/answers --out=/tmp/submission.zip
+
+`average` reads the evaluations by GLUE's metrics on whole validation splits: of
+result.json, then of evaluation.json, the newest step first; of each split the
+first is taken. The average is that of the leaderboard; it names absent tasks.
+`zip` checks the files of all tasks, which launch.predict --glue writes: format,
+indices and the official number of rows.
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import flag
+from launch import command_line, evaluate
+
+_WHOLE = re.compile('(validation|dev)(_matched|_mismatched)?')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Average:
+  """Averages results of runs, one for each task."""
+
+  runs: str = flag('directories of runs', metavar='DIRECTORY,...')
+  out: str = flag('a table', metavar='FILE.csv')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Zip:
+  """Checks the files of all tasks and zips them."""
+
+  answers: str = flag('their folder', metavar='DIRECTORY')
+  out: str = flag('the archive', metavar='FILE.zip')
+
+
+def run(flags: Average | Zip) -> int:
+  """Writes the file of --out."""
+  out = pathlib.Path(flags.out)
+  command_line.check_place('--out', str(out.parent))
+  if isinstance(flags, Average):
+    average(flags.runs.split(','), out)
+  else:
+    from eval_lib import submission
+
+    submission.zip_files(flags.answers, out)
+  print(f'written: {out}')
+  return command_line.OK
+
+
+def average(workdirs: list[str], out: pathlib.Path) -> None:
+  """Prints and writes the table of the runs."""
+  from eval_lib import glue, report
+
+  found: dict[str, dict[str, float]] = {}
+  for workdir in workdirs:
+    own = dict(results(workdir))
+    for name in own.keys() & found.keys():
+      raise ConfigError('--runs', workdir, f'one run with {name}')
+    found |= own
+  rows = glue.average(found)
+  report.write_csv(out, rows)
+  report.print_table('GLUE', [
+    {k: f'{100 * v:.1f}' if isinstance(v, float) else v for k, v in row.items()}
+    for row in rows
+  ])  # fmt: skip
+
+
+def results(workdir: str) -> Iterator[tuple[str, dict[str, float]]]:
+  """Yields `glue.name_of` and metrics of the evaluations, the first last."""
+  from dataset_lib import text_files
+  from eval_lib import glue
+  from train_lib import loading
+
+  config, place = loading.load_config(workdir), pathlib.Path(workdir)
+  rows = evaluate.read_rows(place / 'evaluation.json')
+  tables = [
+    (rows[step], rows[step].get('datasets', {})) for step in sorted(rows)
+  ]
+  if (path := place / 'result.json').is_file():
+    names = list(config.evals)
+    tables.append(
+      (text_files.read_object(path), evaluate.data_of(config, names))
+    )
+  for values, datasets in tables:
+    for entry, dataset in datasets.items():
+      task, split = glue.task_of('', dataset), dataset.get('split', '')
+      if task and f'{entry}/score' in values and _WHOLE.fullmatch(split):
+        metrics = {m: values[f'{entry}/{m}'] for m in glue.TASK_METRICS[task]}
+        yield glue.name_of(task, split), metrics
+
+
+main = command_line.Command(
+  'glue', __doc__, {'average': Average, 'zip': Zip}, run
+)
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,116 @@
+"""A run on GLUE writes files for the server, which are read and scored."""
+
+import csv
+import json
+import random
+
+import numpy as np
+import pytest
+
+from eval_lib import submission
+from launch import command_line, evaluate, glue, predict, train
+from tests.launch import toy_runs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A run of a dense model on a folder with the layout of GLUE's archives."""
+  root = tmp_path_factory.mktemp('glue')
+  toy_runs.write_data(root)
+  draw = random.Random(1)
+  texts = [' '.join(draw.choices(toy_runs.WORDS, k=9)) for _ in range(21)]
+  texts[4] = ' '  # is to be answered, too
+  folder = root / 'SST-2'
+  folder.mkdir()
+  for name in ('train.tsv', 'dev.tsv'):
+    (root / name).rename(folder / name)
+  lines = [f'{index}\t{text}' for index, text in enumerate(texts)]
+  (folder / 'test.tsv').write_text('\n'.join(['index\tsentence', *lines]))
+  arguments = f'data={root},vocabulary={root},variant=tiny,model=dense,submit=1'
+  changes = [
+    *toy_runs.SMALL, 'batch_size=16', 'dataset.max_length=16',
+    'dataset.length_buckets=8,16', 'stages.stage1.steps=60',
+    'stages.stage1.epochs=0',
+  ]  # fmt: skip
+  workdir = root / 'run'
+  code = train.main([
+    f'--config=configs/eat/glue.py:{arguments}', f'--workdir={workdir}',
+    *(f'--config.{change}' for change in changes),
+  ])  # fmt: skip
+  assert code == command_line.OK
+  return workdir
+
+
+def answer(run, split, out):
+  """Runs `launch.predict --glue`; returns the file."""
+  flags = f'--workdir={run}', f'--glue={split}', f'--out={out}'
+  assert predict.main([*flags, '--batches=4', '--compilation_cache=none']) == 0
+  return out / 'SST-2.tsv'
+
+
+def test_training_and_serving_answer_the_test_split(run, tmp_path):
+  assert json.loads((run / 'result.json').read_text())['submit_test/rows'] == 21
+  trained = submission.read(run / 'submission' / 'SST-2.tsv', 21)
+  assert set(trained) == {0, 1}
+  served = submission.read(answer(run, 'test', tmp_path / 'out'), 21)
+  np.testing.assert_array_equal(served, trained)
+
+
+def test_answers_to_a_split_with_labels_are_scored(run, tmp_path, capsys):
+  path = answer(run, 'validation', tmp_path)
+  assert evaluate.main([f'--workdir={run}', f'--submission={path}']) == 0
+  (row,) = json.loads((run / 'evaluation.json').read_text())
+  result = json.loads((run / 'result.json').read_text())
+  assert row['submitted/accuracy'] == result['dev/accuracy']
+  assert 'submitted/accuracy' in capsys.readouterr().out
+  # One answer more is wrong, or right.
+  answers = submission.read(path)
+  answers[3] = 1 - answers[3]
+  submission.write(tmp_path, 'SST-2', answers)
+  evaluate.main([f'--workdir={run}', f'--submission={path}', '--evals=dev'])
+  (row,) = json.loads((run / 'evaluation.json').read_text())
+  change = row['submitted/accuracy'] - row['dev/accuracy']
+  assert abs(change) == pytest.approx(1 / 24)
+
+  # A part of a split does not count, though it is newer.
+  (run / 'result.json').rename(tmp_path / 'result.json')
+  part = '--config.evals.dev.split=validation[:50%]'
+  evaluate.main([f'--workdir={run}', '--evals=dev', part])
+  found = dict(glue.results(str(run)))
+  assert found == {'SST-2': {'accuracy': row['submitted/accuracy']}}
+  (tmp_path / 'result.json').rename(run / 'result.json')
+
+  out = tmp_path / 'glue.csv'
+  assert glue.main(['average', f'--runs={run}', f'--out={out}']) == 0
+  first, mean, _ = csv.DictReader(out.read_text().splitlines())
+  assert first['task'] == 'SST-2'
+  assert float(first['accuracy']) == result['dev/accuracy']
+  assert mean['score'] == first['score']
+  assert mean['absent'].startswith('CoLA, MRPC')
+
+
+def test_what_cannot_be_answered_scored_or_zipped(run, tmp_path, refused):
+  given, out = f'--workdir={run}', f'--out={tmp_path}'
+  for flags, words in (
+    (['--glue=test'], ['--out', 'a folder with --glue']),
+    ([out], ['--out', 'nothing without --glue']),
+    (['--glue=tset', out], ['--glue', 'test', "'tset'"]),
+    (['--glue=test_mismatched', out], ['--glue', 'sst2 has no']),
+  ):
+    refused(predict.main, [given, *flags], words)
+  refused(
+    predict.main, [given, '--glue=test', out, f'--data={tmp_path}'],
+    ['test.tsv', str(tmp_path)], command_line.DATA,
+  )  # fmt: skip
+  other = submission.write(tmp_path, 'RTE', np.zeros(24, int))
+  for path, words in (
+    (other, ['evals.submitted.path', 'SST-2.tsv', 'RTE.tsv']),
+    (tmp_path / 'mine.tsv', ['evals.submitted.path', 'CoLA', 'mine.tsv']),
+  ):
+    refused(evaluate.main, [given, f'--submission={path}'], words)
+  runs = f'--runs={run},{run}', f'--out={tmp_path / "glue.csv"}'
+  refused(glue.main, ['average', *runs], ['--runs', 'one run with SST-2'])
+  folder = f'--answers={tmp_path}', f'--out={tmp_path / "all.zip"}'
+  refused(glue.main, ['zip', *folder], ['CoLA.tsv'], command_line.DATA)
