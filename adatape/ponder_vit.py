@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float, Int
 
-from adatape.task import flops_of_steps
+from adatape.task import PonderClassification, flops_of_steps
 from adatape.universal import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, pondering
@@ -222,6 +222,7 @@ class PonderNetClassification(Classification):
     prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
 
   KNOBS = ('ponder_weight',)
+  row_counts = PonderClassification.row_counts
 
   def row_flops(self, out):
     """FLOPs to the median step; see `Classification.row_flops`."""

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -174,7 +175,8 @@ class LabelledTexts(TokenSource):
 
   All rows are tokenised when the split is opened. Files are ordered, so a part
   like 'train[:95%]' is a slice of one fixed permutation. `max_examples` selects
-  that many rows of a training split in the same way; 0 selects all.
+  that many rows of a training split in the same way; 0 selects all. `sources`
+  is the column 'source', or 'genre', of each row; '' without one.
   """
 
   split: str
@@ -192,12 +194,15 @@ class LabelledTexts(TokenSource):
     """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
     words = tokenizer.load(self.tokenizer)
     rows = self._rows(functools.cache(open_split))
-    texts, labels, good, bad_rows = [], [], [], []
+    texts, labels, sources, good, bad_rows = [], [], [], [], []
     for number, (records, row) in enumerate(rows):
       try:
-        given, label = task.read(records[row])
+        columns = records[row]
+        given, label = task.read(columns)
         labels.append(task.read_label(label))
         texts.append(given)
+        own = columns.get('source', columns.get('genre', ''))
+        sources.append(sys.intern(own))  # few names, many rows
         good.append((records, row))
       except BadRecord as bad:
         placed = bad.kind, bad.where or records.where(row), bad.message
@@ -206,6 +211,7 @@ class LabelledTexts(TokenSource):
       found = f'has {len(rows)} rows, of which none can be used; the first: '
       found = found + str(bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {self.task} {found}')
+    self.sources = sources
     first, second, *_ = [*zip(*texts, strict=True), None]
     info = DatasetInfo(
       'tokens',
