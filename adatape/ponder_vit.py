@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from adatape.task import flops_of_steps
+from adatape.task import PonderClassification, flops_of_steps
 from adatape.universal import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, halting, ponder_net, pondering
@@ -157,6 +157,7 @@ class PonderNetClassification(Classification):
     ponder_weight: Weight = 0.01
 
   KNOBS = ('ponder_weight',)
+  row_counts = PonderClassification.row_counts
 
   def row_flops(self, out):
     """FLOPs to the median step; see `Classification.row_flops`."""

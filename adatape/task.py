@@ -149,6 +149,10 @@ class PonderClassification(Classification):
     """FLOPs to the last halt of a row; see `Classification.row_flops`."""
     return flops_of_steps(self, out['ponder']['depth'])
 
+  def row_counts(self, out):
+    """The mean steps of a row's tokens, and the steps to its last halt."""
+    return {name: out['ponder'][name] for name in ('steps', 'depth')}
+
 
 class TapeMultiLabel(MultiLabel, TapeClassification):
   """Several labels per image, as on JFT-300M, and the tape loss."""

@@ -59,10 +59,14 @@ class FineTune(TextClassification):
 
   def row_flops(self, out):
     """FLOPs of the mean iterations of a row's tokens; see the base."""
-    steps = out['ponder']['steps']
     none, one = (self.model.flops(self.info.input_shape, n) for n in (0.0, 1.0))
+    return none + (one - none) * self.row_counts(out)['iterations']
+
+  def row_counts(self, out):
+    """The mean iterations of a row's tokens, and the most of a token."""
+    steps = out['ponder']['steps']
     mean = steps.sum(1, jnp.float32) / (steps > 0).sum(1, jnp.float32)
-    return none + (one - none) * mean
+    return {'iterations': mean, 'depth': steps.max(1)}
 
   def serve_texts(self, given, reader, lengths, run, variables):
     """Halting with compaction; options: `albert_act.serving.Options`."""

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -255,20 +256,26 @@ class TextRows(TokenSource):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LabelledTexts(TextRows):
-  """A source of texts, or pairs of texts, with one label each."""
+  """A source of texts, or pairs of texts, with one label each.
+
+  `sources` is the column 'source', or 'genre', of each row; '' without one.
+  """
 
   task: str
 
   def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
     """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
 
-    def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float]:
+    def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
-      return texts, task.read_label(label)
+      own = fields.get('source', fields.get('genre', ''))
+      # Few names, many rows.
+      return texts, task.read_label(label), sys.intern(own)
 
     words = tokenizer.load(self.tokenizer)
     rows, where, bad_rows = self._good_rows(self.task, open_split, read)
-    texts, labels = zip(*rows, strict=True)
+    texts, labels, sources = zip(*rows, strict=True)
+    self.sources: list[str] = list(sources)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = words.encode(first, second, self.max_length)
     held = words, task.class_names, encoded, labels

@@ -100,6 +100,10 @@ class Tokenizer:
     """Returns the tokens of some ids as in the vocabulary: 'play', '##ing'."""
     return [self._library.id_to_token(int(token)) for token in ids]
 
+  def decode(self, ids: Int32[np.ndarray, ' L']) -> str:
+    """Returns the text of token ids, with [CLS] and [SEP]."""
+    return self._library.decode(ids.tolist(), skip_special_tokens=False)
+
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
     text_files.write_text(path, self.to_json())

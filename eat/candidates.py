@@ -5,11 +5,12 @@ prunes 30 % after layers 2 and 4 (EAT, section 4), and a fixed share of the rows
 exits at layer 4.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from eat.model import EatClassifier
 from eat.serving import EatChain
 from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
+from eval_lib.plots import Line, Panel
 from model_lib import convert
 from model_lib.errors import FieldError
 from serve_lib.chain import doubling
@@ -37,14 +39,18 @@ LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates; other libraries also run a DistilBERT."""
+  """Yields labels and candidates; other libraries also run a DistilBERT.
+
+  For each length of `flags.length`; the other functions get flags of one.
+  """
   # Raises for a wrong flag before anything is timed.
   models = {kind: dense_model(flags, kind) for kind in TITLES}
   libraries = [*peers.usable(flags.candidates, flags.dtype)]
   with tempfile.TemporaryDirectory() as folder:
     for kind, model in models.items() if libraries else ():
       convert.save_model(f'{folder}/{kind}', model, random_params(model))
-    for batch in flags.batch:
+    for length, batch in itertools.product(flags.length, flags.batch):
+      flags = dataclasses.replace(flags, length=length)
       found, tokens = [*candidates(batch, flags)], token_rows(batch, flags)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
       for library, kind in itertools.product(libraries, TITLES):
@@ -55,7 +61,31 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
           flops=model_flops(models[kind], flags.length)[0],
           over=OVER.get(name, ''),
         ))  # fmt: skip
-      yield {'batch': batch}, found
+      yield {'length': length, 'batch': batch}, found
+
+
+def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
+  """Returns time and FLOPs of a row against its tokens; [] of one length.
+
+  Equations (4) and (5) of EAT, measured. Bands are quartiles of the rounds.
+  """
+  if len({row['length'] for row in table}) < 2:
+    return []
+  timed: dict[str, list[Line]] = {}
+  counted: dict[str, Line] = {}
+  names = dict.fromkeys((row['candidate'], row['batch']) for row in table)
+  for name, batch in names:
+    rows = [r for r in table if (r['candidate'], r['batch']) == (name, batch)]
+    x = np.array([row['length'] for row in rows])
+    middle, *ends = 1e3 * np.array([row['seconds'] for row in rows]).T
+    lines = timed.setdefault(f'Batch {batch}', [])
+    number = counted[name].number if name in counted else len(counted)
+    lines.append(Line(name, x, middle, number, (ends[0], ends[1])))
+    flops = 1e-9 * np.array([row['flops'] for row in rows])
+    counted[name] = Line(name, x, flops, number)
+  label = 'tokens of a row'
+  times = [Panel(k, 'ms per row', label, one) for k, one in timed.items()]
+  return [*times, Panel('FLOPs', 'GFLOPs', label, [*counted.values()])]
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataset_lib.errors import ConfigError
 from eat.recorded_runs import Model, flops, load, record, variants
-from eval_lib import frontier
+from eval_lib import frontier, glue
 from serve_lib import exits
 
 DENSE = ('dense', 'student')  # runs that other libraries can run too
@@ -35,8 +35,21 @@ class Setting(NamedTuple):
 
   def cost(self, measure: str) -> np.ndarray:
     """Returns a measure of each row where it leaves, see `Model.cost`."""
+    return self._where_rows_leave(self.model.cost[measure])
+
+  def metrics(self) -> dict[str, float]:
+    """Returns all metrics, the quality first, of a task with several."""
+    model = self.model
+    names = glue.TASK_METRICS.get(model.task, ())
+    if len(names) < 2:
+      return {}
+    logits = self._where_rows_leave(model.calibrated.swapaxes(0, 1))
+    found = glue.compute(model.task, logits, model.records['label'])
+    return {name: found[name] for name in names}
+
+  def _where_rows_leave(self, values: np.ndarray) -> np.ndarray:
     exits = self.point.exits
-    return self.model.cost[measure][np.arange(len(exits)), exits]
+    return values[np.arange(len(exits)), exits]
 
 
 def default_name(model: Model, tau: float) -> str:

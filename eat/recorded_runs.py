@@ -41,6 +41,7 @@ class Model:
   fitted: np.ndarray  # rows that the temperatures were fitted to, bool `[N]`
   variant: str = ''  # the change, '' for none
   logits: Any = None  # of all heads `[E, N, C]`, not calibrated; see `record`
+  observed: Any = None  # tokens that each pruning left, `[N, P]`; see `record`
 
   @property
   def module(self) -> EatClassifier:
@@ -144,6 +145,8 @@ def load(
   rows: Any = builder.build_source(dataset, split)
   count = min(given['limit'] or len(rows), len(rows))
   records = rows.records(np.arange(count))
+  if sources := getattr(rows, 'sources', ()):
+    records['source'] = np.array(sources[:count])
   if policy.class_names:
     predictions.check_labels(records['label'], len(policy.class_names), split)
   if (longest := int(records['length'].max())) > policy.lengths[-1]:
@@ -191,8 +194,9 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
   @jax.jit
   def outputs(variables: Any, batch: Any) -> dict[str, Any]:
     inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
-    exits = module.apply(variables, *inputs)[1]['exits']
-    return {'logits': jnp.moveaxis(exits, 0, 1)}
+    out = module.apply(variables, *inputs)[1]
+    found = {'logits': out['exits'], 'kept': out['kept']}
+    return {name: jnp.moveaxis(one, 0, 1) for name, one in found.items()}
 
   rows = predictions.collect(model.data, chain.variables, outputs)
   chain = EatChain(module, chain.variables, chain.reader, with_unpruned=False)
@@ -200,7 +204,7 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
   policy = dataclasses.replace(model.policy, chain=chain, monitor=Monitor())
   logits = np.moveaxis(rows['logits'], 1, 0)
   changed: Any = dict(variant=variant, policy=policy, logits=logits)
-  return dataclasses.replace(model, **changed)
+  return dataclasses.replace(model, **changed, observed=rows['kept'])
 
 
 def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:

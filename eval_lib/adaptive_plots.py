@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 from eval_lib import plots
 from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
 from eval_lib.plots import Line, Panel, Path
 
-# Rows are averaged over this many groups of lengths with equally many rows.
+# Rows are averaged over this many groups of equally many rows, by length.
 LENGTH_GROUPS = 12
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
@@ -95,28 +95,71 @@ def plot_retention(
   length: Int[np.ndarray, ' N'],
   kept: Int[np.ndarray, 'N P'],
   layers: Sequence[int],
+  by_layer: Sequence[Mapping[str, Any]],
 ) -> None:
-  """Draws the share of the tokens left after each pruning layer, by length.
+  """Draws the share of the tokens left, by layer and by length.
 
-  Lines are medians over groups of rows of similar length, bands the quartiles.
+  EAT, Figures 2 and 5. `by_layer` has 'layer', 'scheduled' and 'observed', and
+  the quartiles 'p25' and 'p75'; by length, after each of `layers`: `grouped`.
   """
+  names = 'layer', 'scheduled', 'observed', 'p25', 'p75'
+  x, *columns = (np.array([row[name] for row in by_layer]) for name in names)
+  scheduled, observed, *ends = (100 * column for column in columns)
+  dashed = {'linestyle': '--', 'marker': ''}
+  first = [
+    Line('observed', x, observed, 0, (ends[0], ends[1])),
+    Line('scheduled', x, scheduled, 1, style=dashed),
+  ]
+  second = [
+    grouped(f'after layer {layer}', number, length, 100 * share / length)
+    for number, (layer, share) in enumerate(zip(layers, kept.T, strict=True))
+  ]
+  y_label, limits = 'tokens kept (%)', (0, 101)
+  panels = [
+    Panel('Tokens kept', y_label, 'layer', first, y_limits=limits, ticks=12),
+    Panel('', y_label, 'length (tokens)', second, y_limits=limits),
+  ]
+  plots.draw_panels(path, panels, (10.0, 3.9), 2)
+
+
+def grouped(
+  label: str,
+  number: int,
+  x: Num[np.ndarray, ' N'],
+  y: Num[np.ndarray, ' N'],
+) -> Line:
+  """Returns medians of y over groups of rows of similar x, and quartiles."""
   shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
-  # By length, so that no length is in two groups.
-  group = np.digitize(length, np.quantile(length, shares))
+  # By x, so that no value is in two groups.
+  group = np.digitize(x, np.quantile(x, shares))
   groups = [group == number for number in np.unique(group)]
-  middle = np.array([np.median(length[rows]) for rows in groups])
-  lines = []
-  for number, layer in enumerate(layers):
-    share = 100 * kept[:, number] / length
-    low, median, high = np.array(
-      [np.quantile(share[rows], (0.25, 0.5, 0.75)) for rows in groups]
-    ).T
-    label = f'after layer {layer}'
-    lines.append(Line(label, middle, median, number, (low, high)))
-  labels = 'Tokens kept', 'tokens kept (%)', 'length (tokens)'
-  plots.draw_panels(
-    path, [Panel(*labels, lines, y_limits=(0, 101))], (6.0, 3.9)
-  )
+  middle = np.array([np.median(x[rows]) for rows in groups])
+  low, median, high = np.array(
+    [np.quantile(y[rows], (0.25, 0.5, 0.75)) for rows in groups]
+  ).T
+  return Line(label, middle, median, number, (low, high))
+
+
+def plot_against(
+  path: Path,
+  costs: Mapping[str, Num[np.ndarray, ' N']],
+  difficulties: Mapping[str, Num[np.ndarray, ' N']],
+  title: str,
+) -> None:
+  """Draws each cost of rows against each measure of their difficulty.
+
+  Names label the axes; see `grouped`.
+  """
+  panels = [
+    Panel(title if not row + column else '', name, label, [
+      grouped('', row, difficulty, cost)
+    ])
+    for row, (name, cost) in enumerate(costs.items())
+    for column, (label, difficulty) in enumerate(difficulties.items())
+  ]  # fmt: skip
+  columns = len(difficulties)
+  size = 0.6 + 3.9 * columns, 0.4 + 2.9 * len(costs)
+  plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
 
 
 def plot_iterations(

@@ -43,14 +43,14 @@ def collect(
 
   `put` puts a batch on the devices. Batches may differ in length; the output
   `finite` may hold no NaN or infinity. Returns the outputs, e.g. 'logits'
-  `[N, E, C]`, with 'label' `[N]` and 'index' `[N]`; by ascending index, without
-  padding. Raises InvalidDataError without examples, FloatingPointError if the
-  output `finite` is not finite.
+  `[N, E, C]`, with 'index' `[N]` and, if batches have it, 'label' `[N]`; by
+  ascending index, without padding. Raises InvalidDataError without examples,
+  FloatingPointError if the output `finite` is not finite.
   """
 
   def run(batch):
     batch = put(batch)
-    rows = {name: batch[name] for name in ('index', 'label', 'mask')}
+    rows = {n: batch[n] for n in ('index', 'label', 'mask') if n in batch}
     return {**outputs(variables, batch), **rows}
 
   parts: dict[str, list[np.ndarray]] = {}

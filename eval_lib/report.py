@@ -29,6 +29,7 @@ _PERCENT = {
   'retention': 'kept %', 'flops_share': 'of dense %', 'early': 'early %',
   'accuracy': 'accuracy %', 'ece': 'ECE %', 'ece_calibrated': 'ECE % after',
   'exceeded': 'exceeded %', 'mean': 'mean %', 'worst': 'worst %',
+  'spearman': 'Spearman %',
 }  # fmt: skip
 COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'seconds': ('ms', 1e3, '.3g'),
@@ -40,6 +41,7 @@ COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'limit': ('limit', 1.0, '.2f'),
   'share': ('of limit', 1.0, '.2f'),
   'difference': ('difference', 1.0, '.1e'),
+  'quality_difference': ('points', 1.0, '+.2f'),
   'parameters': ('M parameters', 1e-6, '.2f'),
   'paper_parameters': ('M printed', 1e-6, '.1f'),
   'macs': ('G multiply-adds', 1e-9, '.3f'),

@@ -6,6 +6,8 @@
   python -m launch.benchmark eat_speed --variant=base --batch=1,16,32
   python -m launch.benchmark eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
       --out=/tmp/report
+  python -m launch.benchmark adaptivity --workdir=/tmp/sst2_eat \\
+      --dense=/tmp/sst2 --out=/tmp/adaptivity
   python -m launch.benchmark serve --workdir=/tmp/sst2_eat --dense=/tmp/sst2
   python -m launch.benchmark input --root=DIRECTORY
   python -m launch.benchmark budgets --workdir=/tmp/digits --dense=/tmp/vit \\
@@ -27,7 +29,14 @@ from typing import Any
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
-from launch.benchmark_flags import FLAGS, Budgets, Eat, Serve, Timing
+from launch.benchmark_flags import (
+  FLAGS,
+  Adaptivity,
+  Budgets,
+  Eat,
+  Serve,
+  Timing,
+)
 
 BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
@@ -44,6 +53,11 @@ def run(flags: Any) -> int:
     from launch import eat_report
 
     eat_report.write(vars(flags))
+  elif isinstance(flags, Adaptivity):
+    command_line.check_place('--out', flags.out)
+    from launch import adaptivity
+
+    adaptivity.write(flags)
   elif isinstance(flags, Serve):
     from launch import load_report
 
@@ -70,7 +84,7 @@ def time_candidates(flags: Timing) -> None:
   """Times the candidates of each case; prints, writes and draws the rows."""
   import jax
 
-  from eval_lib import adaptive_plots, benchmark
+  from eval_lib import adaptive_plots, benchmark, plots
 
   if flags.rounds and (load := os.getloadavg()[0]) > BUSY_LOAD:
     print(f'busy machine: load {load:.1f}; results are not comparable')
@@ -103,8 +117,13 @@ def time_candidates(flags: Timing) -> None:
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
   with adaptive_plots.if_installed():
+    panels = module.panels(table) if hasattr(module, 'panels') else []
     title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
-    adaptive_plots.plot_bars(flags.out, bars, title)
+    if panels:
+      size = 5.4 * len(panels), 4.2
+      plots.draw_panels(flags.out, panels, size, len(panels))
+    else:
+      adaptive_plots.plot_bars(flags.out, bars, title)
   print(f'written: {flags.out}')
 
 

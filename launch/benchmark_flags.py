@@ -31,6 +31,11 @@ def _are_runs(items: Sequence[str]) -> bool:
 Share = Annotated[float, Interval(gt=0.0, lt=1.0)]
 Scale = Annotated[float, Interval(ge=0.0, lt=1e3)]
 Length = Annotated[int, Interval(ge=1, le=512)]  # tokens of a BERT
+Lengths = Annotated[
+  tuple[Length, ...],
+  Predicate(lambda sizes: sizes and list(sizes) == sorted({*sizes})),
+  'an ascending list of lengths of at most 512 tokens',
+]
 Even = Annotated[
   int, Predicate(lambda n: n >= 0 and n % 2 == 0), 'even integer'
 ]
@@ -129,7 +134,7 @@ class EatSpeed(Timing):
   module = 'eat.candidates'
   variant: str = flag('BERT: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
-  length: Length = flag('tokens of every row', 128)
+  length: Lengths = flag('tokens of every row, ascending', (128,))
   batch: Sizes = flag('rows of a batch; 1: one request at a time', (1, 16, 32))
   exit_rates: Percents = flag('percent of exits at layer 4', (0, 50, 80, 95))
   window: Even = flag("tokens of EAT's attention window, even; 0: none", 0)
@@ -173,6 +178,17 @@ class Eat(command_line.RunFlags):
     'installed libraries that also run the dense run and the student; or none',
     ('torch', 'onnx'),
   )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adaptivity(command_line.RunFlags):
+  """What a run of any family spends on rows, against their difficulty."""
+
+  dense: str = flag('run whose entropy is the difficulty', '', 'DIRECTORY')
+  out: str = flag('where to write', metavar='DIRECTORY')
+  split: str = flag("split; default: that of the run's evaluation", '')
+  rows: Positive = flag('most rows, spread evenly over the split', 2000)
+  tau: Share = flag('confidence threshold of a model with several heads', 0.9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,5 +240,5 @@ class Input(Timing):
 
 FLAGS = dict(
   adatape=Adatape, cost=Cost, budgets=Budgets, albert=Albert,
-  eat_speed=EatSpeed, eat=Eat, input=Input, serve=Serve,
+  eat_speed=EatSpeed, eat=Eat, input=Input, serve=Serve, adaptivity=Adaptivity,
 )  # fmt: skip

@@ -4,8 +4,11 @@ Exit rules and prune ratios are swept over recorded logits. The settings of
 `--time` are then timed on token ids, in turns with the dense run, the student
 and other libraries: one row at a time, and in full batches. FLOPs, and the FLOP
 limit, are those of each row's own length. `--out` gets settings.csv (all
-settings), timings.csv, calibration.csv (rows outside the calibration split),
-guarantee.csv, result.json and the pictures.
+settings), timings.csv, calibration.csv (rows outside the calibration split, all
+and by source), retention.csv, guarantee.csv, result.json and the pictures.
+`quality_difference` is the quality minus that of the reference, in points; the
+reference is the dense run if given, else the EAT at full depth. Tasks with two
+metrics have a column for each; `quality` is the first.
 """
 
 import contextlib
@@ -34,6 +37,7 @@ from eval_lib import (
 )
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.risk import Variant
+from launch import eat_pictures
 from model_lib import convert
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -41,14 +45,12 @@ from serve_lib.engine import Engine
 CHUNK = 25  # rows timed before the next candidate
 # Printed columns of tables that have more.
 SHOWN = {
-  'settings': 'setting quality agreement depth retention flops flops_share '
-              'early',
-  'timings': 'batch candidate seconds latency_mean latency_p50 latency_p95 '
-             'speedup limit share',
+  'settings': 'setting quality quality_difference accuracy spearman agreement '
+              'depth retention flops flops_share early',
+  'timings': 'batch candidate quality quality_difference seconds latency_mean '
+             'latency_p50 latency_p95 speedup limit share',
 }  # fmt: skip
-# Short names of rules, for labels in plots.
-SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
-         'tolerance': '±'}  # fmt: skip
+SOURCE_ROWS = 10 * calibration.BINS  # fewer give no ECE of their own
 
 
 def write(given: Mapping[str, Any]) -> None:
@@ -59,16 +61,17 @@ def write(given: Mapping[str, Any]) -> None:
   """
   settings, default, timed = exit_settings.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
+  reference = timed[0]  # of speed-ups and differences
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
+  tables['retention'] = retention_rows(default)
   if given['guarantee']:  # fails early if no guarantee is possible
     recorded = {one.model for one in settings.values()}
     tables['guarantee'] = guarantee(model, recorded, given)
-  facts = {**model.facts, 'reference': None}
+  facts = {**model.facts, 'reference': reference.name}
   if given['time'] != 'none':
     print(f'timing {len(timed)} settings', flush=True)
     tables['timings'] = _time(timed, given)
-    facts['reference'] = timed[0].name
-  every = [setting_row(one) for one in settings.values()]
+  every = [setting_row(one, reference) for one in settings.values()]
   out.mkdir(parents=True, exist_ok=True)
   for name, rows in (tables | {'settings': every}).items():
     if rows:
@@ -83,11 +86,19 @@ def write(given: Mapping[str, Any]) -> None:
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   with adaptive_plots.if_installed():
-    draw(out, every, tables.get('timings', ()), default)
+    eat_pictures.draw(out, every, tables, default)
   print(f'written: {out}')
 
 
-def setting_row(setting: Setting) -> dict[str, Any]:
+def qualities(setting: Setting, reference: Setting) -> dict[str, float]:
+  """Returns the quality, its difference in points, and other metrics."""
+  quality = setting.point.quality
+  points = 100.0 * (quality - reference.point.quality)
+  found = {'quality': quality, 'quality_difference': points}
+  return found | setting.metrics()
+
+
+def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
   """Returns means over the rows; `agreement` is with the last head."""
   point, model = setting.point, setting.model
   rule, _, value = setting.name.rpartition('/')[-1].partition('=')
@@ -98,7 +109,7 @@ def setting_row(setting: Setting) -> dict[str, Any]:
     'variant': model.variant or 'as trained',
     'rule': rule,
     'value': float(value) if value else None,
-    'quality': point.quality,
+    **qualities(setting, reference),
     'agreement': point.agreement if len(model.heads) > 1 else None,
     'depth': point.depth,
     **{name: float(setting.cost(name).mean()) for name in model.cost},
@@ -109,21 +120,57 @@ def setting_row(setting: Setting) -> dict[str, Any]:
 
 
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
-  """Returns ECE and accuracy by head; [] without rows outside calibration."""
-  labels, logits = model.records['label'], model.logits[:, model.judged]
-  labels, scales = labels[model.judged], model.policy.temperatures
-  if not len(labels):
-    return []
-  columns = {
-    'layer': model.heads,
-    'accuracy': [frontier.accuracy(head, labels) for head in logits],
-    'temperature': scales.tolist(),
-    'rows': [len(labels)] * len(logits),
-    'ece': calibration.errors(logits, labels),
-    'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
-  }
-  rows = zip(*columns.values(), strict=True)
-  return [dict(zip(columns, row, strict=True)) for row in rows]
+  """Returns ECE and accuracy by head; [] without rows outside calibration.
+
+  Rows of the source 'all' are of all rows; others of each source that at least
+  `SOURCE_ROWS` rows name.
+  """
+  judged, scales = model.judged, model.policy.temperatures
+  sources = model.records.get('source', np.full(len(judged), ''))
+  names, counts = np.unique(sources[judged], return_counts=True)
+  parts = {'all': judged} if judged.any() else {}
+  for name in names[(counts >= SOURCE_ROWS) & (names != '')].tolist():
+    parts[name] = judged & (sources == name)
+  rows: list[dict[str, Any]] = []
+  for source, chosen in parts.items():
+    logits, labels = model.logits[:, chosen], model.records['label'][chosen]
+    columns = {
+      'layer': model.heads,
+      'accuracy': [frontier.accuracy(head, labels) for head in logits],
+      'temperature': scales.tolist(),
+      'rows': [len(labels)] * len(logits),
+      'ece': calibration.errors(logits, labels),
+      'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
+    }
+    for row in zip(*columns.values(), strict=True):
+      rows.append({'source': source, **dict(zip(columns, row, strict=True))})
+  return rows
+
+
+def retention_rows(setting: Setting) -> list[dict[str, Any]]:
+  """Returns the shares of the tokens left after each layer (EAT, Figure 2).
+
+  `scheduled` is the product of 1 - p over the prunings so far, the others are
+  of the tokens that the model kept: the rows' mean, and percentiles.
+  `rows_share` is the share of the rows that the setting runs so far. [] for a
+  model without pruning.
+  """
+  model, rows = setting.model, list[dict[str, Any]]()
+  module, share = model.module, np.ones(len(model.fitted))
+  scheduled, depth = 1.0, np.asarray(model.heads)[setting.point.exits]
+  ratios = dict(zip(module.prune_layers, module.prune_ratios, strict=True))
+  for layer in range(module.depth + 1) if ratios else ():
+    if layer in ratios:
+      scheduled *= 1.0 - ratios[layer]
+      place = module.prune_layers.index(layer)
+      share = model.observed[:, place] / model.records['length']
+    percents = np.percentile(share, (25, 50, 75)).tolist()
+    rows.append({
+      'layer': layer, 'scheduled': scheduled, 'observed': float(share.mean()),
+      **dict(zip(('p25', 'p50', 'p75'), percents, strict=True)),
+      'rows_share': float((depth >= layer).mean()),
+    })  # fmt: skip
+  return rows
 
 
 def guarantee(
@@ -210,7 +257,7 @@ def _time(
       row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
   table += in_batches
   for row in table:
-    row['quality'] = timed[row['candidate']].point.quality
+    row |= qualities(timed[row['candidate']], settings[0])
   return table
 
 
@@ -229,73 +276,3 @@ def _candidate(
   call = Call(predict, len(items) // len(calls))
   flops = float(setting.cost('flops')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
-
-
-def draw(
-  out: pathlib.Path, rows: report.Rows, timings: report.Rows, default: Setting
-) -> None:
-  """Writes all pictures; see `plots.figure`.
-
-  `rows` are those of all settings, `timings` those of the timed candidates.
-  """
-  model, ours = default.model, {row['setting']: row for row in rows}
-  metric = f'{model.facts["metric"]} (%)'
-  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-  bars: dict[str, dict[str, Any]] = {}
-  for row in (*rows, *timings):
-    name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
-    run_name, _, rule = name.rpartition('/')
-    if not run_name:  # other libraries have curves of their own
-      run_name = 'EAT' if name in ours else name
-    if not batch:
-      picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
-      cost = 100 * row['flops_share']
-    elif batch == 1:
-      picture = 'frontier', 'mean latency at batch 1 (ms)'
-      cost = 1e3 * row.get('latency_mean', row['seconds'].median)
-    else:
-      label = f'median time of a row at batch {batch} (ms)'
-      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
-    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
-    curves[short(rule)] = cost, 100 * row['quality']
-    is_trained = ours.get(name, {}).get('variant') == 'as trained'
-    if batch and is_trained and ('/' in name or name == default.name):
-      bar = bars.setdefault(run_name, {})
-      bar[metric] = 100 * row['quality']
-      bar[f'speed-up at batch {batch}'] = row['speedup']
-  for (file, label), curves in pictures.items():
-    adaptive_plots.plot_frontier(out / file, curves, label, metric)
-  if len(bars) > 1:
-    adaptive_plots.plot_bars(out / 'ablation', bars, 'Ablation')
-  _draw_model(out, rows, model)
-
-
-def short(rule: str) -> str:
-  """Shortens a name such as `confidence=0.9` for a point of a plot."""
-  name, _, value = rule.partition('=')
-  return f'{SHORT[name]}{value}' if value else name
-
-
-def _draw_model(out: pathlib.Path, rows: report.Rows, model: Model) -> None:
-  """Draws exits, retention by length, and the reliability of each head."""
-  rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
-  for row in rows:
-    if '/' not in row['setting'] and row['rule'] in rules:
-      shares[row['setting']] = {
-        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
-      }
-  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
-  if layers := model.module.prune_layers:
-    length = model.records['length']
-    path = out / 'retention'
-    adaptive_plots.plot_retention(path, length, model.kept, layers)
-  judged, labels = model.judged, model.records['label']
-  for place, layer in enumerate(model.heads if judged.any() else ()):
-    tables = {}
-    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
-      head = softmax(model.logits[place] / scale)
-      table = calibration.reliability(head[judged], labels[judged])
-      tables[f'T = {scale:.3g}'] = table
-    title = f'Head at layer {layer}, {judged.sum()} rows'
-    path = out / f'reliability_{layer}'
-    adaptive_plots.plot_reliability(path, tables, title)

@@ -59,6 +59,28 @@ class SequenceTask(Classification):
     """Returns the inputs and the validity mask."""
     return self.inputs(batch), batch['valid']
 
+  def outputs(self, params, model_state, batch):
+    """Returns per-row arrays, of the last target of a sequence.
+
+    'logits' `[B, 1, K]` and 'label' `[B]`, -1 without a target; 'length'
+    (inputs), the mean 'steps' of an input, and 'flops', `[B]`.
+    """
+    logits, out = self.apply(params, model_state, batch)
+    has_target = batch['target_mask'] > 0
+    last = has_target.shape[1] - 1 - jnp.argmax(has_target[:, ::-1], axis=1)
+    rows, valid = jnp.arange(len(last)), batch['valid']
+    label = batch['targets'][rows, last, -1]
+    length, steps = valid.sum(1), (out['ponder']['steps'] * valid).sum(1)
+    size = self.info.input_shape[1]
+    none, one = (self.model.flops((1, size), n) for n in (0.0, 1.0))
+    return {
+      'logits': logits[rows, last, -1:],
+      'label': jnp.where(has_target.any(1), label, -1),
+      'length': length,
+      'steps': steps / length.clip(1.0),
+      'flops': none * length + (one - none) * steps,
+    }
+
   def row_weights(self, batch):
     """Returns 1 for the steps of real rows that have a target."""
     return batch['target_mask'] * batch['mask'][:, None]

@@ -81,6 +81,10 @@ SMALLER = (
   (r'benchmark cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
   (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
   (
+    r'benchmark eat_speed.*--length',
+    '--variant=tiny --depth=6 --length=8,16 --rounds=1 --fill=1',
+  ),
+  (
     r'benchmark eat_speed',
     '--variant=tiny --depth=6 --length=16 --batch=2 --rounds=1 --fill=1 '
     '--candidates=dense,eat',
@@ -90,6 +94,7 @@ SMALLER = (
     '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10 '
     '--lengths=16,32',  # of rows of at most 32 tokens
   ),
+  (r'benchmark adaptivity', '--rows=8'),
   (
     r'benchmark serve',
     '--rows=8 --seconds=0.1 --loads=50 --batch_size=2 --peers=none',

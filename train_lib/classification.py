@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
@@ -164,6 +164,17 @@ class Classification(Task):
   def row_flops(self, out) -> float | Float[Array, ' B']:
     """Returns the FLOPs of each row in the form that saves; here of all."""
     return self.flops()
+
+  def outputs(self, params, model_state, batch):
+    """Returns 'logits' `[B, 1, O]`, 'flops' `[B]`, and `row_counts`."""
+    logits, out = self.apply(params, model_state, batch)
+    flops = jnp.broadcast_to(self.row_flops(out), batch['mask'].shape)
+    result = {'logits': logits[:, None], 'flops': flops}
+    return result | self.row_counts(out)
+
+  def row_counts(self, out) -> dict[str, Shaped[Array, ' B']]:
+    """Returns what a row took, by name: iterations, steps; here nothing."""
+    return {}
 
   def eval_metrics(self, out, batch) -> dict[str, Any]:
     """Returns metrics from `out` that need communication; none in training."""

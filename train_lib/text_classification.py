@@ -100,7 +100,7 @@ class TextClassification(Classification):
     result['flops'] = jnp.broadcast_to(flops, batch['length'].shape)
     if 'kept' in out:
       result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
-    return result
+    return result | self.row_counts(out)
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves the model as one stage; the options are `OPTIONS`."""

@@ -88,6 +88,12 @@ def test_flops_of_a_row_are_those_of_its_depth(model, counted):
     wanted = [task.model.flops(IMAGE, n) for n in halts[counted].tolist()]
     assert wanted[0] < wanted[1] < task.flops()
   np.testing.assert_allclose(flops, wanted, rtol=1e-6)
+  logits, out = jnp.eye(2), {'ponder': halts} if counted else {}
+  task.apply = lambda *given: (logits, out)
+  rows = task.outputs({}, {}, {'mask': jnp.ones(2)})
+  np.testing.assert_array_equal(rows.pop('logits'), logits[:, None])
+  np.testing.assert_allclose(rows.pop('flops'), [*wanted, *wanted][:2])
+  assert rows == (halts if counted else {})
 
 
 def test_bank_share_counts_the_read_tokens_of_real_rows(case):

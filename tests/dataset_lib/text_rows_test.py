@@ -59,6 +59,22 @@ def test_named_columns(root, name):
   assert source.record(0)['token_types'].tolist() == [0, 0, 0, 1, 1]
 
 
+def test_sources_are_columns_of_the_rows(root):
+  header = 'sentence\tlabel\tsource'
+  rows = ['w1\t1\tnews', 'w2\t7\tlost', 'w3\t0\t']
+  write(root / 'dev.tsv', [header, *rows])
+  source = opened(config(root, 'sst2'), 'validation')
+  assert (source.sources, len(source)) == (['news', ''], 2)
+  for task, names in {
+    'mnli': ['g', 'g'],
+    'cola': ['gj04'] * 2,
+    'rte': ['', ''],
+  }.items():
+    header, rows, _ = OFFICIAL[task]
+    write(root / task / 'train.tsv', [*filter(None, [header]), *rows])
+    assert opened(config(root, task)).sources == names
+
+
 def test_mnli_has_two_validation_splits(root):
   header, rows, _ = OFFICIAL['mnli']
   write(root / 'MNLI' / 'dev_matched.tsv', [header, rows[0]])

@@ -19,7 +19,7 @@ LOGITS = np.log(
 LABELS = np.array([0, 0, 1])
 
 
-def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
+def fake(logits, labels, heads=(2, 4), variant='', fitted=None, task=''):
   """A model without a run: rows of 10 tokens, 7 of them left after layer 2.
 
   A row that leaves at a head costs 10 for each layer, 15 as it is served.
@@ -35,11 +35,12 @@ def fake(logits, labels, heads=(2, 4), variant='', fitted=None):
     split='test', train=False, seed=0, batch_size=1, num_threads=0,
   )  # fmt: skip
   model = recorded_runs.Model(
-    name='EAT', facts={'workdir': '/run'}, task='', data=data,
+    name='EAT', facts={'workdir': '/run'}, task=task, data=data,
     policy=ExitPolicy(chain, chain.reader, names, (16,)),
     records={'label': np.asarray(labels), 'length': np.full(rows, 10)},
     fitted=np.zeros(rows, bool) if fitted is None else fitted,
     variant=variant, logits=logits,
+    observed=np.resize([[7], [6], [8]], (rows, 1)),
   )  # fmt: skip
   depth = np.tile(heads, (rows, 1))
   model.cost['flops'] = 10.0 * depth

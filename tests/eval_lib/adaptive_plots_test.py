@@ -17,6 +17,12 @@ CURVES = {
 CLOSE = {'one': {'a': (1.0, 1.0), 'b': (1.001, 1.001), 'c': (2.0, 2.0)}}
 LENGTH = np.repeat(np.arange(2, 62), 20)
 KEPT = np.stack([1 + np.ceil(0.7 * (LENGTH - 1)).astype(int), LENGTH // 2], 1)
+BY_LAYER = [
+  {'layer': n, 'scheduled': 0.7, 'observed': 0.8, 'p25': 0.6, 'p75': 0.9}
+  for n in (0, 1)
+]
+COST = {'flops': LENGTH**2, 'depth': 1 + LENGTH % 3}
+HARD = {'length': LENGTH, 'entropy_dense': 1 / LENGTH}
 ACCURACY, LATENCY = 'accuracy (%)', 'latency (ms)'
 VARIANTS = {
   'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
@@ -43,10 +49,15 @@ PLOTS = {
   'frontier': (adaptive_plots.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
   'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
   'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
-  'retention': (adaptive_plots.plot_retention, (LENGTH, KEPT, (2, 4)), {}),
+  'retention': (
+    adaptive_plots.plot_retention,
+    (LENGTH, KEPT, (2, 4), BY_LAYER),
+    {},
+  ),
   'ranges': (adaptive_plots.plot_ranges, (RANGES, 'N', ACCURACY), {}),
   'trials': (adaptive_plots.plot_trials, (TRIALS, 'max', ['lr']), {}),
   'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
+  'against': (adaptive_plots.plot_against, (COST, HARD, 'Cost'), {}),
   'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
 }
 
@@ -131,7 +142,11 @@ def test_shows(name, drawn):
 
 
 def test_retention_is_the_median_over_groups_of_lengths(drawn):
-  [axes] = drawn('retention')
+  by_layer, axes = drawn('retention')
+  observed, scheduled = by_layer.get_lines()
+  np.testing.assert_allclose(observed.get_xydata(), [[0, 80], [1, 80]])
+  np.testing.assert_allclose(scheduled.get_ydata(), [70, 70])
+  assert len(by_layer.collections) == 1
   # Of 60 lengths, with equally many rows, five in each of the 12 groups.
   groups = [number == (LENGTH - 2) // 5 for number in range(12)]
   for line, kept in zip(axes.get_lines(), KEPT.T, strict=True):
@@ -139,6 +154,14 @@ def test_retention_is_the_median_over_groups_of_lengths(drawn):
     np.testing.assert_allclose(line.get_ydata(), expected)
     np.testing.assert_array_equal(line.get_xdata(), np.arange(4, 62, 5))
   assert len(axes.collections) == 2  # the quartiles
+
+
+def test_each_cost_is_drawn_against_each_difficulty(drawn):
+  found = drawn('against')
+  labels = [(axes.get_ylabel(), axes.get_xlabel()) for axes in found]
+  assert labels == [(cost, hard) for cost in COST for hard in HARD]
+  (line,) = found[0].get_lines()
+  np.testing.assert_array_equal(line.get_ydata(), np.arange(4, 62, 5) ** 2)
 
 
 @pytest.mark.parametrize(

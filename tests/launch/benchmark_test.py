@@ -4,6 +4,7 @@ No test depends on a measured time.
 """
 
 import csv
+import dataclasses
 import re
 
 import numpy as np
@@ -14,9 +15,11 @@ from albert_act import candidates as alberts
 from albert_act import compaction
 from eat import candidates as eats
 from eval_lib import peers
+from eval_lib.report import Estimate
 from launch import benchmark
 
 BANKS = ('learnable', 'input')
+COSTS = {'dense': 3e9, 'EAT': 1e9}
 
 
 def parse(line):
@@ -47,6 +50,7 @@ def read(path):
     ('eat_speed --variant=huge', "--variant: |base|'huge'"),
     ('eat_speed --variant=tiny', '--depth: |even number above 4|got 2'),
     ('eat_speed --length=1000', '--length: |512'),
+    ('eat_speed --length=64,16', '--length: |ascending'),
     ('eat_speed --window=3', '--window: |even'),
     ('eat_speed --exit_rates=50,101', '--exit_rates: |0 to 100'),
     ('eat_speed --candidates=eat', '--candidates|: |dense'),
@@ -57,6 +61,9 @@ def read(path):
     ('budgets --workdir=w --bank_shares=1.5', '--bank_shares: |(0, 1]'),
     ('budgets --workdir=w --max_steps=0', '--max_steps: |positive integers'),
     (f'budgets --workdir=w --out={__file__}', '--out: |is a file'),
+    ('adaptivity --workdir=/nowhere --out=o', '--workdir: |config.json'),
+    ('adaptivity --workdir=w --out=o --tau=1', '--tau: |in (0'),
+    (f'adaptivity --workdir=w --out={__file__}', '--out: |is a file'),
     ('eat', '--workdir'),
     ('eat --workdir=/nowhere --out=o', '--workdir: |config.json'),
     ('eat --workdir=w --out=o --tau=2', '--tau: |in (0'),
@@ -86,7 +93,8 @@ HEAD = 2 * 768 * (768 + 2)
 
 
 def test_flops_of_eat_and_dense_models_by_hand():
-  found = [*eats.candidates(1, parse('eat_speed'))]
+  flags = dataclasses.replace(parse('eat_speed'), length=128)
+  found = [*eats.candidates(1, flags)]
   flops = {one.name: one.flops for one in found}
   computed = {one.name: one.flops_computed for one in found}
   dense = 12 * block(128) + HEAD
@@ -195,8 +203,42 @@ def test_eat_speed(tmp_path, capsys):
   text = capsys.readouterr().out
   assert 'left out' not in text
   assert 'WARNING' not in text  # all dense forms compute the same
-  assert 'batch 2; baseline: dense' in text
+  assert 'length 8, batch 2; baseline: dense' in text
   names = ['dense unrolled', 'dense engine', 'EAT 0 %', 'EAT 50 %']
   rows = read(out)
   assert [row['candidate'] for row in rows] == names
   assert all(float(row['seconds']) > 0 for row in rows)
+
+
+@pytest.mark.nightly
+def test_eat_speed_at_lengths(tmp_path):
+  out = tmp_path / 'rows.csv'
+  flags = ['--candidates=dense,eat', '--length=8,12', '--exit_rates=50']
+  assert benchmark.main([*TINY, *flags, f'--out={out}']) == 0
+  rows = read(out)
+  names = ['dense unrolled', 'dense engine', 'EAT 50 %']
+  assert [(r['length'], r['candidate']) for r in rows] == [
+    (length, name) for length in ('8', '12') for name in names
+  ]
+  assert out.with_suffix('.png').exists()
+
+
+def test_panels_of_lengths_by_hand():
+  table = [
+    {'length': n, 'batch': batch, 'candidate': name, 'flops': flops * n,
+     'seconds': Estimate(n / 1e3, n / 2e3, n / 1e3)}
+    for n in (16, 32) for batch in (1, 8) for name, flops in COSTS.items()
+  ]  # fmt: skip
+  assert eats.panels(table[:4]) == []
+  one, eight, counted = eats.panels(table)
+  assert (one.title, eight.title, one.y_label) == (
+    'Batch 1',
+    'Batch 8',
+    'ms per row',
+  )
+  for panel in (one, eight):
+    for line in panel.lines:
+      assert (line.x.tolist(), line.y.tolist()) == ([16, 32], [16.0, 32.0])
+      assert line.band[0].tolist() == [8.0, 16.0]
+  lines = {line.label: line.y.tolist() for line in counted.lines}
+  assert lines == {'dense': [48.0, 96.0], 'EAT': [16.0, 32.0]}

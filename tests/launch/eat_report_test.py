@@ -9,7 +9,7 @@ import pytest
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import exit_settings, recorded_runs
 from eval_lib import calibration, peers
-from launch import benchmark, eat_report
+from launch import benchmark, eat_pictures, eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 from tests.launch import toy_runs
 from tests.launch.benchmark_test import read
@@ -24,10 +24,12 @@ def test_a_setting_by_hand():
   assert one.point.quality == 1
   assert one.point.agreement == pytest.approx(2 / 3)
   assert one.point.flops == pytest.approx(80 / 240)
-  row = eat_report.setting_row(one)
+  row = eat_report.setting_row(one, settings['never'])
   assert (row['rule'], row['value']) == ('confidence', 0.8)
   assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
   assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
+  # The reference is right in two of three rows.
+  assert row['quality_difference'] == pytest.approx(100 / 3)
 
 
 def test_rules_of_a_regression_and_of_one_head():
@@ -36,13 +38,64 @@ def test_rules_of_a_regression_and_of_one_head():
   settings = measured(regression)
   assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
   assert exit_settings.default_name(regression, 0.9) == 'tolerance=0.1'
-  row = eat_report.setting_row(settings['tolerance=0.1'])
+  row = eat_report.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_report.short('tolerance=0.1') == '±0.1'
+  assert eat_pictures.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
-  assert eat_report.setting_row(measured(alone)['never'])['agreement'] is None
+  never = measured(alone)['never']
+  assert eat_report.setting_row(never, never)['agreement'] is None
+
+
+def test_tasks_with_two_metrics_have_both():
+  labels = np.array([1, 1, 0])
+  never = measured(fake(LOGITS, labels, task='qqp'))['never']
+  row = eat_report.setting_row(never, never)
+  # All rows are called 0: one is right, and no 1 is found.
+  found = row['quality'], row['f1'], row['accuracy']
+  assert found == pytest.approx((0, 0, 1 / 3))
+  numbers = np.tile([[[3.0], [1.0], [2.0]]], (2, 1, 1))
+  never = measured(fake(numbers, np.array([2.0, 0.0, 4.0]), task='stsb'))[
+    'never'
+  ]
+  row = eat_report.setting_row(never, never)
+  assert row['quality'] == row['pearson'] == pytest.approx(0.5)
+  assert row['spearman'] == pytest.approx(0.5)
+  assert 'f1' not in eat_report.setting_row(
+    *[measured(fake(LOGITS, LABELS))['never']] * 2
+  )
+
+
+def test_calibration_of_each_source_with_enough_rows():
+  logits, labels = two_heads(0.5)
+  source = np.array(['news'] * 200 + ['forum'] * 150 + [''] * 50)
+  fitted = np.arange(400) == 210  # leaves 149 rows of a forum
+  model = fake(logits, labels, fitted=fitted)
+  model.records['source'] = source
+  rows = eat_report.calibration_rows(model)
+  found = [(row['source'], row['layer'], row['rows']) for row in rows]
+  assert found == [
+    ('all', 2, 399), ('all', 4, 399), ('news', 2, 200), ('news', 4, 200)
+  ]  # fmt: skip
+  alone = fake(logits[:, :200], labels[:200])
+  for row, wanted in zip(
+    rows[2:], eat_report.calibration_rows(alone), strict=True
+  ):
+    assert row == wanted | {'source': 'news'}
+
+
+def test_retention_by_layer():
+  model = fake(LOGITS, LABELS)
+  setting = measured(model)['confidence=0.8']
+  rows = eat_report.retention_rows(setting)
+  assert [row['layer'] for row in rows] == [0, 1, 2, 3, 4]
+  assert [row['scheduled'] for row in rows] == pytest.approx([1, 1, *[0.6] * 3])
+  # 7, 6 and 8 of 10 tokens; only the second row runs layers 3 and 4.
+  assert [row['observed'] for row in rows] == pytest.approx([1, 1, *[0.7] * 3])
+  assert (rows[0]['p75'], rows[4]['p75']) == pytest.approx((1, 0.75))
+  shares = [row['rows_share'] for row in rows]
+  assert shares == pytest.approx([1, 1, 1, 1 / 3, 1 / 3])
 
 
 def two_heads(noise):
@@ -144,7 +197,7 @@ def test_every_file_is_there(made):
     'reliability_1', 'reliability_2', 'reliability_3', 'ablation',
   ]  # fmt: skip
   wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
-  tables = ('settings', 'timings', 'calibration', 'guarantee')
+  tables = ('settings', 'timings', 'calibration', 'retention', 'guarantee')
   wanted |= {f'{name}.csv' for name in tables}
   names = {path.name for path in made.iterdir()}
   assert names == wanted | {'result.json'}
@@ -204,8 +257,10 @@ def test_timings_have_the_limit_by_flops(made, tau):
 
 @pytest.mark.nightly
 def test_recorded_logits_are_those_of_the_model(run, direct):
-  logits = recorded_runs.record(run).logits
-  np.testing.assert_allclose(logits, direct['exits'], atol=1e-4)
+  found = recorded_runs.record(run)
+  np.testing.assert_allclose(found.logits, direct['exits'], atol=1e-4)
+  np.testing.assert_array_equal(found.observed, direct['kept'].T)
+  np.testing.assert_array_equal(found.observed, found.kept)
 
 
 @pytest.mark.nightly

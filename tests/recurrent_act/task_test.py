@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from eval_lib import metrics
+from eval_lib import metrics, predictions
 from launch import command_line
 from recurrent_act.task import SequenceTask
 from train_lib import config_schema, sharding, trainer
@@ -119,6 +119,30 @@ def test_metrics_count_real_inputs_and_targets():
   assert got['cost'] == pytest.approx(np.mean(cost), rel=1e-6)
   assert got['skipped'] == 0.0
   assert 1.0 < got['steps'] < 2.0
+
+
+def test_outputs_are_of_the_last_target():
+  task, batch, params = case()
+  logits, ponder = answers()
+  found = jax.jit(task.outputs)(params, {}, batch)
+  for row in range(ROWS - 2):
+    (places,) = np.nonzero(batch['target_mask'][row])
+    valid = batch['valid'][row] > 0
+    steps, size = ponder['steps'][row, valid], task.info.input_shape[1]
+    cost = sum(task.model.flops((1, size), float(n)) for n in steps)
+    if len(places):
+      assert found['label'][row] == batch['targets'][row, places[-1], -1]
+      wanted = logits[row, places[-1], -1][None]
+      np.testing.assert_allclose(found['logits'][row], wanted, atol=1e-5)
+    else:
+      assert found['label'][row] == -1
+    assert found['length'][row] == valid.sum()
+    assert found['steps'][row] == pytest.approx(steps.mean())
+    assert found['flops'][row] == pytest.approx(cost)
+  data = predictions.collect(
+    dataset(), params, lambda p, b: task.outputs(p, {}, b)
+  )
+  np.testing.assert_array_equal(data['label'], found['label'][: ROWS - 2])
 
 
 def test_a_sequence_is_right_if_all_its_targets_are():

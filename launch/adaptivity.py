@@ -1,0 +1,171 @@
+"""What a run spends on rows against their difficulty: `benchmark adaptivity`.
+
+Of any task with `Task.outputs`. A row costs its FLOPs, and what else the task
+counts in rows: tape tokens, iterations, steps. Of a model with several heads a
+row leaves at the first head whose calibrated confidence is at least `--tau`; a
+regression runs to the last head. Difficulty is the length of a row, the entropy
+of the prediction of the dense run (of the run itself without one), and what the
+data know. `--out` gets correlations.csv, examples.csv and a picture.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from dataset_lib import builder, tokenizer
+from dataset_lib.errors import ConfigError
+from eval_lib import adaptive_plots, glue, predictions, report
+from eval_lib.calibration import CalibrationFile
+from launch import analyze
+from train_lib import loading
+from train_lib.task import Task
+
+BATCH, EXAMPLES = 64, 10
+SHOWN = 60  # characters of a text that are printed
+DIFFICULTIES = 'length', 'difficulty'  # that batches or outputs may have
+_OTHERS = {*DIFFICULTIES, 'index', 'label', 'flops', 'full_flops'}
+
+Columns = dict[str, np.ndarray]  # a number of each row `[N]`, by name
+
+
+def write(flags: Any) -> None:
+  """Runs both models, writes and prints the tables, and draws the costs.
+
+  Raises ConfigError for a run without outputs of rows or without classes that
+  exclude each other, or a dense run on other rows.
+  """
+  config, found, rows, data = _read(flags.workdir, '--workdir', flags)
+  logits, name = rows['logits'][:, -1], 'own'
+  if flags.dense:
+    _, _, others, _ = _read(flags.dense, '--dense', flags)
+    same = np.array_equal(others['label'], rows['label'])
+    if not same or others['logits'].shape[-1] != logits.shape[-1]:
+      expected = f'a run on the same {len(logits)} rows as {flags.workdir}'
+      raise ConfigError('--dense', flags.dense, expected)
+    logits, name = others['logits'][:, -1], 'dense'
+  costs, answers = spent(rows, found, flags)
+  hard: Columns = {k: rows[k] for k in DIFFICULTIES if k in rows}
+  if logits.shape[-1] > 1:
+    chances = scipy.special.softmax(logits.astype(np.float64), axis=-1)
+    hard[f'entropy_{name}'] = scipy.special.entr(chances).sum(-1)
+  hard = {name: one for name, one in hard.items() if np.ptp(one) > 0}
+  if not hard:
+    expected = 'rows that differ in length or are classified'
+    raise ConfigError('--workdir', flags.workdir, expected)
+  table = correlations(costs, hard)
+  task: Any = found.task
+  names, text = task.label_names, _reader(config, data)
+  shown = []
+  for kind, row in extremes(costs['flops']):
+    index, label = int(rows['index'][row]), rows['label'][row].item()
+    right = answers.shape[-1] > 1 and bool(answers[row].argmax() == label)
+    numbers = {k: one[row].item() for k, one in (costs | hard).items()}
+    shown.append({
+      'kind': kind, 'index': index,
+      'label': names[label] if names and label >= 0 else label,
+      'right': right, **numbers, 'text': text(index),
+    })  # fmt: skip
+  out = pathlib.Path(flags.out)
+  out.mkdir(parents=True, exist_ok=True)
+  for file, title, lines in (
+    ('correlations', f'rank correlations, {len(logits)} rows', table),
+    ('examples', 'cheapest and dearest rows', shown),
+  ):
+    report.write_csv(out / f'{file}.csv', lines)
+    brief = [{k: cut(v) for k, v in row.items()} for row in lines]
+    report.print_table(title, brief, columns=list(lines[0]))
+  with adaptive_plots.if_installed():
+    title = f'Cost of a row, {len(logits)} rows'
+    drawn = {'GFLOPs': 1e-9 * costs.pop('flops')} | costs
+    adaptive_plots.plot_against(out / 'adaptivity', drawn, hard, title)
+  print(f'step {found.saved.step}, written: {out}')
+
+
+def _read(
+  workdir: str, flag: str, flags: Any
+) -> tuple[Any, loading.Trained, dict[str, Any], builder.Dataset]:
+  """Returns a run: configuration, checkpoint, rows of outputs, and data."""
+  config = loading.load_config(workdir, flag)
+  split = analyze.split_of(config, flags.split)
+  step = flags.step if flag == '--workdir' else None
+  found = loading.restore(workdir, config, step)
+  task = found.task
+  if type(task).outputs is Task.outputs or task.info.max_labels:
+    expected = 'a run whose task has outputs of rows of one label'
+    raise ConfigError(flag, workdir, expected)
+
+  @jax.jit
+  def outputs(variables: Any, batch: Any) -> dict[str, Any]:
+    known = {name: batch[name] for name in DIFFICULTIES if name in batch}
+    given = variables['params'], variables['model_state'], batch
+    return known | task.outputs(*given)
+
+  source = builder.build_source(config.dataset, split)
+  data = builder.spread(source, flags.rows, BATCH)
+  rows = predictions.collect(data, found.variables, outputs)
+  return config, found, rows, data
+
+
+def spent(
+  rows: Mapping[str, Any], found: loading.Trained, flags: Any
+) -> tuple[Columns, np.ndarray]:
+  """Returns the costs of rows by name, and the logits `[N, C]` they leave with.
+
+  `rows` are `Task.outputs` of the split.
+  """
+  heads = np.moveaxis(rows['logits'], 1, 0)
+  places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
+  if len(heads) > 1 and heads.shape[-1] > 1:
+    file = CalibrationFile(flags.workdir, found.saved.step)
+    file.check_parameters(found.variables)
+    scales = file.temperatures(len(heads)) or np.ones(len(heads))
+    chances = predictions.probabilities(heads, np.array(scales))
+    exits = predictions.confidence_exit(chances, flags.tau)
+  flops = rows['flops'].reshape(len(places), -1)
+  costs = {'flops': flops[places, exits]}
+  if len(heads) > 1 and found.task.head_layers:
+    costs['depth'] = np.array(found.task.head_layers)[exits]
+  for name, one in rows.items():
+    if one.ndim == 1 and name not in _OTHERS:
+      costs[name] = one
+  return costs, heads[exits, places]
+
+
+def cut(value: Any) -> Any:
+  """Shortens a text for printing."""
+  return value[:SHOWN] if isinstance(value, str) else value
+
+
+def correlations(costs: Columns, hard: Columns) -> list[dict[str, Any]]:
+  """Returns Spearman's correlation of costs and difficulties; 0 if constant."""
+  return [
+    {'cost': cost, 'mean_cost': float(values.mean())}
+    | {k: glue.correlation(values, one, scipy.stats.spearmanr)
+       for k, one in hard.items()}
+    for cost, values in costs.items()
+  ]  # fmt: skip
+
+
+def extremes(cost: np.ndarray, count: int = EXAMPLES) -> list[tuple[str, int]]:
+  """Returns the rows of least and of most cost, at most `count` of each.
+
+  No row is both.
+  """
+  order = np.argsort(cost, kind='stable').tolist()
+  count = min(count, len(order) // 2)
+  parts = {'cheapest': order[:count], 'dearest': order[::-1][:count]}
+  return [(kind, row) for kind, rows in parts.items() for row in rows]
+
+
+def _reader(config: Any, data: Any) -> Callable[[int], str | None]:
+  """Returns a function from an index to its text; None for other data."""
+  path = config.dataset.get('tokenizer', '')
+  if not path:
+    return lambda index: None
+  words = tokenizer.load(path)
+  return lambda index: words.decode(data.source.record(index)['tokens'])
