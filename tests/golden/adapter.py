@@ -80,6 +80,11 @@ def configs() -> dict[str, tuple[str, list[str]]]:
   for model in ('dense', 'student'):
     table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
   table['eat sst2 pe'] = f'{common}sst2,parts=pe', eat
+  table['eat labels'] = (
+    'configs/eat/labels.py:data={probing},vocabulary={vocabulary},variant=tiny,'
+    'name=past_present',
+    [*eat, 'model.window=4'],
+  )
   for task in GLUE_TASKS:
     flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
     table[f'albert {task}'] = flag, FINE_TUNED
