@@ -39,10 +39,13 @@ def write(flags: Any) -> None:
   Raises ConfigError for a run without outputs of rows or without classes that
   exclude each other, or a dense run on other rows.
   """
-  config, found, rows, data = _read(flags.workdir, '--workdir', flags)
+  config = loading.load_config(flags.workdir)
+  split = analyze.split_of(config, flags.split)
+  found, rows, data = _read(config, '--workdir', flags, split)
   logits, name = rows['logits'][:, -1], 'own'
   if flags.dense:
-    _, _, others, _ = _read(flags.dense, '--dense', flags)
+    dense = loading.load_config(flags.dense, '--dense')
+    _, others, _ = _read(dense, '--dense', flags, split)
     same = np.array_equal(others['label'], rows['label'])
     if not same or others['logits'].shape[-1] != logits.shape[-1]:
       expected = f'a run on the same {len(logits)} rows as {flags.workdir}'
@@ -63,7 +66,7 @@ def write(flags: Any) -> None:
   shown = []
   for kind, row in extremes(costs['flops']):
     index, label = int(rows['index'][row]), rows['label'][row].item()
-    right = answers.shape[-1] > 1 and bool(answers[row].argmax() == label)
+    right = bool(answers[row].argmax() == label) if names else None
     numbers = {k: one[row].item() for k, one in (costs | hard).items()}
     shown.append({
       'kind': kind, 'index': index,
@@ -87,11 +90,10 @@ def write(flags: Any) -> None:
 
 
 def _read(
-  workdir: str, flag: str, flags: Any
-) -> tuple[Any, loading.Trained, dict[str, Any], builder.Dataset]:
-  """Returns a run: configuration, checkpoint, rows of outputs, and data."""
-  config = loading.load_config(workdir, flag)
-  split = analyze.split_of(config, flags.split)
+  config: Any, flag: str, flags: Any, split: str
+) -> tuple[loading.Trained, dict[str, Any], builder.Dataset]:
+  """Returns a run: checkpoint, outputs of rows of a split, and data."""
+  workdir = getattr(flags, flag[2:])
   step = flags.step if flag == '--workdir' else None
   found = loading.restore(workdir, config, step)
   task = found.task
@@ -108,7 +110,7 @@ def _read(
   source = builder.build_source(config.dataset, split)
   data = builder.spread(source, flags.rows, BATCH)
   rows = predictions.collect(data, found.variables, outputs)
-  return config, found, rows, data
+  return found, rows, data
 
 
 def spent(

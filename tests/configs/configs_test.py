@@ -27,7 +27,8 @@ def load(words):
   """Loads `folder/file.py:arguments` with a tokenizer."""
 
   def loaded(flag, *overrides):
-    is_text = any(name in flag for name in ('glue', 'probing', 'tags'))
+    names = 'glue', 'probing', 'tags', 'labels'
+    is_text = any(name in flag for name in names)
     given = [f'dataset.tokenizer={words}'] * is_text
     return command_line.load_config(f'configs/{flag}', [*given, *overrides])
 
@@ -93,6 +94,21 @@ def test_tasks_of_glue(task, load):
     kinds = [one for one in given.values() if one.type == 'submission']
     splits = {one.split for one in kinds}
     assert splits == ({*tests} if task == 'mnli' else {'test'})
+
+
+def test_labels_of_a_user(load):
+  given = 'data=/x,vocabulary=/v,variant=mini,parts=pe'
+  config = load(f'eat/labels.py:name=mail,{given}')
+  data, model = config.dataset, config.model
+  assert (data.name, data.task, data.directory) == ('probing', 'mail', '/x')
+  assert (model.exit_layers, model.prune_layers) == ((2,), (1, 2))
+  assert config.evals.dev.type == 'classification'
+  split = config.evals.calibration
+  halves = 'validation[:50%]', 'validation[50%:]'
+  assert (split.calibration_split, split.split) == halves
+  for wrong in (given, f'name=mail,task=sst2,{given}'):
+    with pytest.raises(command_line.UsageError, match='config argument name'):
+      load(f'eat/labels.py:{wrong}')
 
 
 def test_probing_and_a_fixed_depth(load):

@@ -82,6 +82,11 @@ def configs() -> dict[str, tuple[str, list[str]]]:
   table['eat sst2 pe'] = f'{common}sst2,parts=pe', eat
   flag = 'configs/eat/tags.py:data={tags},vocabulary={vocabulary},variant=tiny'
   table['eat tags'] = flag, eat
+  table['eat labels'] = (
+    'configs/eat/labels.py:data={probing},vocabulary={vocabulary},variant=tiny,'
+    'name=past_present',
+    [*eat, 'model.window=4'],
+  )
   for task in GLUE_TASKS:
     flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
     table[f'albert {task}'] = flag, FINE_TUNED

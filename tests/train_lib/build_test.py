@@ -17,6 +17,7 @@ from dataset_lib.errors import ConfigError
 from launch import command_line
 from train_lib import config_schema, console, sharding
 from train_lib.build import Setup
+from train_lib.classification import Classification
 from train_lib.stages import Stage
 from train_lib.task import Task
 from train_lib.train_step import TrainState, TrainSteps
@@ -91,9 +92,16 @@ def test_a_dry_run_prints_the_largest_memory_of_the_stages(
     assert re.search(rf'{name} +{value}\s', printed)
 
 
+class WithoutOutputs(Classification):
+  """A task that defines none."""
+
+  outputs = Task.outputs
+
+
 @pytest.mark.parametrize('kind', ['calibration', 'frontier', 'glue'])
 def test_evaluators_of_outputs_need_a_task_that_has_them(kind):
   config = load(model='transformer').to_dict()
+  config['task'] = 'tests.train_lib.build_test:WithoutOutputs'
   config['evals']['heads'] = {'type': kind, 'split': 'test'}
   if kind != 'glue':
     config['evals']['heads']['calibration_split'] = 'test'
