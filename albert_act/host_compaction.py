@@ -140,10 +140,10 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   """Runs an iteration of the packed tokens.
 
   `packed` has their `x` `[M, D]`, `total`, `is_last` and `first` `[M]` (see
-  `compaction.iteration`), of all tokens
-  `keys` and `values` `[B, L, D]` and `valid` `[B, L]`, the tokens that run in
-  each row, `queries` `[B, Q]`, and where among them each is, `place` `[M]`.
-  Returns `x`, `keys`, `values`, `total` and `running` of the packed tokens.
+  `compaction.iteration`), of all tokens `keys` and `values` `[B, L, D]` and
+  `valid` `[B, L]`, the tokens that run in each row, `queries` `[B, Q]`, and
+  where among them each is, `place` `[M]`. Returns `x`, `keys`, `values`,
+  `total` and `running` of the packed tokens.
   """
   split = functools.partial(attention.split_heads, heads=model.num_heads)
 

@@ -11,10 +11,9 @@ A line holds overrides as on the command line of launch.train, without
 file after a colon: `:n=8,model=ut seed=1`. A line may have a --config of its
 own, and a name: `@dense :model=dense`. Later lines write @dense for its
 directory: `@eat :teacher=@dense`. $VARIABLES of the environment are replaced.
-All lines but those with such a directory are checked before the first run.
-With --x it draws the metric against a field as sweep.png and .pdf: a
-line for each value of --lines, the mean and range of its runs. Figure 2 of
-AdaTape:
+All lines but those that wait for such a directory are checked before the first
+run. With --x it draws the metric against a field as sweep.png and .pdf: a line
+for each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
@@ -114,11 +113,11 @@ def _read_line(
   overrides = [*flags.fixed, *overrides]
   file, *before = (*files, flags.config)[0].split(':', 1)
   config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
+  if needs and not own:
+    raise UsageError('expected a name, such as @eat, before a line with @')
   digest, place = own, (None, None)
   if all(run.result() is not None for run in needs):
-    digest, place = sweep_runs.read_config(flags, config, overrides)
-  elif not own:
-    raise UsageError('expected a name, such as @eat, before a line with @')
+    digest, place = sweep_runs.read_config(flags, config, overrides, own[1:])
   if numbers.setdefault(digest, number) != number:
     raise UsageError(f'the same run as in line {numbers[digest]}')
   # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.

@@ -76,12 +76,24 @@ class Run(NamedTuple):
 
 
 def read_config(
-  flags: Flags, file: str, overrides: Sequence[str]
+  flags: Flags, file: str, overrides: Sequence[str], named: str = ''
 ) -> tuple[str, tuple[Any, Any]]:
-  """Returns a hash of a run's configuration and `Run.place`; checks both."""
+  """Returns a hash of a run's configuration and `Run.place`; checks both.
+
+  Raises UsageError if the directory `named` has a run of another configuration.
+  """
   from dataset_lib import text_files
+  from train_lib import run_directory
 
   config = command_line.load_config(file, overrides)
+  saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
+  if named and saved.is_file():
+    before = text_files.read_object(saved)
+    if changed := run_directory.changes(before, config.to_dict()):
+      raise command_line.UsageError(
+        f'@{named} was run with another configuration, give this one another '
+        f'name: {"; ".join(changed)}'
+      )
   name, _, metric = flags.metric.partition('/')
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'

@@ -52,7 +52,8 @@ class Plan:
     # patches that do not divide the image, heads that do not divide the width.
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
-    optimizers.check_trainable(self.stages, boxed.params)
+    scales = config.optimizer.scales
+    optimizers.check_patterns(self.stages, scales, boxed.params)
     self.mesh = sharding.make_mesh(config.mesh, devices)
     together = self.task.rows_together
     sharding.check_batch_size(config, self.mesh, together)

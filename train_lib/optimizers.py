@@ -108,10 +108,13 @@ def trainable_mask(params: Any, pattern: str) -> Any:
 decay_mask = functools.partial(trainable_mask, pattern=DECAY)
 
 
-def check_trainable(stages: Sequence[Stage], params: Any) -> None:
-  """Raises `ConfigError` if a stage trains no parameter."""
-  for stage in stages:
-    if not any(jax.tree.leaves(trainable_mask(params, stage.trainable))):
-      field = f'stages.{stage.name}.trainable'
+def check_patterns(
+  stages: Sequence[Stage], scales: Sequence[str], params: Any
+) -> None:
+  """Raises `ConfigError` if a stage or a scale names no parameter."""
+  fields = [(f'stages.{one.name}.trainable', one.trainable) for one in stages]
+  fields += [('optimizer.scales', one.rpartition('->')[0]) for one in scales]
+  for field, pattern in fields:
+    if not any(jax.tree.leaves(trainable_mask(params, pattern))):
       expected = 'a regular expression that matches a parameter'
-      raise ConfigError(field, stage.trainable, expected)
+      raise ConfigError(field, pattern, expected)

@@ -165,6 +165,13 @@ def test_illegal_scales_are_named(scale):
     fields.check(config_schema.Optimizer, {'scales': (scale,)}, 'optimizer')
 
 
+def test_a_scale_that_names_no_parameter_is_refused():
+  params = {'head': {'kernel': jnp.ones(2)}}
+  optimizers.check_patterns((), ('^head/->2',), params)
+  with pytest.raises(ConfigError, match=r"optimizer\.scales: .*'\^exit_'"):
+    optimizers.check_patterns((), ('^exit_->2',), params)
+
+
 def check(**given):
   return fields.check(config_schema.Stage, given, 'stages.s')
 

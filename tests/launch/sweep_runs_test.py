@@ -1,0 +1,93 @@
+"""Runs of a list that read each other, and their summary over seeds."""
+
+import csv
+import pathlib
+
+import pytest
+
+from dataset_lib import text_files
+from launch import command_line, sweep, sweep_runs
+from tests.launch.sweep_test import PARITY, flags
+
+
+def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
+  values = {
+    '@x0 a=@y1 seed=0': 0.5,
+    '@x1 seed=1 a=@y2': 0.7,
+    'a=2': 0.9,
+    '@x2 a=@y1 seed=2': None,
+  }
+  rows = [{'run': name, 'test/x': x} for name, x in values.items()]
+  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
+  assert not [*tmp_path.iterdir()]
+  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows, 'test/x')
+  with (tmp_path / 'seeds.csv').open(newline='') as file:
+    first, second = csv.DictReader(file)
+  assert (first['run'], first['seeds']) == ('@x a=@y', '2')
+  assert float(first['test/x mean']) == pytest.approx(0.6)
+  # Of two values 0.2 apart.
+  assert float(first['test/x deviation']) == pytest.approx(0.02**0.5)
+  assert (second['run'], second['seeds']) == ('a=2', '1')
+  assert not second['test/x deviation']
+
+
+NAMED = """
+@first :n=4 seed=0
+@second --config=configs/adatape/parity.py:n=6 warm_start.workdir=@first
+batch_size=$SIZE
+"""
+
+
+def test_a_line_reads_the_directory_of_a_named_one(
+  tmp_path, monkeypatch, capsys, refused
+):
+  monkeypatch.setenv('SIZE', '16')
+  commands, codes = [], [7, 0, 0, 0]
+
+  def train(command):
+    commands.append(dict(item.split('=', 1) for item in command[3:]))
+    if not (code := codes.pop(0)):
+      workdir = pathlib.Path(commands[-1]['--workdir'])
+      workdir.mkdir(parents=True)
+      metric = 'a/b' if workdir.name == 'first' else 'test/accuracy'
+      text_files.write_json(workdir / 'result.json', {metric: 0.5})
+    return code
+
+  monkeypatch.setattr(sweep, 'train', train)
+  given = flags(tmp_path, NAMED)
+  assert sweep.main(given) == 7
+  assert "not run, without ['@first" in capsys.readouterr().err
+  assert [one['--config'] for one in commands] == [f'{PARITY},n=4', PARITY]
+  assert commands[1]['--config.batch_size'] == '16'
+  assert sweep.main(given) == 0
+  first = f'{tmp_path}/runs/first'
+  assert [one['--workdir'] for one in commands[2:]] == [
+    first, f'{tmp_path}/runs/second'
+  ]  # fmt: skip
+  assert commands[3]['--config'] == 'configs/adatape/parity.py:n=6'
+  assert commands[3]['--config.warm_start.workdir'] == first
+  # Now that the first has finished, its reader is checked before any run.
+  (tmp_path / 'runs' / 'second' / 'result.json').unlink()
+  wrong = flags(tmp_path, NAMED.replace('=@first', '=@first batch_size=0'))
+  refused(sweep.main, wrong, ['line 3: batch_size'])
+  # A name is of one configuration, also when its run has finished.
+  config = command_line.load_config(f'{PARITY},n=4', ['seed=0']).to_dict()
+  text_files.write_json(tmp_path / 'runs' / 'first' / 'config.json', config)
+  other = flags(tmp_path, '@first :n=4 seed=1')
+  refused(sweep.main, other, ['line 1: @first', 'seed: saved 0, given 1'])
+  same = flags(tmp_path, '@first :n=4 seed=0')
+  (run,) = sweep.read_runs(sweep.main.parse(same))
+  assert run.result() is not None
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('@a seed=1\n@b warm_start.workdir=@c', 'line 2: @c is not the name of an'),
+    ('@a seed=1\nwarm_start.workdir=@a', 'line 2: expected a name, such as'),
+    ('@a seed=1\n@a seed=2', 'line 2: @a names an earlier line'),
+    ('@a/b seed=1', 'line 1: expected a name of letters, digits and _'),
+  ],
+)
+def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
+  refused(sweep.main, flags(tmp_path, text), [words])
