@@ -46,10 +46,8 @@ class Engine:
     max_wait: seconds that a partial batch may wait while the device is busy.
       With 0.02 instead of 0.001 an EAT of 11 million parameters had the same
       throughput, and twice the latencies at half of it.
-    ahead: number of batches in flight beyond the one being computed.
-    streams: number of batches computed at a time, a partial batch split among
-      the idle ones; 0 for 2 on a CPU with several cores, else 1. With 2 or more
-      `ahead` has no effect.
+    ahead: number of batches in flight beyond the one being computed; on a CPU
+      they are computed at the same time.
     max_pool_bytes: soft limit of the device memory of rows between stages. Near
       it partial batches run early; one batch is always allowed. 0: no limit.
     cache_directory: for compiled programs, '' for none. The programs are
@@ -57,8 +55,8 @@ class Engine:
     lazy: compile programs when they are first needed, not in `warm_up`.
     backend: what runs the stages: 'xla', 'onnxruntime', or 'auto', see
       `serve_lib.backends.build`. ONNX Runtime takes all sizes up to the largest
-      of `lengths` and `batches`; `ahead`, `streams` and `cache_directory` have
-      no effect on it.
+      of `lengths` and `batches`; `ahead` and `cache_directory` have no effect
+      on it.
   """
 
   def __init__(
@@ -71,16 +69,14 @@ class Engine:
     max_pending: Rows = 1024,
     max_wait: Annotated[float, Interval(ge=0.0, le=3600.0)] = 0.001,
     ahead: Annotated[int, Interval(ge=0, le=8)] = 1,
-    streams: Annotated[int, Interval(ge=0, le=64)] = 0,
     max_pool_bytes: Annotated[int, Interval(ge=0, le=2**60)] = 0,
     cache_directory: str = '',
     lazy: bool = False,
     backend: Backend = 'auto',
   ):
     limits: dict[str, Any] = dict(
-      max_wait=max_wait, ahead=ahead, streams=streams,
-      max_pool_bytes=max_pool_bytes,
-    )  # fmt: skip
+      max_wait=max_wait, ahead=ahead, max_pool_bytes=max_pool_bytes
+    )
     hints = Engine.__init__.__annotations__
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, hints[name])
@@ -88,11 +84,9 @@ class Engine:
     self.monitor = getattr(policy, 'monitor', None) or Monitor()
     self._policy = policy
     self._programs = backends.build(
-      chain, grid, backend, lazy=lazy, cache_directory=cache_directory,
-      streams=streams,
-    )  # fmt: skip
+      chain, grid, backend, lazy=lazy, cache_directory=cache_directory
+    )
     self.grid = self._programs.grid
-    limits['streams'] = self._programs.streams
     limits['ahead'] = min(ahead, self._programs.max_ahead)
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(

@@ -37,7 +37,6 @@ class OnnxStages:
   # 34 of a MiniLM on 2 cores, and of any width, as both grow with its square.
   padding = 32
   max_ahead = 0  # a call returns when it has finished
-  streams = 1  # two at a time would have more threads than there are cores
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
     self.chain, self._lazy, self.copies = chain, lazy, 0

@@ -23,7 +23,6 @@ import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
 from dataset_lib.errors import ConfigError
-from serve_lib import process
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.pool import Pool
 from serve_lib.program_cache import ProgramCache
@@ -71,7 +70,6 @@ class Programs:
     *,
     lazy: bool = False,
     cache_directory: str = '',
-    streams: int = 0,
   ):
     self.chain, self.grid = chain, grid
     self.copies = 0  # of rows between batches
@@ -79,8 +77,6 @@ class Programs:
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
     self.device = (found or jax.devices())[0]
     is_cpu = self.device.platform == 'cpu'
-    default = 2 if is_cpu and process.cores() > 1 else 1
-    self.streams = streams or default  # batches computed at a time
     self._variables = jax.device_put(chain.variables, self.device)
     self._sharding = jax.sharding.SingleDeviceSharding(self.device)
     self._options = CPU_OPTIONS if is_cpu else {}

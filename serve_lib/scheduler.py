@@ -27,11 +27,9 @@ class Scheduler:
   retry: Callable[[Sequence[Row], Exception, int], None]
   max_wait: float
   ahead: int
-  streams: int
   max_pool_bytes: int
 
   def __post_init__(self):
-    self.num_threads = self.streams if self.streams > 1 else 1 + self.ahead
     self.flights: list[Batch] = []  # dispatched
     self.retried: collections.deque[Row] = collections.deque()
 
@@ -46,23 +44,23 @@ class Scheduler:
     left = [rows[0].since - now for rows in self.waiting.values()]
     return min((one + 1e-3 for one in left if one > 0), default=None)
 
-  def next(self) -> list[Batch]:
-    """Returns the batches to run next; none to wait."""
-    if len(self.flights) >= self.num_threads:
-      return []
+  def next(self) -> Batch | None:
+    """Returns the batch to run next; None to wait."""
+    if len(self.flights) > self.ahead:
+      return None
     if self.retried:
-      return [self._alone(self.retried.popleft())]
+      return self._alone(self.retried.popleft())
     if self.pool.ready:
-      return self._split(self.pool.ready.popleft())
+      return self.pool.ready.popleft()
     if not (group := self._choose(self.waiting)):
-      return []
+      return None
     near = self._near(group)
     if group.stage > 0:
       batches = [self.pool.open.pop(one) for one in (group, *near)]
       if not near:
-        return self._split(*batches)
+        return batches[0]
       try:
-        return [self.pool.gathered(batches)]
+        return self.pool.gathered(batches)
       except Exception as error:
         rows = [row for one in batches for row in one.rows]
         self.retry(rows, error, group.stage)
@@ -75,10 +73,10 @@ class Scheduler:
     for row in rows:
       row.length = group.length
     if len(rows) == 1:
-      return [self._alone(rows[0])]
+      return self._alone(rows[0])
     slots = np.arange(len(rows), dtype=np.int32)
     size = self.programs.grid.fit_rows(len(rows))
-    return self._split(Batch(group, size, rows, slots))
+    return Batch(group, size, rows, slots)
 
   def _near(self, group: Group) -> list[Group]:
     """Returns groups whose rows join a batch of other lengths.
@@ -106,27 +104,6 @@ class Scheduler:
     group = Group(0, encoded.variant, row.length)
     return Batch(group, grid.fit_rows(1), [row], np.zeros(1, np.int32))
 
-  def _split(self, batch: Batch) -> list[Batch]:
-    """Splits a batch into one part for each idle stream.
-
-    A batch between stages is split if it is stored at the full size, from which
-    there are programs that copy.
-    """
-    grid, parts = self.programs.grid, self.streams - len(self.flights)
-    count, stored = len(batch.rows), batch.group.stage > 0
-    if parts < 2 or count < 2 or self.pool.ready:
-      return [batch]
-    smaller = grid.fit_rows(-(-count // parts)) < grid.capacity == batch.size
-    if stored and not smaller:
-      return [batch]
-    result = []
-    for numbers in np.array_split(np.arange(count), min(parts, count)):
-      rows = [batch.rows[number] for number in numbers]
-      size = batch.size if stored else grid.fit_rows(len(rows))
-      slots = batch.slots[numbers] if stored else batch.slots[: len(rows)]
-      result.append(Batch(batch.group, size, rows, slots, batch.carry))
-    return result
-
   def _choose(self, waiting: Waiting) -> Group | None:
     """Returns the group whose rows run next, or None to wait.
 
@@ -142,7 +119,7 @@ class Scheduler:
        earliest stage, as its remaining rows fill the later pools. It waits for
        batches in flight of earlier stages, whose rows may join it.
 
-    A partial batch waits while no stream is idle.
+    A partial batch waits while another is in flight.
     """
     if not waiting:
       return None
@@ -172,8 +149,7 @@ class Scheduler:
       found = [group for group in found if group.stage == min(found).stage]
     # The group makes equal ages deterministic.
     oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
-    is_idle = len(self.flights) < self.streams
-    return oldest if is_idle or oldest in full else None
+    return oldest if not self.flights or oldest in full else None
 
   def _is_crowded(self) -> bool:
     """Returns True if one more batch could exceed `max_pool_bytes`."""

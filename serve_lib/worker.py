@@ -6,7 +6,6 @@ operations of one are computed during products of the other. Each batch needs a
 thread, as XLA's CPU client runs the calls of one thread one after the other.
 """
 
-import collections
 import dataclasses
 import logging
 import threading
@@ -39,10 +38,9 @@ class Worker:
     self.scheduler = Scheduler(
       self.programs, self.requests, self.pool, self._retry, **self.limits
     )
-    self.num_threads = self.scheduler.num_threads
+    self.num_threads = 1 + self.scheduler.ahead
     self._flights = self.scheduler.flights
     self._turn = threading.Lock()  # guards all that the threads share
-    self._chosen: collections.deque[Batch] = collections.deque()  # not yet run
 
   def run(self) -> None:
     """Serves until the engine is closed; called by each of `num_threads`."""
@@ -92,22 +90,22 @@ class Worker:
     if self.requests.is_cancelled:
       closed = ClosedError('the engine was closed before the answer')
       self._clear(closed, 'close')
-    while not self._chosen:  # a batch that cannot be padded is not chosen
+    while True:
       with self.requests.lock:
-        batches = self.scheduler.next()
-      if not batches:
+        batch = self.scheduler.next()
+      if batch is None:
         return None
-      for one in batches:
-        self._dispatch(one)
-    batch = self._chosen.popleft()
-    others = self._chosen, self.scheduler.retried, self.pool.ready
+      if self._dispatch(batch):
+        break
     if self.num_threads > 1:
       with self.requests.lock:
-        if any(others) or self.scheduler.waiting:
+        others = self.scheduler.retried, self.pool.ready, self.scheduler.waiting
+        if any(others):
           self.requests.wake()
     return batch
 
-  def _dispatch(self, batch: Batch) -> None:
+  def _dispatch(self, batch: Batch) -> bool:
+    """Completes a batch; returns False if it cannot run."""
     group = batch.group
     try:
       if group.stage == 0:
@@ -117,10 +115,10 @@ class Worker:
         self.pool.shrink(batch)
     except Exception as error:
       self._retry(batch.rows, error, group.stage)
-      return
+      return False
     self._flights.append(batch)
-    self._chosen.append(batch)
     self.monitor.record_batch(group.stage, len(batch.rows), batch.size)
+    return True
 
   def _finish(self, batch: Batch) -> None:
     """Moves the rows that stay and answers the others."""
@@ -208,7 +206,6 @@ class Worker:
     if during == 'engine':
       rows += [row for batch in self._flights for row in batch.rows]
       self._flights.clear()
-      self._chosen.clear()
     self._fail(rows, error, during)
 
   def _fail(

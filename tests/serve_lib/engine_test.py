@@ -21,10 +21,10 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope='module', params=[1, 2])
+@pytest.fixture(scope='module', params=[0, 1])
 def engine(request):
   limits = dict(max_pending=16, max_pool_bytes=LIMIT)
-  with toy.make_engine(streams=request.param, **limits) as engine:
+  with toy.make_engine(ahead=request.param, **limits) as engine:
     yield engine
 
 
@@ -95,28 +95,9 @@ def test_a_lone_request_is_never_copied_and_never_waits():
   assert engine.status()['copies'] == 0
 
 
-def test_ahead_is_of_one_stream_only():
-  for given, threads in (((1, 0), 1), ((1, 3), 4), ((2, 3), 2)):
-    engine = Engine(toy.Chain(), toy.Policy(), (3,), streams=given[0],
-                    ahead=given[1])  # fmt: skip
-    assert engine._worker.num_threads == threads
-
-
 def test_numbers_do_not_depend_on_dispatching_ahead():
   with toy.make_engine(ahead=0) as engine:
     serve_and_check(engine, toy.random_items(5, 60, 3), 1)
-
-
-def test_a_batch_is_split_among_idle_streams():
-  policy = toy.Policy()
-  items = [('full', [2, 0, code]) for code in (0, 0, 0, 5)]
-  with toy.make_engine(policy, streams=2, max_wait=60.0) as engine:
-    answers = engine.predict(items)
-  for item, answer in zip(items, answers, strict=True):
-    toy.check(toy.VARIABLES, item, answer)
-  # Two rows each; the three that stay meet again, and are split again.
-  assert policy.decided[:2] == [(0, 2), (0, 2)]
-  assert sorted(policy.decided[2:]) == [(1, 1), (1, 2)]
 
 
 def test_the_monitor_is_the_one_of_the_policy():
@@ -140,7 +121,6 @@ def test_serving_before_warming_up_is_an_error():
   [
     ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
     ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
-    ('streams', 65),
     ('max_pool_bytes', -1),
   ],
 )  # fmt: skip
