@@ -16,9 +16,9 @@ Arguments:
               for TFDS `glue/*` prepared on this machine
   pretrained  a Hugging Face directory (config.json, vocab.txt,
               model.safetensors) to start from
-  teacher     the directory of a finished dense run: EAT and students start
-              from its parameters and are distilled from it; instead of
-              pretrained
+  teacher     the directory of a finished dense run, from which EAT and students
+              are distilled; without pretrained they also start from its
+              parameters, with it they may be smaller
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
   variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
               minilm, base, large
@@ -63,7 +63,7 @@ def get_config(arg=''):
     parts='pwe', exits='', prunes='', submit=0,
   )  # fmt: skip
   check(a)
-  checkpoint = a.teacher or a.pretrained
+  checkpoint = a.pretrained or a.teacher
   depth = depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
   c = ml_collections.ConfigDict()
   c.task = 'eat.task:FineTune'
@@ -182,8 +182,6 @@ def check(a):
   """Raises ValueError for arguments that contradict each other."""
   adaptive = a.model == 'eat'
   for name, is_legal, expected in (
-    ('pretrained', not (a.pretrained and a.teacher),
-     f'nothing beside teacher={a.teacher}, from which the run starts'),
     ('parts', set(a.parts) <= set('pwe'), "letters of 'pwe', such as pw"),
     ('parts', a.parts == 'pwe' or adaptive,
      f'only with model=eat, which is {a.model}'),

@@ -209,6 +209,19 @@ def test_sizes_of_a_teacher(tmp_path, load, words):
   assert config.warm_start.skip == ('^exit_',)
 
 
+def test_a_smaller_model_of_a_larger_teacher(tmp_path, load, words):
+  runs = []
+  for variant in ('mini', 'minilm'):
+    dense = eat(load, f'variant={variant},model=dense').to_dict()
+    runs.append(checkpoint(tmp_path / variant, **dense))
+    (runs[-1] / 'tokenizer.json').write_text(words.read_text())
+  small, large = map(str, runs)
+  config = eat(load, f'pretrained={small},teacher={large},exits=1-2,prunes=2')
+  assert (config.model.depth, config.warm_start.workdir) == (4, small)
+  assert config.loss.teacher == large
+  assert config.warm_start.skip == ('^head/', '^exit_')
+
+
 @pytest.mark.parametrize(
   ('epochs', 'warm', 'annealed'), [(1, 0, 1), (2, 1, 1), (3, 1, 2), (5, 1, 4)]
 )
