@@ -7,6 +7,7 @@ import pytest
 
 from dataset_lib import text_files
 from launch import command_line, sweep, sweep_runs
+from tests.dataset_lib import corpora
 from tests.launch.sweep_test import PARITY, flags
 
 
@@ -91,3 +92,23 @@ def test_a_line_reads_the_directory_of_a_named_one(
 )
 def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
   refused(sweep.main, flags(tmp_path, text), [words])
+
+
+@pytest.mark.parametrize(
+  ('path', 'config', 'metric', 'count'),
+  [
+    ('recurrent_act/tables.txt', 'recurrent_act/graves.py', 'test/accuracy',
+     20),
+    ('albert_act/tables.txt',
+     'albert_act/pretrain.py:corpus={corpus},variant=micro,length=32',
+     'dev/accuracy', 93),
+  ],
+)  # fmt: skip
+def test_the_lists_of_tables(path, config, metric, count, tmp_path):
+  corpus = corpora.prepare(tmp_path, corpora.documents(20))[0]
+  config = config.format(corpus=corpus)
+  given = [f'--workdir={tmp_path / "runs"}', f'--metric={metric}']
+  given += [f'--config=configs/{config}', f'--overrides=configs/{path}']
+  runs = sweep.read_runs(sweep.main.parse(given))
+  assert len({run.workdir for run in runs}) == len(runs) == count
+  assert all(run.is_named for run in runs)
