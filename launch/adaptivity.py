@@ -8,6 +8,7 @@ of the prediction of the dense run (of the run itself without one), and what the
 data know. `--out` gets correlations.csv, examples.csv and a picture.
 """
 
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from train_lib.task import Task
 
 BATCH, EXAMPLES = 64, 10
 SHOWN = 60  # characters of a text that are printed
+NUMBERS = 100  # of an input that are shown instead of a text
 DIFFICULTIES = 'length', 'difficulty'  # that batches or outputs may have
 _OTHERS = {*DIFFICULTIES, 'index', 'label', 'flops', 'full_flops'}
 
@@ -62,7 +64,7 @@ def write(flags: Any) -> None:
     raise ConfigError('--workdir', flags.workdir, expected)
   table = correlations(costs, hard)
   task: Any = found.task
-  names, text = task.label_names, _reader(config, data)
+  names, text = task.label_names, reader(config, data)
   shown = []
   for kind, row in extremes(costs['flops']):
     index, label = int(rows['index'][row]), rows['label'][row].item()
@@ -164,10 +166,16 @@ def extremes(cost: np.ndarray, count: int = EXAMPLES) -> list[tuple[str, int]]:
   return [(kind, row) for kind, rows in parts.items() for row in rows]
 
 
-def _reader(config: Any, data: Any) -> Callable[[int], str | None]:
-  """Returns a function from an index to its text; None for other data."""
-  path = config.dataset.get('tokenizer', '')
-  if not path:
+def reader(config: Any, data: Any) -> Callable[[int], str | None]:
+  """Returns a function from an index to its text, or to its few numbers."""
+  path, source = config.dataset.get('tokenizer', ''), data.source
+  if path:
+    words = tokenizer.load(path)
+    return lambda index: words.decode(source.record(index)['tokens'])
+  info = source.info
+  if math.prod(info.input_shape) > NUMBERS:
     return lambda index: None
-  words = tokenizer.load(path)
-  return lambda index: words.decode(data.source.record(index)['tokens'])
+  key = info.input_key
+  return lambda index: ' '.join(
+    f'{x:g}' for x in source.record(index)[key].flat
+  )

@@ -3,10 +3,11 @@
 import json
 import types
 
+import ml_collections
 import numpy as np
 import pytest
 
-from dataset_lib import tokenizer
+from dataset_lib import builder, tokenizer
 from launch import adaptivity, benchmark
 from tests.albert_act import tiny_run
 from tests.launch.benchmark_test import read
@@ -68,6 +69,16 @@ def test_correlations_and_extremes_by_hand():
   assert adaptivity.extremes(cost['flops']) == pairs
   assert adaptivity.extremes(cost['flops'], 1) == pairs[::2]
   assert adaptivity.extremes(np.ones(3)) == [('cheapest', 0), ('dearest', 2)]
+
+
+@pytest.mark.parametrize('length', [3, 1 + adaptivity.NUMBERS])
+def test_few_numbers_are_shown_as_a_text(length):
+  data = dict(name='recurrent_act.data:Graves', task='parity', length=length)
+  config = ml_collections.ConfigDict({'dataset': data})
+  source = builder.build_source(config.dataset, 'test')
+  text = adaptivity.reader(config, types.SimpleNamespace(source=source))(5)
+  numbers = [f'{x:.0f}' for x in source.record(5)['inputs'][0]]
+  assert text == (' '.join(numbers) if length == 3 else None)
 
 
 @pytest.mark.nightly
