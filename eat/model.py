@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
   """The output of a run of blocks."""
 
   tokens: Tokens  # after the last block, pruned if the last block prunes
-  cls: dict[int, Any]  # [CLS] `[B, D]` after each requested layer
+  cls: dict[int, Any]  # what the heads of the requested layers read, `[B, D]`
   kept: tuple[Any, ...]  # tokens left in each row `[B]` after each pruning
   full: Any  # states `[B, L, D]` at the original positions, or None
 
@@ -86,6 +86,9 @@ class EatClassifier(TextEncoder, kw_only=True):
   ] = 32
   window_implementation: Literal['auto', 'block', 'dense'] = 'auto'
   exit_layers: Layers = (4,)  # with a head; the last layer always has one
+  # Exits read [CLS] plus the mean of the tokens that enter their block. In low
+  # layers [CLS] knows little of them (not in the paper).
+  exit_mean: bool = False
   # What the gradients of heads do to the layers below, see `branch`.
   gradient: Literal['joint', 'equilibrium', 'sweet'] = 'joint'
   # Also return all tokens at their original positions, for token-level tasks.
@@ -186,7 +189,7 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
-    [CLS] is returned after the layers `heads`. `sizes` are static lengths after
+    The inputs of the `heads` are returned. `sizes` are static lengths after
     each of `prune_layers` (the gathered form); None keeps shapes (the masked
     form), `()` turns pruning off. `keys_values` are those of block `first`, if
     `cls_after` has computed them.
@@ -203,13 +206,15 @@ class EatClassifier(TextEncoder, kw_only=True):
         received=prunes and self.prune_scores == 'attention',
         keys_values=keys_values if layer == first else None,
       )
-      tokens = tokens._replace(x=out.x)
+      below, tokens = tokens, tokens._replace(x=out.x)
       if layer in heads:
-        cls[layer] = tokens.x[:, 0]
+        own = out.x
         if row_keys is not None:  # in training
           later = len(heads) - 1 - list(heads).index(layer)
-          cls[layer], x = branch(tokens.x, later, self.gradient)
+          own, x = branch(out.x, later, self.gradient)
+          below = below._replace(x=branch(below.x, later, self.gradient)[0])
           tokens = tokens._replace(x=x)
+        cls[layer] = self._read(own[:, 0], below, layer)
       if prunes:
         if full is not None:
           full = pruning.restore(full, tokens)
@@ -234,10 +239,20 @@ class EatClassifier(TextEncoder, kw_only=True):
   def cls_after(
     self, tokens: Tokens, layer: int
   ) -> tuple[Float[Array, 'B D'], KeysValues]:
-    """Returns a block's (state of [CLS], keys and values of all tokens)."""
+    """Returns (what a block's head reads, keys and values of all tokens)."""
     mask = valid_tokens(tokens.x, tokens.length)
     out = self.block[layer - 1](tokens.x, mask, num_queries=1)
-    return out.x[:, 0], out.keys_values
+    return self._read(out.x[:, 0], tokens, layer), out.keys_values
+
+  def _read(
+    self, cls: Float[Array, 'B D'], below: Tokens, layer: int
+  ) -> Float[Array, 'B D']:
+    """Returns what the head of a layer reads; see `exit_mean`."""
+    if not self.exit_mean or layer == self.depth:
+      return cls
+    valid = valid_tokens(below.x, below.length)[..., None]
+    total = jnp.where(valid, below.x, 0.0).sum(1)
+    return cls + total / below.length.clip(1)[:, None].astype(cls.dtype)
 
   def head_logits(
     self, cls: Float[Array, 'B D'], layer: int, row_keys: RowKeys = None
@@ -299,8 +314,8 @@ class EatClassifier(TextEncoder, kw_only=True):
 
 def branch(
   x: Float[Array, 'B L D'], later: int, gradient: str
-) -> tuple[Float[Array, 'B D'], Float[Array, 'B L D']]:
-  """Returns [CLS] for a head, and the states for the layers that follow.
+) -> tuple[Float[Array, 'B L D'], Float[Array, 'B L D']]:
+  """Returns the states for a head, and for the layers that follow.
 
   Both are equal to `x`, but pass back a share of their gradients: all of it if
   'joint'; with 'sweet' nothing from the `later` heads, so that a layer learns
@@ -318,7 +333,7 @@ def branch(
     x if share == 1.0 else constant + share * (x - constant)
     for share in shares[gradient]
   )
-  return own[:, 0], rest
+  return own, rest
 
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:

@@ -56,12 +56,13 @@ def reference(model, variables, text):
   logits, kept = [], []
   heads = model.heads()
   for layer in range(1, model.depth + 1):
+    mean = x.mean(1) if model.exit_mean and layer < model.depth else 0.0
     x = run_block(params[f'block_{layer - 1}'], x)
     for place, position in enumerate(positions):
       full[position] = x[0, place]
     if layer in heads:
       logits.append(
-        model.apply(variables, x[:, 0], layer, method='head_logits')[0]
+        model.apply(variables, x[:, 0] + mean, layer, method='head_logits')[0]
       )
     if layer in model.prune_layers:
       ratio = model.prune_ratios[model.prune_layers.index(layer)]
@@ -76,8 +77,9 @@ def reference(model, variables, text):
   return np.array(logits), kept, positions, full
 
 
-def test_masked_form_equals_removing_tokens_row_by_row():
-  model, variables = small.build(window=0, restore=True)
+@pytest.mark.parametrize('exit_mean', [False, True])
+def test_masked_form_equals_removing_tokens_row_by_row(exit_mean):
+  model, variables = small.build(window=0, restore=True, exit_mean=exit_mean)
   texts = small.rows(3)
   _, out = jax.jit(model.apply)(variables, *small.batch(texts, 24))
   assert out['tokens'].shape == (3, 24, 16)

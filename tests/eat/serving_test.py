@@ -26,6 +26,7 @@ def chain_logits(chain, variant, texts, length):
   ('changes', 'variant'),
   [
     ({}, 'pruned'),
+    (dict(exit_mean=True), 'pruned'),
     pytest.param(dict(merge=True), 'pruned', marks=pytest.mark.slow),
     pytest.param({}, 'unpruned', marks=pytest.mark.nightly),
     pytest.param(

@@ -114,13 +114,14 @@ SHARES = {  # row: block; column: heads after blocks 0, 2 and 3
 }
 
 
-def test_what_the_gradients_of_heads_do_to_the_layers_below():
+@pytest.mark.parametrize('exit_mean', [False, True])
+def test_what_the_gradients_of_heads_do_to_the_layers_below(exit_mean):
   task, batch, params = case()
   keys = jax.random.split(jax.random.key(0), 8)
 
   def gradients(kind):
     """Of each head's squared logits, for a kernel of each block."""
-    task.model = task.model.clone(gradient=kind)
+    task.model = task.model.clone(gradient=kind, exit_mean=exit_mean)
 
     def losses(params):
       exits = task.apply(params, {}, batch, keys)[1]['exits']

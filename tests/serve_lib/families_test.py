@@ -87,7 +87,7 @@ def bert():
 
 
 def eat():
-  model, variables = small_eat.build(vocab_size=40)
+  model, variables = small_eat.build(vocab_size=40, exit_mean=True)
   layers = model.heads()
   return text_family(
     EatTask, model, variables, {'tau': 0.8}, lambda logits, out: out['exits'],
