@@ -45,6 +45,7 @@ SMALLER = (
   (r'launch\.sweep.*--vary', f'{RUN} {STEPS} --trials=2'),
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
+  (r'launch\.sweep.*(recipes|tables)\.txt', None),  # hours
   (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
   (
     r'benchmark budgets',
@@ -194,7 +195,8 @@ def local(command):
 @pytest.mark.nightly
 @pytest.mark.parametrize('page', PAGES)
 def test_commands_of_a_page_run(page, place):
-  if page == 'docs/serving.md':  # of runs that docs/eat.md trains
+  if page in ('docs/serving.md', 'docs/adaptivity.md'):
+    # Runs that docs/eat.md trains.
     for name in ('tmp_sst2', 'tmp_sst2_eat'):
       (place / name).symlink_to(place / 'tiny')
   found = [smaller(c) for c in commands((ROOT / page).read_text())]
