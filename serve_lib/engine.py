@@ -47,7 +47,7 @@ class Engine:
       With 0.02 instead of 0.001 an EAT of 11 million parameters had the same
       throughput, and twice the latencies at half of it.
     ahead: number of batches in flight beyond the one being computed; on a CPU
-      they are computed at the same time.
+      they are computed at the same time. Only full batches go ahead.
     max_pool_bytes: soft limit of the device memory of rows between stages. Near
       it partial batches run early; one batch is always allowed. 0: no limit.
     cache_directory: for compiled programs, '' for none. The programs are
