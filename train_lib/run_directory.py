@@ -22,7 +22,7 @@ from typing import Any
 import filelock
 
 from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
+from dataset_lib.errors import ConfigError, InvalidDataError
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -240,7 +240,14 @@ def steps_in(checkpoints: pathlib.Path) -> list[int]:
 
 
 def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-  """Lists differences of two configurations, except of `HARMLESS` fields."""
+  """Lists differences of two configurations, except of `HARMLESS` fields.
+
+  A field that is not saved has its default: it may be newer than the run.
+  """
+  from train_lib import config_schema  # imports jax, which a lock does not need
+
+  with contextlib.suppress(ConfigError, InvalidDataError):
+    saved = config_schema.validate(saved).to_dict()
   old, new = _flat(saved), _flat(given)
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'

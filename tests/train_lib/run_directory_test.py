@@ -1,5 +1,6 @@
 """Run directories: what is written, refused and locked; strict JSON."""
 
+import copy
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ import pytest
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
+from launch import command_line
 from tests.train_lib.states import start_python
 from train_lib import run_directory
 from train_lib.run_directory import (
@@ -207,6 +209,18 @@ def test_resuming_with_another_configuration_is_refused(tmp_path):
   enter(tmp_path, log_every=1, mesh={'data': 2})
   config = read(tmp_path / 'config.json')
   assert (config['log_every'], config['mesh']) == (1, {'data': 2})
+
+
+def test_a_field_newer_than_the_run_has_its_default():
+  file = 'configs/recurrent_act/graves.py'
+  given = command_line.load_config(file, []).to_dict()
+  old = copy.deepcopy(given)
+  del old['optimizer']['scales'], old['model']['halting_bias']
+  assert not run_directory.changes(old, given)
+  given['model']['halting_bias'] = 0.5
+  assert run_directory.changes(old, given) == [
+    'model.halting_bias: saved 1.0, given 0.5'
+  ]
 
 
 def logged(tmp_path, *steps):
