@@ -29,6 +29,8 @@ Arguments:
   submit      1: at its end the training answers GLUE's test splits, as files in
               WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4
+  recipe      how exits learn: paper, or default: they read [CLS] and the mean
+              of the tokens, learn at ten times the rate, and from later heads
   prunes      layers after which 30 % of the tokens are removed, such as 2-4
 
 By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
@@ -60,7 +62,7 @@ def get_config(arg=''):
   a = common.parse_arg(
     arg, task=common.GLUE, model=('eat', 'dense', 'student'), data='',
     pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
-    parts='pwe', exits='', prunes='', submit=0,
+    parts='pwe', exits='', recipe=('default', 'paper'), prunes='', submit=0,
   )  # fmt: skip
   check(a)
   checkpoint = a.pretrained or a.teacher
@@ -127,6 +129,9 @@ def eat(c, a, depth):
       c.warm_start.skip = (*c.warm_start.skip, '^exit_')
   if 'p' in a.parts:
     prunes = pruned(c, a, last)
+  if exits and a.recipe == 'default':
+    c.model.exit_mean, c.optimizer.scales = True, ('^exit_->10',)
+    c.loss.update(self_distill_weight=1.0, self_distill_from='later')
   c.model.update(
     name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
     prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in a.parts else 0,
@@ -187,6 +192,8 @@ def check(a):
      f'only with model=eat, which is {a.model}'),
     ('exits', not a.exits or (adaptive and 'e' in a.parts),
      f"only with model=eat and 'e' in parts, which are {a.model}, {a.parts}"),
+    ('recipe', a.recipe == 'default' or adaptive,
+     f'paper only with model=eat, which is {a.model}'),
     ('prunes', not a.prunes or (adaptive and 'p' in a.parts),
      f"only with model=eat and 'p' in parts, which are {a.model}, {a.parts}"),
   ):  # fmt: skip

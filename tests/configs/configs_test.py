@@ -222,6 +222,20 @@ def test_a_smaller_model_of_a_larger_teacher(tmp_path, load, words):
   assert config.warm_start.skip == ('^head/', '^exit_')
 
 
+def test_exits_learn_by_the_best_recipe_or_by_the_paper(load):
+  for arguments, mean, scales, weight in (
+    ('exits=2', True, ('^exit_->10',), 1.0),
+    ('exits=2,recipe=paper', False, (), 0.0),
+    ('parts=p', False, (), 0.0),
+  ):
+    config = eat(load, f'variant=minilm,{arguments}')
+    assert config.model.exit_mean == mean
+    assert config.optimizer.scales == scales
+    assert config.loss.self_distill_weight == weight
+  with pytest.raises(ValueError, match='recipe: expected paper only with'):
+    eat(load, 'variant=tiny,model=dense,recipe=paper')
+
+
 @pytest.mark.parametrize(
   ('epochs', 'warm', 'annealed'), [(1, 0, 1), (2, 1, 1), (3, 1, 2), (5, 1, 4)]
 )

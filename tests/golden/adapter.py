@@ -76,15 +76,17 @@ def configs() -> dict[str, tuple[str, list[str]]]:
   )
   eat = [*EAT, 'dataset.max_length=32']
   for task in GLUE_TASKS:
-    table[f'eat {task}'] = common + task, [*eat, 'model.window=4']
+    paper = f'{common}{task},recipe=paper'
+    table[f'eat {task}'] = paper, [*eat, 'model.window=4']
   for model in ('dense', 'student'):
     table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
-  table['eat sst2 pe'] = f'{common}sst2,parts=pe', eat
+  table['eat sst2 pe'] = f'{common}sst2,parts=pe,recipe=paper', eat
+  table['eat sst2 mean'] = f'{common}sst2,parts=pe,exits=1-2', eat
   flag = 'configs/eat/tags.py:data={tags},vocabulary={vocabulary},variant=tiny'
   table['eat tags'] = flag, eat
   table['eat labels'] = (
     'configs/eat/labels.py:data={probing},vocabulary={vocabulary},variant=tiny,'
-    'name=past_present',
+    'name=past_present,recipe=paper',
     [*eat, 'model.window=4'],
   )
   for task in GLUE_TASKS:
