@@ -1,6 +1,7 @@
 """Runs of a list that read each other, and their summary over seeds."""
 
 import csv
+import json
 import pathlib
 
 import pytest
@@ -102,9 +103,15 @@ def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
     ('albert_act/tables.txt',
      'albert_act/pretrain.py:corpus={corpus},variant=micro,length=32',
      'dev/accuracy', 93),
+    ('eat/tables.txt', 'eat/glue.py', 'dev/score', 16),
   ],
 )  # fmt: skip
-def test_the_lists_of_tables(path, config, metric, count, tmp_path):
+def test_the_lists_of_tables(
+  path, config, metric, count, tmp_path, monkeypatch
+):
+  model = json.dumps({'model_type': 'bert', 'num_hidden_layers': 6})
+  (tmp_path / 'config.json').write_text(model)
+  monkeypatch.setenv('MINILM', str(tmp_path))
   corpus = corpora.prepare(tmp_path, corpora.documents(20))[0]
   config = config.format(corpus=corpus)
   given = [f'--workdir={tmp_path / "runs"}', f'--metric={metric}']
