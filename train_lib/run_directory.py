@@ -242,7 +242,8 @@ def steps_in(checkpoints: pathlib.Path) -> list[int]:
 def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
   """Lists differences of two configurations, except of `HARMLESS` fields.
 
-  A field that is not saved has its default: it may be newer than the run.
+  A field that is not saved has its default, as it may be newer than the run,
+  unless the saved configuration is no longer legal, e.g. its teacher moved.
   """
   from train_lib import config_schema  # imports jax, which a lock does not need
 

@@ -223,6 +223,15 @@ def test_a_field_newer_than_the_run_has_its_default():
   ]
 
 
+def test_a_saved_configuration_that_is_no_longer_legal_is_compared_as_it_is():
+  given = command_line.load_config('configs/recurrent_act/graves.py', [])
+  old = copy.deepcopy(given.to_dict())
+  old['warm_start']['workdir'] = '/gone'
+  assert run_directory.changes(old, given.to_dict()) == [
+    'warm_start.workdir: saved "/gone", given ""'
+  ]
+
+
 def logged(tmp_path, *steps):
   """(run, its file of metrics) after some steps."""
   run = RunDirectory(tmp_path, CONFIG)
