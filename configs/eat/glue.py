@@ -185,17 +185,17 @@ def layers(name, text):
 
 def check(a):
   """Raises ValueError for arguments that contradict each other."""
-  adaptive = a.model == 'eat'
+  adaptive, given = a.model == 'eat', f'which are {a.model}, {a.parts}'
   for name, is_legal, expected in (
     ('parts', set(a.parts) <= set('pwe'), "letters of 'pwe', such as pw"),
     ('parts', a.parts == 'pwe' or adaptive,
      f'only with model=eat, which is {a.model}'),
     ('exits', not a.exits or (adaptive and 'e' in a.parts),
-     f"only with model=eat and 'e' in parts, which are {a.model}, {a.parts}"),
-    ('recipe', a.recipe == 'default' or adaptive,
-     f'paper only with model=eat, which is {a.model}'),
+     f"only with model=eat and 'e' in parts, {given}"),
+    ('recipe', a.recipe == 'default' or (adaptive and 'e' in a.parts),
+     f"paper only with model=eat and 'e' in parts, {given}"),
     ('prunes', not a.prunes or (adaptive and 'p' in a.parts),
-     f"only with model=eat and 'p' in parts, which are {a.model}, {a.parts}"),
+     f"only with model=eat and 'p' in parts, {given}"),
   ):  # fmt: skip
     if not is_legal:
       raise ValueError(

@@ -232,8 +232,9 @@ def test_exits_learn_by_the_best_recipe_or_by_the_paper(load):
     assert config.model.exit_mean == mean
     assert config.optimizer.scales == scales
     assert config.loss.self_distill_weight == weight
-  with pytest.raises(ValueError, match='recipe: expected paper only with'):
-    eat(load, 'variant=tiny,model=dense,recipe=paper')
+  for arguments in ('model=dense', 'parts=p'):
+    with pytest.raises(ValueError, match='recipe: expected paper only with'):
+      eat(load, f'variant=tiny,{arguments},recipe=paper')
 
 
 @pytest.mark.parametrize(
