@@ -35,11 +35,17 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   for batch, mean in itertools.product(flags.batch, flags.shares):
     model, variables, inputs, steps = prepare(batch, mean, flags)
     fixed = model.clone(halting='')
+    forms = {
+      'fixed, scanned': fixed.apply,
+      'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
+      'masked': model.apply,
+      'while_loop': model.clone(dynamic=True).apply,
+    }
     runs: dict[str, Any] = {
       name: functools.partial(
         jax.jit(lambda *x, apply=apply: apply(*x)[0]), variables, *inputs
       )
-      for name, apply in _forms(model, fixed).items()
+      for name, apply in forms.items()
     }
     chain = AlbertChain(model, variables, iterations=flags.iterations)
     runs['engine'] = _engine(HaltingPolicy, chain, inputs)
@@ -62,16 +68,6 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
         is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
     yield {'batch': batch, 'mean': mean}, found
-
-
-def _forms(model: Any, fixed: Any) -> dict[str, Any]:
-  """Returns functions of variables and inputs."""
-  return {
-    'fixed, scanned': fixed.apply,
-    'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
-    'masked': model.apply,
-    'while_loop': model.clone(dynamic=True).apply,
-  }
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:

@@ -59,20 +59,16 @@ class AlbertChain:
       if (value := getattr(model, name)) != 1:
         raise ConfigError(f'model.{name}', value, '1 to be served')
     # Padding rows have no tokens and halt at once.
-    self.model, self.reader = (
-      model,
-      dataclasses.replace(reader, padding_tokens=0),
-    )
-    self.pad = self.reader.pad
-    self.variables = variables
+    self.reader = dataclasses.replace(reader, padding_tokens=0)
+    self.model, self.pad, self.variables = model, self.reader.pad, variables
     self.iterations, self.limit = iterations, model.max_iterations
     self.num_stages = -(-self.limit // iterations)
     self.variants = (VARIANT, *others)
     self._models = {VARIANT: model, **others}
     # One object for all stages but the first, so that it is compiled once.
+    runs = self._begin, self._iterate
     self._stages = {
       name: [functools.partial(one.apply, method=run) for run in runs]
-      for runs in [(self._begin, self._iterate)]
       for name, one in self._models.items()
     }
 

@@ -62,9 +62,14 @@ def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
       raise ValueError(
         f'config argument {name}: expected {kind.__name__}, got {text!r}'
       ) from None
-    if isinstance(legal, tuple) and value not in legal:
-      raise ValueError(
-        f'config argument {name}: expected one of {list(legal)}, got {text!r}'
-      )
+    if isinstance(legal, tuple):
+      expect(value in legal, name, f'one of {list(legal)}', text)
     values[name] = value
   return ml_collections.ConfigDict(values)
+
+
+def expect(is_legal: bool, name: str, expected: str, given: Any) -> None:
+  """Raises ValueError for an illegal value of an argument."""
+  if not is_legal:
+    message = f'config argument {name}: expected {expected}, got {given!r}'
+    raise ValueError(message)

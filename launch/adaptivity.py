@@ -82,7 +82,10 @@ def write(flags: Any) -> None:
     ('examples', 'cheapest and dearest rows', shown),
   ):
     report.write_csv(out / f'{file}.csv', lines)
-    brief = [{k: cut(v) for k, v in row.items()} for row in lines]
+    brief = [
+      {k: v[:SHOWN] if isinstance(v, str) else v for k, v in row.items()}
+      for row in lines
+    ]
     report.print_table(title, brief, columns=list(lines[0]))
   with adaptive_plots.if_installed():
     title = f'Cost of a row, {len(logits)} rows'
@@ -138,11 +141,6 @@ def spent(
     if one.ndim == 1 and name not in _OTHERS:
       costs[name] = one
   return costs, heads[exits, places]
-
-
-def cut(value: Any) -> Any:
-  """Shortens a text for printing."""
-  return value[:SHOWN] if isinstance(value, str) else value
 
 
 def correlations(costs: Columns, hard: Columns) -> list[dict[str, Any]]:

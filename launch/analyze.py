@@ -115,7 +115,7 @@ def split_of(config: Any, split: str) -> str:
   return split
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Reads everything, then computes, then writes and prints."""
   from eval_lib.report import print_table
   from train_lib import loading
@@ -130,7 +130,6 @@ def run(flags: Flags) -> int:
   for table in module.write(flags, config, split, loaded, out):
     print_table(table.title, table.rows, table.note, table.columns)
   print(f'step {loaded.saved.step}, written: {out}')
-  return command_line.OK
 
 
 main = Analysis('analyze', __doc__, Flags, run)

@@ -29,55 +29,35 @@ from typing import Any
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
-from launch.benchmark_flags import (
-  FLAGS,
-  Adaptivity,
-  Budgets,
-  Eat,
-  Serve,
-  Timing,
-)
+from launch.benchmark_flags import FLAGS, Budgets, Serve, Timing
+from model_lib.errors import FieldError
 
 BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
 
 
-def run(flags: Any) -> int:
-  """Times the candidates, or writes the report of an EAT."""
+def run(flags: Any) -> None:
+  """Times the candidates, or writes a report."""
   # jax is imported only after the flags are checked.
   from serve_lib import process
 
   process.own_process()  # as launch.predict and launch.serve do
-  if isinstance(flags, Eat):
-    command_line.check_place('--out', flags.out)
-    from launch import eat_report
-
-    eat_report.write(vars(flags))
-  elif isinstance(flags, Adaptivity):
-    command_line.check_place('--out', flags.out)
-    from launch import adaptivity
-
-    adaptivity.write(flags)
-  elif isinstance(flags, Serve):
-    from launch import load_report
-
-    load_report.write(flags)
-  elif isinstance(flags, Budgets):
-    command_line.check_place('--out', flags.out or flags.workdir)
-    from adatape import budgets
-    from launch import analyze
-    from train_lib import loading
-
-    config = loading.load_config(flags.workdir)
-    budgets.write(flags, config, analyze.split_of(config, flags.split))
-  else:
-    from model_lib.errors import FieldError
-
+  if isinstance(flags, Timing):
     try:
       time_candidates(flags)
     except FieldError as error:
       command_line.fail(f'--{error}')
-  return command_line.OK
+    return
+  if not isinstance(flags, Serve):  # whose --out is a file
+    command_line.check_place('--out', flags.out or flags.workdir)
+  given: list[Any] = []
+  if isinstance(flags, Budgets):
+    from launch import analyze
+    from train_lib import loading
+
+    config = loading.load_config(flags.workdir)
+    given = [config, analyze.split_of(config, flags.split)]
+  importlib.import_module(flags.module).write(flags, *given)
 
 
 def time_candidates(flags: Timing) -> None:

@@ -152,6 +152,7 @@ class EatSpeed(Timing):
 class Eat(command_line.RunFlags):
   """Quality and speed of a trained EAT, from its checkpoint."""
 
+  module = 'launch.eat_report'
   dense: str = flag('a dense run on the same data', '')
   student: str = flag('a run of a smaller dense model', '')
   ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
@@ -184,6 +185,7 @@ class Eat(command_line.RunFlags):
 class Adaptivity(command_line.RunFlags):
   """What a run of any family spends on rows, against their difficulty."""
 
+  module = 'launch.adaptivity'
   dense: str = flag('run whose entropy is the difficulty', '', 'DIRECTORY')
   out: str = flag('where to write', metavar='DIRECTORY')
   split: str = flag("split; default: that of the run's evaluation", '')
@@ -195,6 +197,7 @@ class Adaptivity(command_line.RunFlags):
 class Serve:
   """A trained EAT and dense models under load as it comes."""
 
+  module = 'launch.load_report'
   workdir: str = flag('a run of an EAT', metavar='DIRECTORY')
   dense: str = flag('a dense run on the same data', metavar='DIRECTORY')
   out: File = flag('writes the rows here, a picture beside it', '', 'FILE.csv')
@@ -213,6 +216,7 @@ class Serve:
 class Budgets(command_line.RunFlags):
   """A trained AdaTape with other settings of the reading."""
 
+  module = 'adatape.budgets'
   dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')

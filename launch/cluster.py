@@ -260,7 +260,7 @@ class Slurm(_Training):
     return f'{script}\n'
 
 
-def run(flags: Any) -> int:
+def run(flags: Any) -> None:
   """Checks a training for its devices, then prints or submits it."""
   config = command_line.load_config(flags.config, flags.overrides)
   from jax.sharding import AbstractMesh
@@ -275,7 +275,7 @@ def run(flags: Any) -> int:
     if flags.dry_run:
       print(text, end='')
       print(f'not run: {shlex.join(program)}', file=sys.stderr)
-      return command_line.OK
+      return
     if isinstance(flags, Slurm):  # without their folder there are no logs
       command_line.check_place('--workdir', flags.workdir)
       os.makedirs(f'{flags.workdir}/slurm', exist_ok=True)
@@ -285,7 +285,6 @@ def run(flags: Any) -> int:
     raise UnavailableError(f'{expected} ({error})') from error
   if code:
     raise UnavailableError(f'{program[0]} ended with exit code {code}')
-  return command_line.OK
 
 
 FLAGS = dict(tpu_vm=TpuVm, gke=Gke, slurm=Slurm)

@@ -89,12 +89,13 @@ class Command:
   name: str
   text: str | None  # help text
   flags: Any  # a dataclass of flags, or one for each subcommand
-  run: Callable[[Any], int]  # gets an instance of it, returns the exit code
+  run: Callable[[Any], int | None]  # gets one; returns an exit code, None: OK
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command; an expected error becomes a line and its exit code."""
     try:
-      return self.run(self.parse(sys.argv[1:] if argv is None else argv))
+      flags = self.parse(sys.argv[1:] if argv is None else argv)
+      return self.run(flags) or OK
     except KeyboardInterrupt:
       fail('interrupted', INTERRUPTED)
     except Exception as error:

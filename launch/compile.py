@@ -57,7 +57,7 @@ class Compiled(NamedTuple):
   processor_seconds: float
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Compiles the step of each stage; prints tables."""
   # Before jax is imported, which a configuration may do.
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -74,7 +74,6 @@ def run(flags: Flags) -> int:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     _refuse(flags, plan, sizes(str(error)))
-  return command_line.OK
 
 
 def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:

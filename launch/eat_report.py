@@ -27,17 +27,10 @@ from dataset_lib.errors import InvalidDataError
 from eat import exit_settings
 from eat.exit_settings import Setting
 from eat.recorded_runs import Model
-from eval_lib import (
-  adaptive_plots,
-  calibration,
-  frontier,
-  peers,
-  report,
-  risk_peers,
-)
+from eval_lib import adaptive_plots, calibration, frontier, peers, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.risk import Variant
-from launch import eat_pictures
+from eval_lib.risk_peers import resample
 from model_lib import convert
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -50,15 +43,19 @@ SHOWN = {
   'timings': 'batch candidate quality quality_difference seconds latency_mean '
              'latency_p50 latency_p95 speedup limit share',
 }  # fmt: skip
+# Short names of rules, for labels in plots.
+SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
+         'tolerance': '±'}  # fmt: skip
 SOURCE_ROWS = 10 * calibration.BINS  # fewer give no ECE of their own
 
 
-def write(given: Mapping[str, Any]) -> None:
+def write(flags: Any) -> None:
   """Writes and prints the report that the flags of the command describe.
 
   Raises ConfigError if a flag does not fit the run, or a run has other rows,
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
+  given = vars(flags)
   settings, default, timed = exit_settings.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])
   reference = timed[0]  # of speed-ups and differences
@@ -86,7 +83,7 @@ def write(given: Mapping[str, Any]) -> None:
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   with adaptive_plots.if_installed():
-    eat_pictures.draw(out, every, tables, default)
+    draw(out, every, tables, default)
   print(f'written: {out}')
 
 
@@ -176,7 +173,7 @@ def retention_rows(setting: Setting) -> list[dict[str, Any]]:
 def guarantee(
   model: Model, others: Iterable[Model], given: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Resamples the rows that no temperature was fitted to; see `risk_peers`.
+  """Resamples the rows that no temperature was fitted to; see `resample`.
 
   `others` are models that were recorded; those with larger prune ratios than
   the model are also offered. Raises InvalidDataError for a regression, a model
@@ -203,7 +200,7 @@ def guarantee(
     for one in models
   ]
   limits = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
-  return risk_peers.resample(variants, labels, **limits)
+  return resample(variants, labels, **limits)
 
 
 def _time(
@@ -276,3 +273,78 @@ def _candidate(
   call = Call(predict, len(items) // len(calls))
   flops = float(setting.cost('flops')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
+
+
+def draw(
+  out: pathlib.Path,
+  rows: report.Rows,
+  tables: Mapping[str, report.Rows],
+  default: Setting,
+) -> None:
+  """Writes all pictures; see `plots.figure`.
+
+  `rows` are those of all settings; of `tables`, 'timings' are those of the
+  timed candidates, and 'retention' those of the default setting by layer.
+  """
+  model, ours = default.model, {row['setting']: row for row in rows}
+  metric = f'{model.facts["metric"]} (%)'
+  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+  bars: dict[str, dict[str, Any]] = {}
+  for row in (*rows, *tables.get('timings', ())):
+    name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
+    run_name, _, rule = name.rpartition('/')
+    if not run_name:  # other libraries have curves of their own
+      run_name = 'EAT' if name in ours else name
+    if not batch:
+      picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
+      cost = 100 * row['flops_share']
+    elif batch == 1:
+      picture = 'frontier', 'mean latency at batch 1 (ms)'
+      cost = 1e3 * row.get('latency_mean', row['seconds'].median)
+    else:
+      label = f'median time of a row at batch {batch} (ms)'
+      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
+    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
+    curves[short(rule)] = cost, 100 * row['quality']
+    is_trained = ours.get(name, {}).get('variant') == 'as trained'
+    if batch and is_trained and ('/' in name or name == default.name):
+      bar = bars.setdefault(run_name, {})
+      bar[metric] = 100 * row['quality']
+      bar[f'speed-up at batch {batch}'] = row['speedup']
+  for (file, label), curves in pictures.items():
+    adaptive_plots.plot_frontier(out / file, curves, label, metric)
+  if len(bars) > 1:
+    adaptive_plots.plot_bars(out / 'ablation', bars, 'Ablation')
+  _draw_model(out, rows, tables['retention'], model)
+
+
+def short(rule: str) -> str:
+  """Shortens a name such as `confidence=0.9` for a point of a plot."""
+  name, _, value = rule.partition('=')
+  return f'{SHORT[name]}{value}' if value else name
+
+
+def _draw_model(
+  out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
+) -> None:
+  """Draws exits, retention, and the reliability of each head."""
+  rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
+  for row in rows:
+    if '/' not in row['setting'] and row['rule'] in rules:
+      shares[row['setting']] = {
+        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
+      }
+  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
+  if layers := model.module.prune_layers:
+    given = model.records['length'], model.observed, layers, retention
+    adaptive_plots.plot_retention(out / 'retention', *given)
+  judged, labels = model.judged, model.records['label']
+  for place, layer in enumerate(model.heads if judged.any() else ()):
+    tables = {}
+    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
+      head = softmax(model.logits[place] / scale)
+      table = calibration.reliability(head[judged], labels[judged])
+      tables[f'T = {scale:.3g}'] = table
+    title = f'Head at layer {layer}, {judged.sum()} rows'
+    path = out / f'reliability_{layer}'
+    adaptive_plots.plot_reliability(path, tables, title)

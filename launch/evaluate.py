@@ -139,7 +139,7 @@ def _sized(given: Mapping[str, Any], image_size: int | None) -> dict[str, Any]:
   return sized
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Evaluates, prints a table, writes evaluation.json."""
   import jax
 
@@ -189,7 +189,6 @@ def run(flags: Flags) -> int:
   if not flags.watch:
     _print(workdir, rows)
   print(f'written: {path}')
-  return command_line.OK
 
 
 def _steps(

@@ -56,12 +56,12 @@ class Flags(serving.ModelFlags):
     command_line.refuse(self, names, 'nothing, as the other form has none')
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Reads the checkpoint and writes it."""
-  return export_bundle(flags) if flags.bundle else export_model(flags)
+  (export_bundle if flags.bundle else export_model)(flags)
 
 
-def export_bundle(flags: Flags) -> int:
+def export_bundle(flags: Flags) -> None:
   """Writes the file that `launch.predict --bundle` reads."""
   path = pathlib.Path(flags.bundle)
   if path.is_dir():
@@ -84,10 +84,9 @@ def export_bundle(flags: Flags) -> int:
     f'step {saved.step}, written: {path}, {count} programs, {size:.1f} MB, in '
     f'{seconds:.1f} s'
   )
-  return command_line.OK
 
 
-def export_model(flags: Flags) -> int:
+def export_model(flags: Flags) -> None:
   """Writes the directory; prints what was left out."""
   command_line.check_place('--out', flags.out, is_new=True)
   from model_lib import convert
@@ -124,7 +123,6 @@ def export_model(flags: Flags) -> int:
   if found['halting']:
     iterations = model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
-  return command_line.OK
 
 
 main = command_line.Command('export', __doc__, Flags, run)

@@ -39,7 +39,7 @@ class Zip:
   out: str = flag('the archive', metavar='FILE.zip')
 
 
-def run(flags: Average | Zip) -> int:
+def run(flags: Average | Zip) -> None:
   """Writes the file of --out."""
   out = pathlib.Path(flags.out)
   command_line.check_place('--out', str(out.parent))
@@ -50,7 +50,6 @@ def run(flags: Average | Zip) -> int:
 
     submission.zip_files(flags.answers, out)
   print(f'written: {out}')
-  return command_line.OK
 
 
 def average(workdirs: list[str], out: pathlib.Path) -> None:

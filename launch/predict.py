@@ -56,7 +56,7 @@ class Flags(serving.Flags):
       raise ConfigError(name, getattr(self, name), f'{words} with --glue')
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Loads the model, compiles it, answers the lines of stdin on stdout."""
   from serve_lib.process import own_process
 
@@ -73,7 +73,6 @@ def run(flags: Flags) -> int:
       # blocked in `readline` holds.
       lines = read_lines(os.fdopen(0, 'rb', closefd=False))
       answer_all(engine, lines, write_line, flags.max_pending)
-  return command_line.OK
 
 
 def open_splits(flags: Flags) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _check(flags: Options) -> None:
   command_line.check_place('--out', os.path.dirname(flags.out))
 
 
-def run(flags: Options) -> int:
+def run(flags: Options) -> None:
   """Prepares the corpus and prints its counts."""
   out = os.path.realpath(os.path.expanduser(flags.out))
   flags = dataclasses.replace(flags, out=out)
@@ -80,7 +80,6 @@ def run(flags: Options) -> int:
   finally:
     signal.signal(signal.SIGTERM, before)
   report(manifest, out)
-  return command_line.OK
 
 
 def report(manifest: dict[str, Any], out: str) -> None:

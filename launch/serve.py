@@ -38,7 +38,7 @@ class Flags(serving.Flags):
   )
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> None:
   """Listens, loads the model, compiles it, serves until a signal."""
   try:
     import uvicorn
@@ -80,7 +80,6 @@ def run(flags: Flags) -> int:
         os._exit(command_line.OK)
       warm_up.result()
       engine.close()
-  return command_line.OK
 
 
 def listen(host: str, port: int) -> socket.socket:

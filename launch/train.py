@@ -48,7 +48,7 @@ class Flags:
   process_id: Count | None = flag('index of this process', None, 'NUMBER')
 
 
-def run(flags: Flags) -> int:
+def run(flags: Flags) -> int | None:
   """Trains, or builds and compiles."""
   config = command_line.load_config(flags.config, flags.overrides)
   peers = flags.coordinator, flags.num_processes, flags.process_id
@@ -74,7 +74,7 @@ def run(flags: Flags) -> int:
   except trainer.Preempted as stop:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED
-  return command_line.OK
+  return None
 
 
 def _silence_repeated_errors() -> None:

@@ -155,11 +155,9 @@ def ablate(c, ablation):
   """
   if ablation == 'adaptive':
     return
-  if c.model.get('bank') is None:
-    raise ValueError(
-      f'config argument ablation: expected adaptive unless the model is an '
-      f'AdaTape, got {ablation!r}'
-    )
+  has_tape = c.model.get('bank') is not None
+  expected = 'adaptive unless the model is an AdaTape'
+  common.expect(has_tape, 'ablation', expected, ablation)
   c.loss.tape_weight = 0.0
   if ablation == 'length':
     c.model.fixed_length = True

@@ -32,8 +32,7 @@ def get_config(arg=''):
   a = common.parse_arg(
     arg, n=16, model=('adatape', 'transformer', 'ut'), size=('laptop', 'paper')
   )
-  if a.n < 4:
-    raise ValueError(f'config argument n: expected an integer >= 4, got {a.n}')
+  common.expect(a.n >= 4, 'n', 'an integer >= 4', a.n)
   c = ml_collections.ConfigDict()
   c.batch_size = 128
   c.dataset = dict(name='parity', length=a.n)

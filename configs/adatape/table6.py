@@ -30,11 +30,8 @@ MODELS = ('input', 'vit', 'deit', 'plainvit', 'u2t', 'avit')
 
 def get_config(arg=''):
   arg = common.parse_arg(arg, model=MODELS, variant='S/16', root='', teacher='')
-  if arg.teacher and arg.model != 'deit':
-    raise ValueError(
-      f"config argument teacher: expected '' unless model=deit, got "
-      f'{arg.teacher!r}'
-    )
+  is_legal = not arg.teacher or arg.model == 'deit'
+  common.expect(is_legal, 'teacher', "'' unless model=deit", arg.teacher)
   is_tiny = arg.variant.startswith('Ti/')
   c = ml_collections.ConfigDict()
   c.batch_size = 1024

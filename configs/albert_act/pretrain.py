@@ -58,11 +58,9 @@ def get_config(arg=''):
     halting='' if fixed else a.halting,
   )
   if a.halting == 'bert':
-    if a.variant.startswith('albert'):
-      raise ValueError(
-        'config argument variant: expected tiny, small, base, micro or mini '
-        f'with halting=bert, got {a.variant!r}'
-      )
+    is_legal = not a.variant.startswith('albert')
+    expected = 'tiny, small, base, micro or mini with halting=bert'
+    common.expect(is_legal, 'variant', expected, a.variant)
     width = WIDTHS.get(a.variant, 768)
     c.model.update(num_groups=iterations, embedding_width=width)
   c.loss = dict(ponder_weight=tau, sop_weight=1.0)

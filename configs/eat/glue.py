@@ -176,10 +176,8 @@ def depth_of(checkpoint):
 def layers(name, text):
   """Reads layers such as '2-3-4'."""
   items = text.split('-') if text else []
-  if not all(item.isdecimal() for item in items):
-    raise ValueError(
-      f'config argument {name}: expected layers such as 2-3-4, got {text!r}'
-    )
+  is_legal = all(item.isdecimal() for item in items)
+  common.expect(is_legal, name, 'layers such as 2-3-4', text)
   return tuple(map(int, items))
 
 
@@ -197,7 +195,4 @@ def check(a):
     ('prunes', not a.prunes or (adaptive and 'p' in a.parts),
      f"only with model=eat and 'p' in parts, {given}"),
   ):  # fmt: skip
-    if not is_legal:
-      raise ValueError(
-        f'config argument {name}: expected {expected}, got {a[name]!r}'
-      )
+    common.expect(is_legal, name, expected, a[name])

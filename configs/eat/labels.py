@@ -11,6 +11,7 @@ are those of `configs.eat.glue` but for `task`. The files have the columns
 those of train.tsv. Half of dev.tsv calibrates, the other half is reported.
 """
 
+from configs import common
 from configs.eat import glue
 
 
@@ -18,10 +19,9 @@ def get_config(arg=''):
   items = [item for item in arg.split(',') if item]
   name = [item[5:] for item in items if item.startswith('name=')]
   others = [item for item in items if not item.startswith('name=')]
-  if len(name) != 1 or any(item.startswith('task=') for item in others):
-    raise ValueError(
-      f'config argument name: expected one, and no task, got {arg!r}'
-    )
+  has_task = any(item.startswith('task=') for item in others)
+  is_legal = len(name) == 1 and not has_task
+  common.expect(is_legal, 'name', 'one, and no task', arg)
   # Rows like those of SST-2: single texts, some of which may be alike.
   c = glue.get_config(','.join(['task=sst2', *others]))
   data = c.dataset

@@ -32,10 +32,7 @@ def get_config(arg=''):
     arg, data='', column='-1', held_out=0, pretrained='', vocabulary='',
     variant=tuple(glue.DEPTHS), epochs=3, parts='p', prunes='',
   )  # fmt: skip
-  if not set(a.parts) <= set('pw'):
-    raise ValueError(
-      f"config argument parts: expected letters of 'pw', got {a.parts!r}"
-    )
+  common.expect(set(a.parts) <= set('pw'), 'parts', "letters of 'pw'", a.parts)
   depth = glue.DEPTHS[a.variant]
   c = ml_collections.ConfigDict()
   c.task = 'eat.tagging:Tagging'

@@ -9,7 +9,7 @@ import pytest
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import exit_settings, recorded_runs
 from eval_lib import calibration, peers
-from launch import benchmark, eat_pictures, eat_report
+from launch import benchmark, eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 from tests.launch import toy_runs
 from tests.launch.benchmark_test import read
@@ -41,7 +41,7 @@ def test_rules_of_a_regression_and_of_one_head():
   row = eat_report.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_pictures.short('tolerance=0.1') == '±0.1'
+  assert eat_report.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
   never = measured(alone)['never']
