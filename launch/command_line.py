@@ -185,15 +185,6 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   Overrides are texts such as 'optimizer.lr=1e-3'. Raises UsageError for a file
   whose `get_config` fails, ConfigError for a missing file or an illegal field.
   """
-  config = _read_config(flag)
-  # Imported late, so that wrong flags fail before jax is imported.
-  from train_lib import config_schema
-
-  return config_schema.validate(config, overrides)
-
-
-def _read_config(flag: str) -> Any:
-  """Returns what `get_config` of the file returns, unchecked."""
   path, _, argument = flag.partition(':')
   if not path.endswith('.py') or not os.path.isfile(path):
     files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
@@ -210,7 +201,10 @@ def _read_config(flag: str) -> Any:
       expected = 'a file whose get_config returns a ConfigDict'
       message = f'expected {expected}, got {type(error).__name__}: {error}'
     raise UsageError(f'--config={flag}: {message}') from error
-  return config
+  # Imported late, so that wrong flags fail before jax is imported.
+  from train_lib import config_schema
+
+  return config_schema.validate(config, overrides)
 
 
 def parse_fields(flag: str, text: str) -> dict[str, Any]:
