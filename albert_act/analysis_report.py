@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from albert_act import analysis, conllu
+from albert_act import analysis
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
 from dataset_lib import builder, source, tagged_words, tokenizer
+from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
 from eval_lib.report import Table, write_csv
@@ -92,17 +93,18 @@ def label_table(
   model: Albert,
   variables: Any,
   tokenizer: Tokenizer,
-  sentences: Sequence[Sequence[conllu.Word]],
+  sentences: Sequence[Sequence[tuple[str, str]]],
   max_length: int,
   at_least: int = 1,
 ) -> Table:
   """Analyses the sentences of a treebank with the masked form of a model.
 
-  Subtypes of labels are merged. Labels of less than `at_least` words, and words
-  after `max_length` tokens are left out.
+  A sentence is a list of (word, label). Subtypes of labels are merged, as
+  nmod:poss into nmod. Labels of less than `at_least` words, and words after
+  `max_length` tokens are left out.
   """
   encoded, places = tagged_words.encode_words(
-    tokenizer, [[word.form for word in one] for one in sentences], max_length
+    tokenizer, [[word for word, _ in one] for one in sentences], max_length
   )
   buckets = source.length_buckets(range(_STEP, max_length, _STEP), max_length)
   info = source.DatasetInfo(
@@ -119,8 +121,8 @@ def label_table(
       number = batch['index'][row]
       depths.append(steps[row].max())
       words += [
-        (word.universal_label, steps[row, start:stop])
-        for word, (start, stop) in zip(
+        (label.partition(':')[0], steps[row, start:stop])
+        for (_, label), (start, stop) in zip(
           sentences[number], places[number], strict=False
         )
       ]
@@ -243,9 +245,22 @@ def write(
   return written
 
 
-def read_treebank(file: str) -> list[Any]:
-  """Returns the sentences of a file, [] without one; prints its faults."""
-  sentences, bad = conllu.read(file) if file else ([], [])
+def read_treebank(file: str) -> list[list[tuple[str, str]]]:
+  """Returns (word, dependency label) of each sentence; prints their faults.
+
+  No `file`: []. One without a good sentence is an InvalidDataError.
+  """
+  sentences, bad = [], []
+  path = pathlib.Path(file).expanduser()
+  rows = tagged_words.TaggedFile(path, 'deprel') if file else ()
+  for row in range(len(rows)):
+    try:
+      sentences.append(rows[row])
+    except BadRecord as fault:
+      bad.append(fault)
+  if rows and not sentences:
+    found = f'none of its {len(rows)} can be used; the first: {bad[0]}'
+    raise InvalidDataError(f'{file}: expected sentences in CoNLL-U, {found}')
   if bad:
     line = f'{len(bad)} faults in {file}, whose sentences are left out; the '
     print(f'{line}first: {bad[0]}', file=sys.stderr)

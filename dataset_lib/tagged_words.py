@@ -21,7 +21,7 @@ from jaxtyping import Int, Int32
 from dataset_lib import source, tokenizer
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.source import PART_WORDS, Encoded, parts, require
-from dataset_lib.text_rows import Line, TextRows, decoded, read_lines
+from dataset_lib.text_rows import TextRows, decoded, read_lines
 from dataset_lib.text_tasks import find_file
 from dataset_lib.tokenizer import Tokenizer
 
@@ -29,19 +29,12 @@ IGNORED = -1  # label of a token without a tag
 NO_TAG = '_'
 MAX_TAGS = 1000  # more are a wrong column
 _COLUMNS = 10  # of CoNLL-U
-_NAMED = {'upos': 3, 'xpos': 4}
+_NAMED = {'upos': 3, 'xpos': 4, 'deprel': 7}
 _DOCUMENT = b'-DOCSTART-'  # first column of a line that CoNLL-2003 inserts
 _CONLLU, _CONLL = ('.conllu',), ('.conll', '.txt', '.tsv')
 # A word, or several of them as one token, or an empty node after a word.
 _ID = re.compile(r'[1-9]\d{,8}|[1-9]\d{,8}-[1-9]\d{,8}|\d{1,9}\.[1-9]\d*', re.A)
 _NUMBER = re.compile(r'-?\d{1,3}', re.A)
-
-
-def read_blocks(path: Path) -> list[list[Line]]:
-  """Returns the lines of each sentence; see `text_rows.read_lines`."""
-  lines = [one for one in read_lines(path) if not one[1].startswith(_DOCUMENT)]
-  groups = itertools.groupby(lines, lambda line: not line[1].strip())
-  return [list(block) for is_blank, block in groups if not is_blank]
 
 
 def conllu_columns(line: bytes) -> list[str] | None:
@@ -86,11 +79,17 @@ def encode_words(
 
 
 class TaggedFile:
-  """Sentences of a file as lists of (word, tag); see `TaggedWords.column`."""
+  """Sentences of a file as lists of (word, tag); see `TaggedWords.column`.
+
+  Opening raises the errors of `text_rows.read_lines`, a sentence with an
+  invalid line BadRecord.
+  """
 
   def __init__(self, path: Path, column: str):
     self._path, self._column = path, column
-    self._blocks = read_blocks(path)
+    lines = [x for x in read_lines(path) if not x[1].startswith(_DOCUMENT)]
+    groups = itertools.groupby(lines, lambda line: not line[1].strip())
+    self._blocks = [[*block] for is_blank, block in groups if not is_blank]
 
   def __len__(self) -> int:
     return len(self._blocks)
@@ -159,8 +158,8 @@ class TaggedWords(TextRows):
   column: Annotated[
     str,
     Predicate(re.compile(rf'{_NUMBER.pattern}|[A-Za-z]\w*').fullmatch),
-    'upos, xpos or a key of the column MISC, of CoNLL-U; of other files a '
-    'number from 0, or -1 for the last one',
+    'upos, xpos, deprel or a key of the column MISC, of CoNLL-U; of other '
+    'files a number from 0, or -1 for the last one',
   ] = '-1'
 
   def __post_init__(self) -> None:

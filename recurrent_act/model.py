@@ -9,7 +9,6 @@ outputs (7), (18), (29). Difference: the gradient of (18) and (29) also has the
 output's bias times the slopes of the weights; here that term is left out.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -121,8 +120,7 @@ class RecurrentModel(nn.Module):
     float32: `out['features']` `[B, D]` is the hidden output after the last
     input, `out['ponder']` the `Spent` of every input.
     """
-    if valid is None:
-      valid = jnp.ones(inputs.shape[:2], bool)
+    everywhere = jnp.ones(inputs.shape[:2], bool)
     has_score = self.rule != 'fixed'
     step = build(Repetition, self, has_score=has_score, name='repetition')
     zeros = jnp.zeros((len(inputs), self.width), jnp.float32)
@@ -131,28 +129,24 @@ class RecurrentModel(nn.Module):
       step(state, jnp.pad(inputs[:, 0], ((0, 0), (0, 1))))
     # Linen modules must not be called in a plain JAX loop.
     pure, variables = step.unbind()
-    repeat = functools.partial(pure.apply, variables)
-
-    def body(before: Any, at_time: Any) -> Any:
-      state, carried, spent = ponder_input(repeat, *before, *at_time, self)
-      return (state, carried), (hidden_of(state), spent)
-
-    sequence = inputs, valid.astype(bool)
-    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), sequence)
-    nothing = jnp.zeros(len(inputs), jnp.float32)
-    (state, _), by_time = jax.lax.scan(body, (state, nothing), by_time)
-    hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_time)
+    state, hidden, spent = ponder_sequence(
+      lambda state, x: pure.apply(variables, state, x),
+      state,
+      inputs,
+      everywhere if valid is None else valid.astype(bool),
+      self,
+    )
     features = hidden_of(state)
     return self._logits(hidden), {'features': features, 'ponder': spent}
 
-  @property
-  def _outputs(self) -> int:
-    return self.num_targets * (self.num_classes if self.num_classes > 2 else 1)
-
   def _logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T G K']:
     """Computes equation (2)."""
-    head = partitioned_dense(self._outputs, 'embed', 'classes', 'head')
-    logits = head(hidden).reshape(*hidden.shape[:2], self.num_targets, -1)
+    num_outputs = 1 if self.num_classes == 2 else self.num_classes
+    outputs = partitioned_dense(
+      self.num_targets * num_outputs, 'embed', 'classes', 'head'
+    )(hidden)
+    shape = (*hidden.shape[:2], self.num_targets, num_outputs)
+    logits = outputs.reshape(shape)
     if self.num_classes == 2:
       logits = jnp.pad(logits, ((0, 0), (0, 0), (0, 0), (1, 0)))
     return constrain(logits, 'batch', None, None, None)
@@ -168,7 +162,8 @@ class RecurrentModel(nn.Module):
     )
     if self.rule != 'fixed':
       repetition += flops.dense(1, self.width, 1)
-    head = flops.dense(1, self.width, self._outputs)
+    num_outputs = 1 if self.num_classes == 2 else self.num_classes
+    head = flops.dense(1, self.width, self.num_targets * num_outputs)
     repetitions = self.max_steps if steps is None else steps
     return length * (repetitions * repetition + head)
 
@@ -220,6 +215,30 @@ def ponder_input(
   steps, cost = result.halting.steps, halting.ponder_cost(result.halting)
   spent = {'steps': steps, 'cost': cost, 'skipped': valid & (steps == 0)}
   return after, carried, spent
+
+
+def ponder_sequence(
+  step: Step,
+  state: State,
+  inputs: Float[Array, 'B T E'],
+  valid: Bool[Array, 'B T'],
+  options: RecurrentModel,
+) -> tuple[State, Float[Array, 'B T D'], Spent]:
+  """Returns (last state, hidden output and `Spent` of each input)."""
+
+  def body(before: Any, at_time: Any) -> Any:
+    (state, carried), (x, here) = before, at_time
+    state, carried, spent = ponder_input(step, state, carried, x, here, options)
+    return (state, carried), (hidden_of(state), spent)
+
+  nothing = jnp.zeros(inputs.shape[:1], jnp.float32)
+  (state, _), by_time = jax.lax.scan(
+    body,
+    (state, nothing),
+    (jnp.moveaxis(inputs, 1, 0), jnp.moveaxis(valid, 1, 0)),
+  )
+  hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_time)
+  return state, hidden, spent
 
 
 def hidden_of(state: State) -> Float[Array, 'B D']:

@@ -7,8 +7,8 @@ Arguments:
 
   data        a folder of train, dev and test files, CoNLL-U or other CoNLL
               files, plain or gzip; or one file, with held_out
-  column      the tags: upos, xpos or a key of MISC, of CoNLL-U; of other files
-              a column's number from 0, or -1 (default) for the last one
+  column      the tags: upos, xpos, deprel or a key of MISC, of CoNLL-U; of
+              other files a column's number from 0, or -1 (default) for the last
   held_out    percent of the train split to evaluate on; 0 (default) for the
               dev file
   pretrained  a Hugging Face directory to start from

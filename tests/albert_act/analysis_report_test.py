@@ -9,7 +9,6 @@ import pytest
 
 from albert_act import analysis, analysis_report
 from albert_act.analysis import CURVES, DEPTH, Analysis
-from albert_act.conllu import Word
 from dataset_lib import tokenizer
 from tests.albert_act import small
 
@@ -187,10 +186,7 @@ def test_a_treebank_by_hand(words, monkeypatch):
     [('w4', 'obj'), ('w5a', 'obj'), ('w6', 'det'), ('w7', 'det'),
      ('w8', 'root'), ('w9ab', 'obj'), ('w1', 'obj')],
   ]  # fmt: skip
-  sentences = [
-    tuple(Word(form, 0, label) for form, label in one) for one in given
-  ]
-  arguments = (*small.build(), words, sentences, 8)
+  arguments = (*small.build(), words, given, 8)
   table = analysis_report.label_table(*arguments)
   means = [1.5, 3.5, 2.0, 4.5]
   assert values(table.rows) == [

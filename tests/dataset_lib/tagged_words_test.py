@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
 from dataset_lib.tagged_words import TaggedFile, encode_words
 from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import opened, write
@@ -85,9 +90,9 @@ def test_the_same_tokens_as_of_the_whole_text(shared_data, name):
 
 CONLLU = [
   '# text = w1 "w2 w3',
-  '1\tw1\t_\tNOUN\tNN\t_\t_\t_\t_\tSpaceAfter=No|NER=B-PER',
+  '1\tw1\t_\tNOUN\tNN\t_\t3\tnsubj\t_\tSpaceAfter=No|NER=B-PER',
   '2-3\t"w2\t_\t_\t_\t_\t_\t_\t_\tNER=O',
-  '2\t"w2\t_\tX\t``\t_\t_\t_\t_\tNER=I-PER',
+  '2\t"w2\t_\tX\t``\t_\t1\tnmod:poss\t_\tNER=I-PER',
   '2.1\tw9\t_\tX\tX\t_\t_\t_\t_\tNER=O',
   '3\tw3\t_\tVERB\tVB\t_\t_\t_\t_\t_',
   '',
@@ -116,6 +121,7 @@ def tags_of(source):
     ('train.conllu', 'upos', [['NOUN', 'X', '', 'VERB'], ['']]),
     ('en-ud-train.conllu.gz', 'xpos', [['NN', '``', '', 'VB'], ['NN']]),
     ('train.conllu', 'NER', [['B-PER', 'I-PER', '', ''], ['']]),
+    ('train.conllu', 'deprel', [['nsubj', 'nmod:poss', '', ''], ['']]),
     ('train.txt', '-1', [['B-PER', 'I-PER'], ['O', 'B-LOC', '']]),
     ('train.conll.gz', '1', [['NN', 'NN'], ['VB', 'NN', '']]),
   ],
@@ -173,6 +179,27 @@ def test_a_bad_line_costs_its_sentence(root, line, message):
   assert row == 0
   with pytest.raises(ValueError, match=message):
     raise bad
+
+
+@pytest.mark.parametrize(
+  ('line', 'kind', 'message'),
+  [
+    (b'3\tw\xff' + b'\t_' * 8, 'not_utf8', 'decode'),
+    ('3\tw3\t_', 'wrong_columns', 'expected 10 columns, got 3'),
+    ("2-3\tw3\t_", 'wrong_columns', 'expected 10 columns, got 3'),
+    ('3\t ' + '\t_' * 8, 'empty_form', 'expected a form'),
+    *((f'{number}\tw3' + '\t_' * 8, 'illegal_id', f"got '{number[:9]}")
+      for number in ('3a', '9' * 5000, '03', '0', '²')),
+  ],
+)  # fmt: skip
+def test_a_bad_line_of_a_treebank_is_named(root, line, kind, message):
+  path = write(root / 'a.conllu', [*CONLLU[:5], line, *CONLLU[6:]])
+  file = TaggedFile(path, 'deprel')
+  assert file[1] == [('w4', '_')]
+  with pytest.raises(BadRecord, match=message) as raised:
+    file[0]
+  assert raised.value.kind == kind
+  assert raised.value.where == f'{path}, line 6'
 
 
 def test_files_and_columns_that_do_not_fit(root):

@@ -6,6 +6,7 @@ import pytest
 
 from albert_act import analysis_report
 from dataset_lib import text_files, tokenizer
+from dataset_lib.errors import InvalidDataError
 from launch import analyze
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
@@ -90,6 +91,9 @@ def test_a_treebank_with_faults_names_the_first(tmp_path, capsys):
   assert line.startswith(f'1 faults in {path}')
   assert 'line 1' in line
   assert analysis_report.read_treebank('') == []
+  path.write_text('Just some text.\n')
+  with pytest.raises(InvalidDataError, match='none of its 1 can be used'):
+    analysis_report.read_treebank(str(path))
 
 
 @pytest.fixture(scope='module')
