@@ -46,6 +46,7 @@ SMALLER = (
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
   (r'launch\.sweep.*(recipes|tables)\.txt', None),  # hours
+  (r'--workdir=tables/', None),  # of these runs
   (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
   (
     r'benchmark budgets',
