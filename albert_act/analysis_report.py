@@ -125,6 +125,7 @@ def label_table(
         for (_, label), (start, stop) in zip(
           sentences[number], places[number], strict=False
         )
+        if label != tagged_words.NO_TAG
       ]
   left_out = sum(map(len, sentences)) - len(words)
   labels, below = label_rows(words, at_least)
@@ -136,8 +137,8 @@ def label_table(
     'labels', f'Iterations by dependency label, {len(sentences)} sentences',
     labels + below,
     '* above the mean of the labels by more than their standard deviation; '
-    'labels of few words (--label_words) and words after the longest row are '
-    'left out',
+    'labels of few words (--label_words), words without a label and words '
+    'after the longest row are left out',
   )  # fmt: skip
 
 
@@ -248,7 +249,8 @@ def write(
 def read_treebank(file: str) -> list[list[tuple[str, str]]]:
   """Returns (word, dependency label) of each sentence; prints their faults.
 
-  No `file`: []. One without a good sentence is an InvalidDataError.
+  No `file`: []. One without a good sentence is an InvalidDataError. A word
+  without a label has '_'.
   """
   sentences, bad = [], []
   path = pathlib.Path(file).expanduser()
@@ -258,12 +260,13 @@ def read_treebank(file: str) -> list[list[tuple[str, str]]]:
       sentences.append(rows[row])
     except BadRecord as fault:
       bad.append(fault)
-  if rows and not sentences:
-    found = f'none of its {len(rows)} can be used; the first: {bad[0]}'
+  if file and not sentences:
+    first = f'; the first: {bad[0]}' if bad else ''
+    found = f'none of its {len(rows)} can be used{first}'
     raise InvalidDataError(f'{file}: expected sentences in CoNLL-U, {found}')
   if bad:
-    line = f'{len(bad)} faults in {file}, whose sentences are left out; the '
-    print(f'{line}first: {bad[0]}', file=sys.stderr)
+    line = f'{file}: {len(bad)} sentences with faults are left out; the first'
+    print(f'{line}: {bad[0]}', file=sys.stderr)
   return sentences
 
 

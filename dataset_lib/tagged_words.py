@@ -106,7 +106,8 @@ class TaggedFile:
       except BadRecord as bad:
         place = f'{self._path}, line {number}'
         raise BadRecord(bad.kind, place, bad.message) from bad
-    require(pairs, 'no_words', 'expected a word, got none')
+    if not pairs:
+      raise BadRecord('no_words', self.where(row), 'expected a word, got none')
     return pairs
 
   def where(self, row: int) -> str:

@@ -48,9 +48,10 @@ def run(flags: Any) -> None:
     except FieldError as error:
       command_line.fail(f'--{error}')
     return
-  if not isinstance(flags, Serve):  # whose --out is a file
-    command_line.check_place('--out', flags.out or flags.workdir)
   given: list[Any] = []
+  if not isinstance(flags, Serve):  # whose --out is a file
+    default = flags.workdir if isinstance(flags, Budgets) else ''
+    command_line.check_place('--out', flags.out or default)
   if isinstance(flags, Budgets):
     from launch import analyze
     from train_lib import loading

@@ -180,8 +180,8 @@ def test_a_treebank_by_hand(words, monkeypatch):
   given = [
     # [CLS] w1 ##a [SEP]
     [('w1a', 'nsubj:pass')],
-    # [CLS] w3 [SEP]; nothing is left of the other word.
-    [(CONTROL, 'det'), ('w3', 'root')],
+    # [CLS] w3 w4 [SEP]; nothing is left of the first word.
+    [(CONTROL, 'det'), ('w3', 'root'), ('w4', '_')],
     # [CLS] w4 w5 ##a w6 w7 w8 [SEP], and no room for the others
     [('w4', 'obj'), ('w5a', 'obj'), ('w6', 'det'), ('w7', 'det'),
      ('w8', 'root'), ('w9ab', 'obj'), ('w1', 'obj')],
@@ -197,8 +197,8 @@ def test_a_treebank_by_hand(words, monkeypatch):
     ('mean of the labels', 4, np.mean(means), ''),
     ('standard deviation of the labels', 4, np.std(means).round(4), ''),
     ('words of rarer labels', 0, None, ''),
-    ('words left out', 2, None, ''),
-    ('executed depth of a row', 3, (3 + 2 + 7) / 3, ''),
+    ('words left out', 3, None, ''),
+    ('executed depth of a row', 3, round((3 + 3 + 7) / 3, 4), ''),
   ]
   assert shapes == [(2, 4), (2, 8)]
   table = analysis_report.label_table(*arguments, at_least=2)

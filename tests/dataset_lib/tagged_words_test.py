@@ -218,14 +218,15 @@ def test_files_and_columns_that_do_not_fit(root):
 
 
 @pytest.mark.slow
-def test_a_real_treebank(shared_data):
+@pytest.mark.parametrize(('column', 'place'), [('upos', 3), ('deprel', 7)])
+def test_a_real_treebank(shared_data, column, place):
   path = shared_data('ud_english_ewt', 'dev.conllu.gz')
   words = str(shared_data('vocab', 'bert_base_uncased_vocab.txt'))
   given = dict(name='tags', directory=str(path.parent), tokenizer=words)
-  source = opened(given | {'column': 'upos', 'max_length': 512}, 'dev')
+  source = opened(given | {'column': column, 'max_length': 512}, 'dev')
   lines = gzip.decompress(path.read_bytes()).decode().split('\n')
   columns = [line.split('\t') for line in lines]
-  expected = [one[3] for one in columns if one[0].isdigit()]
+  expected = [one[place] for one in columns if one[0].isdigit()]
   found = [tag for row in tags_of(source) for tag in row if tag]
   assert found == expected
   assert not source.bad_rows

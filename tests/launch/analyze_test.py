@@ -88,12 +88,17 @@ def test_a_treebank_with_faults_names_the_first(tmp_path, capsys):
   path.write_text('1\tone\n\n' + path.read_text())
   assert len(analysis_report.read_treebank(str(path))) == len(TREEBANK)
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith(f'1 faults in {path}')
-  assert 'line 1' in line
+  assert line.startswith(f'{path}: 1 sentences with faults are left out')
+  assert f'{path}, line 1' in line
   assert analysis_report.read_treebank('') == []
-  path.write_text('Just some text.\n')
-  with pytest.raises(InvalidDataError, match='none of its 1 can be used'):
-    analysis_report.read_treebank(str(path))
+  for text, message in (
+    ('Just some text.\n', 'none of its 1 can be used; the first: wrong_col'),
+    ('# text = nothing\n', 'first: no_words: .*, line 1: expected a word'),
+    ('-DOCSTART- -X- O\n', 'none of its 0 can be used$'),
+  ):
+    path.write_text(text)
+    with pytest.raises(InvalidDataError, match=message):
+      analysis_report.read_treebank(str(path))
 
 
 @pytest.fixture(scope='module')
