@@ -37,21 +37,24 @@ _ID = re.compile(r'[1-9]\d{,8}|[1-9]\d{,8}-[1-9]\d{,8}|\d{1,9}\.[1-9]\d*', re.A)
 _NUMBER = re.compile(r'-?\d{1,3}', re.A)
 
 
-def conllu_columns(line: bytes) -> list[str] | None:
+def conllu_columns(line: bytes, number: int) -> list[str]:
   """Returns the columns of a word of universaldependencies.org/format.html.
 
-  None for a comment, a multiword token (`1-2`) and an empty node (`1.1`).
+  [] for a comment, a multiword token (`1-2`) and an empty node (`1.1`). A word
+  must have the `number`, from 1, so that a lost line is noticed.
   """
   columns = decoded(line).split('\t')
   name = columns[0]
   if name.startswith('#'):
-    return None
+    return []
   message = f'expected {_COLUMNS} columns, got {len(columns)}'
   require(len(columns) == _COLUMNS, 'wrong_columns', message)
   message = f'expected a number like 1, 1-2 or 1.1, got {name!r:.40}'
   require(_ID.fullmatch(name), 'illegal_id', message)
   if not name.isdigit():
-    return None
+    return []
+  message = f'expected number {number}, got {name}'
+  require(int(name) == number, 'wrong_order', message)
   require(columns[1].strip(), 'empty_form', 'expected a form, got nothing')
   return columns
 
@@ -95,10 +98,11 @@ class TaggedFile:
     return len(self._blocks)
 
   def __getitem__(self, row: int) -> list[tuple[str, str]]:
-    pairs, width = [], 0
+    pairs: list[tuple[str, str]] = []
+    width = 0
     for number, line in self._blocks[row]:
       try:
-        columns = self._columns(line)
+        columns = self._columns(line, len(pairs) + 1)
         width = width or len(columns)
         message = f'expected {width} columns, got {len(columns)}'
         require(len(columns) in (0, width), 'wrong_columns', message)
@@ -114,9 +118,9 @@ class TaggedFile:
     """Returns the file of a sentence and its first line there."""
     return f'{self._path}, line {self._blocks[row][0][0]}'
 
-  def _columns(self, line: bytes) -> list[str]:
+  def _columns(self, line: bytes, number: int) -> list[str]:
     if not _NUMBER.fullmatch(self._column):
-      return conllu_columns(line) or []
+      return conllu_columns(line, number)
     # Bytes: a no-break space is part of a word.
     columns = line.split(b'\t') if b'\t' in line else line.split()
     return list(map(decoded, columns))

@@ -37,23 +37,27 @@ def cases(flags: Any) -> Iterator[tuple[dict[str, Any], list[Candidate]]]:
   with tempfile.TemporaryDirectory() as folder:
     _write_shards(flags.root, pathlib.Path(folder))
     records = {
-      f'ours, {kind}': dict(name='records', directory=f'{folder}/{kind}',
-                            num_classes=2**16, max_labels=0)
+      kind: dict(name='records', directory=f'{folder}/{kind}',
+                 num_classes=2**16, max_labels=0)
       for kind in ('tfrecord', 'array_record')
     }  # fmt: skip
-    given = {'ours, folder': dict(name='folder', root=flags.root)} | records
-    makes: list[tuple[str, str, Callable[[], Call]]] = [
-      ('ours', name, functools.partial(_ours, config, *common[1:]))
+    given = {'folder': dict(name='folder', root=flags.root)} | records
+    ours = [
+      Candidate(f'ours, {name}', functools.partial(_ours, config, *common[1:]),
+                process='ours', throughput='images/s')
       for name, config in given.items()
-    ]
-    makes.append(('tf', 'tf.data, folder', functools.partial(_tf, *common)))
-    torch = functools.partial(_torch, *common)
-    makes.append(('torch', 'PyTorch and Pillow, folder', torch))
-    candidates = [
-      Candidate(name, make, process, process == 'tf', throughput='images/s')
-      for process, name, make in makes
-    ]
-    yield {'cores': builder.default_num_threads()}, candidates
+    ]  # fmt: skip
+    rest = [
+      Candidate(
+        'tf.data, folder', functools.partial(_tf, *common), process='tf',
+        throughput='images/s', is_baseline=True,
+      ),
+      Candidate(
+        'PyTorch and Pillow, folder', functools.partial(_torch, *common),
+        process='torch', throughput='images/s',
+      ),
+    ]  # fmt: skip
+    yield {'cores': builder.default_num_threads()}, [*ours, *rest]
 
 
 def _files(root: str) -> list[str]:

@@ -49,15 +49,15 @@ def run(flags: Any) -> None:
       command_line.fail(f'--{error}')
     return
   given: list[Any] = []
-  if not isinstance(flags, Serve):  # whose --out is a file
-    default = flags.workdir if isinstance(flags, Budgets) else ''
-    command_line.check_place('--out', flags.out or default)
   if isinstance(flags, Budgets):
+    command_line.check_place('--out', flags.out or flags.workdir)
     from launch import analyze
     from train_lib import loading
 
     config = loading.load_config(flags.workdir)
     given = [config, analyze.split_of(config, flags.split)]
+  elif not isinstance(flags, Serve):  # whose --out is a file
+    command_line.check_place('--out', flags.out)
   importlib.import_module(flags.module).write(flags, *given)
 
 

@@ -88,7 +88,7 @@ def _unmasked(value: Value, fill: float) -> tuple[Value, Value | None]:
 
 
 def _origin(value: Value) -> str:
-  """Returns the name of what a value is, maybe in another shape."""
+  """Returns the name of the value before reshapes."""
   return (value.base or value).name
 
 

@@ -65,7 +65,7 @@ SMALLER = (
     r'launch\.train.*recurrent_act',
     f'{RUN} {STEPS} --config.dataset.test_examples=16 --config.model.width=16',
   ),
-  (r'(SPLIT|split_)', None),  # a part of the real data
+  (r'data=SPLIT|=split_', None),  # a part of the real data
   (
     r'launch\.train --workdir=smaller',
     f'{RUN} {TEXT} {FEW} --config.stages.stage2_anneal.steps=2',

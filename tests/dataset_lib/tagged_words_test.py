@@ -188,6 +188,8 @@ def test_a_bad_line_costs_its_sentence(root, line, message):
     ('3\tw3\t_', 'wrong_columns', 'expected 10 columns, got 3'),
     ("2-3\tw3\t_", 'wrong_columns', 'expected 10 columns, got 3'),
     ('3\t ' + '\t_' * 8, 'empty_form', 'expected a form'),
+    ('4\tw3' + '\t_' * 8, 'wrong_order', 'expected number 3, got 4'),
+    ('2\tw3' + '\t_' * 8, 'wrong_order', 'expected number 3, got 2'),
     *((f'{number}\tw3' + '\t_' * 8, 'illegal_id', f"got '{number[:9]}")
       for number in ('3a', '9' * 5000, '03', '0', '²')),
   ],
