@@ -46,7 +46,7 @@ SMALLER = (
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
   (r'launch\.sweep.*(recipes|tables)\.txt', None),  # hours
-  (r'--workdir=tables/', None),  # of these runs
+  (r'tables/', None),  # of these runs
   (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
   (
     r'benchmark budgets',
@@ -66,10 +66,6 @@ SMALLER = (
     f'{RUN} {STEPS} --config.dataset.test_examples=16 --config.model.width=16',
   ),
   (r'data=SPLIT|=split_', None),  # a part of the real data
-  (
-    r'launch\.train --workdir=smaller',
-    f'{RUN} {TEXT} {FEW} --config.stages.stage2_anneal.steps=2',
-  ),
   (r'launch\.train.*eat/(glue|tags)', f'{RUN} {TEXT} {FEW}'),
   (
     r'launch\.train.*tau_from',

@@ -37,7 +37,7 @@ By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
 layers; tokens are pruned after the exit layer and after the layer at half its
 depth. Regressions have exits at 3 and 4, because they exit where two heads in a
 row agree; `patience` also needs two heads: exits=3-4. Stages and losses are
-those of EAT, section 5. Results, recipes and times: docs/eat.md.
+those of EAT, section 5. Results, recipes and times: docs/eat_results.md.
 """
 
 import json

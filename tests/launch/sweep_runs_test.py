@@ -99,7 +99,7 @@ def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
   ('path', 'config', 'metric', 'count'),
   [
     ('recurrent_act/tables.txt', 'recurrent_act/graves.py', 'test/accuracy',
-     20),
+     27),
     ('albert_act/tables.txt',
      'albert_act/pretrain.py:corpus={corpus},variant=micro,length=32',
      'dev/accuracy', 93),
