@@ -24,7 +24,7 @@ Arguments:
               minilm, base, large
   epochs      3; pruning is annealed after the first, at once with epochs=1
   parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits), default pwe; pe is better for rows of fewer than 256
+              e (exits), default pwe; pe is better for rows of up to 512
               tokens: a window saves no time and separates the two texts
   submit      1: at its end the training answers GLUE's test splits, as files in
               WORKDIR/submission
