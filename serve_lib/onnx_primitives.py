@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from serve_lib import onnx_attention
-from serve_lib.onnx_graph import Graph, NotTranslatedError, Value
+from serve_lib.onnx_graph import OWN, Graph, NotTranslatedError, Value
 
 # Primitives with the same meaning as an operator, element by element.
 SAME = {
@@ -93,11 +93,11 @@ def _fused(
       if other.made[0] == 'rsqrt':
         root = graph.elementwise('Sqrt', other.made[1][0])
         return graph.elementwise('Div', one, root)
-      if other.array is not None and (other.array == ROOT).all():
-        return graph.elementwise('Div', one, graph.constant(1 / ROOT))
       if other.made[0] == 'mul':
         half, rest = other.made[1]
         if half.array is not None and (half.array == 0.5).all():
+          if _is_gelu(one, rest):
+            return graph.add('Gelu', rest, shape=rest.shape, domain=OWN)
           # Of GELU by tanh; exact in any order.
           return graph.elementwise(
             'Mul', graph.elementwise('Mul', one, half), rest
@@ -109,6 +109,17 @@ def _fused(
     one = graph.constant(np.float32(1.0))
     return graph.elementwise('Sub', one, graph.elementwise('Erf', first))
   return None
+
+
+def _is_gelu(factor: Value, value: Value) -> bool:
+  """Returns whether `factor` is `1 + erf(value / sqrt 2)`."""
+  for name, number in (('add', 1.0), ('erf', None), ('mul', ROOT)):
+    made, inputs, _ = factor.made
+    rest = [x for x in inputs if x.array is None or (x.array != number).any()]
+    if made != name or len(rest) != 1:
+      return False
+    factor = rest[0]
+  return factor is value
 
 
 def _last_sum(value: Value) -> Value | None:

@@ -10,6 +10,7 @@ from jax import export
 
 from dataset_lib.errors import ConfigError
 from eat.window_attention import window_attend
+from model_lib import layers
 from model_lib.attention import attend, masked_scores
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
@@ -137,6 +138,23 @@ def test_attention_is_one_operator_with_the_same_result(changes, kind):
   found = onnx_program.build(function, given)(given)
   expected = jax.jit(function)(TOKENS, LENGTH)
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('function', 'count'),
+  [
+    (layers.gelu, 1),
+    (lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * 0.7)), 0),
+    (lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * x)), 0),
+    (lambda x: 0.5 * x * (1.0 + jax.lax.erf((x + 1) * 0.5**0.5)), 0),
+  ],
+)
+def test_gelu_is_one_operator(function, count):
+  x = np.linspace(-9.0, 9.0, 1001, dtype=np.float32)
+  model, _ = onnx_program.translate(function, [x])
+  assert [node.op_type for node in model.graph.node].count('Gelu') == count
+  found = onnx_program.build(function, [x])([x])
+  np.testing.assert_allclose(found, function(jnp.asarray(x)), atol=1e-5)
 
 
 def windowed(x, length, received=False):
