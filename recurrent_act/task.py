@@ -63,8 +63,8 @@ class SequenceTask(Classification):
     """Returns per-row arrays, of the last target of a sequence.
 
     'logits' `[B, 1, K]` and 'label' `[B]`, -1 without a target; 'length'
-    (inputs), 'difficulty' (numbers other than 0 in the inputs: of parity the 1s
-    and -1s), the mean 'steps' of an input, and 'flops', `[B]`.
+    (inputs), 'difficulty' (numbers of an input other than 0, a mean: of parity
+    the 1s and -1s), the mean 'steps' of an input, and 'flops', `[B]`.
     """
     logits, out = self.apply(params, model_state, batch)
     has_target = batch['target_mask'] > 0
@@ -78,7 +78,7 @@ class SequenceTask(Classification):
       'logits': logits[rows, last, -1:],
       'label': jnp.where(has_target.any(1), label, -1),
       'length': length,
-      'difficulty': (batch['inputs'] != 0).sum((1, 2)),
+      'difficulty': (batch['inputs'] != 0).sum((1, 2)) / length.clip(1.0),
       'steps': steps / length.clip(1.0),
       'flops': none * length + (one - none) * steps,
     }

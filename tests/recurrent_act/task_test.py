@@ -137,8 +137,8 @@ def test_outputs_are_of_the_last_target():
     else:
       assert found['label'][row] == -1
     assert found['length'][row] == valid.sum()
-    set_numbers = np.count_nonzero(batch['inputs'][row])
-    assert found['difficulty'][row] == set_numbers
+    set_numbers = np.count_nonzero(batch['inputs'][row]) / valid.sum()
+    assert found['difficulty'][row] == pytest.approx(set_numbers)
     assert found['steps'][row] == pytest.approx(steps.mean())
     assert found['flops'][row] == pytest.approx(cost)
   data = predictions.collect(
