@@ -17,11 +17,9 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from albert_act.encoder import Albert
-from dataset_lib import builder
 from eval_lib.metrics import Average
 from train_lib.task import Batch
 
-BATCH = 64
 INPUTS = ('tokens', 'token_types', 'length')
 # Replacements of a word to predict, in the order of `mlm_kind` in a batch of
 # `dataset_lib.pretraining`.
@@ -140,15 +138,3 @@ def analyse(
       if kind != DEPTH:
         curve[kind] = line
   return found
-
-
-def batches(
-  records: Any, seed: int, count: int
-) -> Iterator[dict[str, np.ndarray]]:
-  """Yields batches of at most `count` rows of similar length.
-
-  They are from all parts of a split. `seed` is for sources that draw their
-  rows.
-  """
-  size = max(1, min(BATCH, count))
-  return builder.spread(records, count, size, seed).batches()

@@ -114,7 +114,7 @@ def label_table(
   records = source.TokenSource(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id, str
   )
-  batches = analysis.batches(records, 0, len(sentences))
+  batches = builder.spread(records, len(sentences)).batches()
   depths, words = [], []
   for batch, steps, _ in analysis.traced(model, variables, batches):
     for row in np.flatnonzero(batch['mask']):
@@ -232,15 +232,17 @@ def write(
   records = builder.build_source(config.dataset, split)
   words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
-  sample = functools.partial(analysis.batches, records, config.seed)
-  found = analysis.analyse(model, loaded.variables, sample(flags.rows))
+  spread = functools.partial(builder.spread, records, seed=config.seed)
+  rows = spread(flags.rows).batches()
+  found = analysis.analyse(model, loaded.variables, rows)
   written = tables(found)
   if labelled:
     given = words, labelled, records.info.input_shape[0], flags.label_words
     written.append(label_table(model, loaded.variables, *given))
   text, most = '', model.max_iterations
   if flags.sentences:
-    shown = analysis.traced(model, loaded.variables, sample(flags.sentences))
+    rows = spread(flags.sentences).batches()
+    shown = analysis.traced(model, loaded.variables, rows)
     text = page(shown, words.names, most)
   write_files(out, found, written, text)
   return written

@@ -34,7 +34,7 @@ class Tokens:
 
   # Any because JAX builds these trees of other things than arrays.
   x: Any  # states, `[B, L, D]`
-  keys: Any  # of the states, `[B, N, L, H]`
+  keys: Any  # of the states, `[B, L, D]`
   values: Any  # the same; zero for padding
   valid: Any  # False for padding, `[B, L]`
   halting: Any  # `halting.Halting` of each token, `[B, L]`
@@ -70,7 +70,7 @@ def begin(
     x=x,
     keys=keys,
     # Padding never runs, so its values stay zero; see `PackedAttention`.
-    values=jnp.where(valid[:, None, :, None], values, 0),
+    values=jnp.where(valid[:, :, None], values, 0),
     valid=valid,
     halting=halting.start(valid),
     iteration=jnp.zeros(length.shape, jnp.int32),
@@ -101,8 +101,8 @@ def step(
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
-      keys=packed.unpack_heads(keys, tokens.keys),
-      values=packed.unpack_heads(values, tokens.values),
+      keys=packed.unpack(keys, tokens.keys),
+      values=packed.unpack(values, tokens.values),
       halting=jax.tree.map(packed.unpack, after, tokens.halting),
       iteration=tokens.iteration + 1,
     )
@@ -115,7 +115,7 @@ def iteration(model: Albert) -> Callable[..., Any]:
 
   It takes the `attend` of the block, states `[M, D]`, their `Halting`, where
   the iteration is the row's last `[M]`, and the place of the first token of
-  each one's row `[M]`; it returns new states, keys and values `[N, M, H]`, and
+  each one's row `[M]`; it returns new states, keys and values `[M, D]`, and
   `Halting`.
   """
   bound: Any = model.block[0]
@@ -125,7 +125,7 @@ def iteration(model: Albert) -> Callable[..., Any]:
 
   def run(attend: Any, x: Any, before: Any, is_last: Any, first: Any) -> Any:
     # `attend` has the keys and values.
-    nothing = jnp.zeros((1, model.num_heads, 0, 0), x.dtype)
+    nothing = jnp.zeros((1, 0, x.shape[-1]), x.dtype)
     attending = block.clone(attend=attend)
     done = attending.apply(variables, x[None], keys_values=(nothing, nothing))
     state = done.x[0]

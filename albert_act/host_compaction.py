@@ -130,9 +130,8 @@ def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
   tokens = compaction.begin(model, *(inputs[name] for name in names))
   names = 'running', 'total', 'steps'
   found = {name: getattr(tokens.halting, name) for name in names}
-  for name in ('keys', 'values'):
-    found[name] = attention.join_heads(getattr(tokens, name))
-  found |= {name: getattr(tokens, name) for name in ('x', 'valid', 'iteration')}
+  states = 'x', 'keys', 'values', 'valid', 'iteration'
+  found |= {name: getattr(tokens, name) for name in states}
   return found, {}
 
 
@@ -159,10 +158,8 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   state, keys, values, after = compaction.iteration(model)(
     attend, packed['x'], before, packed['is_last'], packed['first']
   )
-  joined = (attention.join_heads(one[None])[0] for one in (keys, values))
-  found = dict(zip(('keys', 'values'), joined, strict=True))
-  found |= {'x': state, 'total': after.total, 'running': after.running}
-  return found, {}
+  found = {'x': state, 'keys': keys, 'values': values}
+  return found | {'total': after.total, 'running': after.running}, {}
 
 
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:

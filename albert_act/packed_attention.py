@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from model_lib import halting
-from model_lib.attention import masked_scores
+from model_lib.attention import masked_scores, split_heads
 from model_lib.errors import FieldError
 
 # Queries of a row as shares of the length: few sizes, as attention is a small
@@ -77,20 +77,6 @@ class Packed:
     new = flat.at[self.index].set(packed, mode='drop', unique_indices=True)
     return new.reshape(old.shape)
 
-  def unpack_heads(
-    self, packed: Float[Array, 'N M H'], old: Float[Array, 'B N L H']
-  ) -> Float[Array, 'B N L H']:
-    """Scatters keys or values into the rows; halted tokens keep `old`."""
-    by_token = packed.transpose(1, 0, 2)
-    rows, heads, length, features = old.shape
-    if self.whole:
-      new = by_token.reshape(rows, length, heads, features)
-      running = self.running[:, None, :, None]
-      return jnp.where(running, new.transpose(0, 2, 1, 3), old)
-    row, column = self.index // length, self.index % length
-    place = old.at[row, :, column]
-    return place.set(by_token, mode='drop', unique_indices=True)
-
 
 def query_sizes(rows: int, length: int, least: int, most: int) -> list[int]:
   """Returns the static numbers of queries of a row, ascending.
@@ -110,28 +96,20 @@ class PackedAttention:
   """Attention of packed tokens to their rows: `MultiHeadAttention.attend`."""
 
   packed: Packed  # the tokens that attend
-  keys: Any  # of all tokens, `[B, N, L, H]`
+  keys: Any  # of all tokens, `[B, L, D]`
   values: Any  # zero for invalid tokens, whose states may be NaN
   valid: Any  # True for tokens that are attended to, `[B, L]`
   least: int  # least number of running tokens
 
   def __call__(
-    self,
-    query: Float[Array, '1 N M H'],
-    key: Any = None,
-    value: Any = None,
-    valid: Any = None,
-    *,
-    drop: Any = None,
-    received: bool = False,
+    self, query: Float[Array, '1 N M H'], *unused: Any, **options: Any
   ) -> tuple[Float[Array, '1 N M H'], None]:
     """Attends with the queries of M packed tokens to the fields' keys."""
-    del key, value, valid  # unused: keys come from the fields
-    if drop is not None or received:
-      raise FieldError('drop, received', (drop, received), 'none if packed')
+    if options.get('drop') is not None or options.get('received'):
+      raise FieldError('drop, received', options, 'none if packed')
     rows, length = self.packed.running.shape
     if self.packed.whole:
-      heads, _, features = self.keys.shape[1:]
+      heads, features = query.shape[1], query.shape[3]
       by_row = query.reshape(heads, rows, length, features)
       return self._attend(by_row)[None], None
     sizes = query_sizes(rows, length, self.least, query.shape[2])
@@ -157,7 +135,8 @@ class PackedAttention:
     """Returns `[N, B * A, H]` for queries `[N, B, A, H]`."""
     heads, features = query.shape[0], query.shape[-1]
     by_row = query.transpose(1, 0, 2, 3)
-    out = weighted_values(by_row, self.keys, self.values, self.valid)
+    keys, values = (split_heads(one, heads) for one in (self.keys, self.values))
+    out = weighted_values(by_row, keys, values, self.valid)
     return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
 
 

@@ -132,15 +132,18 @@ def chosen(
   return Dataset(source, order, range(batch_size), threads, 2, records)
 
 
-def spread(source: Any, rows: int, batch_size: int, seed: int = 0) -> 'Dataset':
+def spread(
+  source: Any, rows: int, batch_size: int = 64, seed: int = 0
+) -> 'Dataset':
   """Opens at most `rows` records from all parts of a source; see `chosen`.
 
   The first ones are not representative: a folder of images is sorted by class.
+  A batch has no more rows than there are.
   """
   total = len(source)
   count = min(rows, total)
   records = np.arange(count, dtype=np.int64) * total // max(count, 1)
-  return chosen(source, records, batch_size, seed)
+  return chosen(source, records, max(1, min(batch_size, count)), seed)
 
 
 class BadRecords(errors.FaultCounts):

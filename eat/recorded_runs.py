@@ -148,7 +148,8 @@ def load(
   if sources := getattr(rows, 'sources', ()):
     records['source'] = np.array(sources[:count])
   if policy.class_names:
-    predictions.check_labels(records['label'], len(policy.class_names), split)
+    most = len(policy.class_names) - 1
+    predictions.check_labels(records['label'], most, f'split {split!r}')
   if (longest := int(records['length'].max())) > policy.lengths[-1]:
     expected = f'at least the {longest} tokens of the longest row as the last'
     raise ConfigError('--lengths', policy.lengths, expected)

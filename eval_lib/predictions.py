@@ -95,13 +95,13 @@ def confidence_exit(probabilities: Heads, threshold: float) -> Labels:
 
 
 def check_labels(
-  labels: Num[np.ndarray, ' N'], num_classes: int, split: str
+  labels: Num[np.ndarray, ' N'], most: int | float, what: str
 ) -> None:
   """Raises InvalidDataError if labels are hidden, as in GLUE's test splits."""
-  wrong = ~((labels >= 0) & (labels < num_classes))
+  wrong = ~((labels >= 0) & (labels <= most))
   if wrong.any():
     raise InvalidDataError(
-      f'split {split!r}: expected labels in [0, {num_classes}), got '
+      f'{what}: expected labels in [0, {most}], got '
       f'{labels[wrong][0]} and {wrong.sum() - 1} other wrong ones; labels that '
       'are hidden cannot be evaluated against'
     )
@@ -163,7 +163,8 @@ class Evaluator(evaluator.Evaluator):
     """Returns the logits, and all arrays of `collect`, of a field's split."""
     rows = collect(self._data[field], variables, outputs, self.context.put)
     logits = np.moveaxis(rows['logits'], 1, 0)
-    check_labels(rows['label'], logits.shape[-1], getattr(self, field))
+    split = getattr(self, field)
+    check_labels(rows['label'], logits.shape[-1] - 1, f'split {split!r}')
     return logits, rows
 
   def check_untrained(self, field: str) -> None:

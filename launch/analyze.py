@@ -21,7 +21,6 @@ import importlib
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Predicate
@@ -70,23 +69,6 @@ class Flags(Albert, Tape):
   """Flags of all models."""
 
 
-class Analysis(command_line.Command):
-  """Refuses flags that are not of the run's model."""
-
-  def parse(self, argv: Sequence[str]) -> Flags:
-    """Returns the checked flags; see `Command.parse`."""
-    flags = super().parse(argv)
-    kind, _, config = find(flags.workdir)
-    legal = {field.name for field in dataclasses.fields(kind)}
-    others = {field.name for field in dataclasses.fields(Flags)} - legal
-    for item in argv:
-      name = item.partition('=')[0]
-      if name.startswith('--') and name[2:] in others:
-        problem = f'not a flag for a run of {config.model.name}; see --help'
-        raise command_line.UsageError(f'{name}: {problem}')
-    return flags
-
-
 def find(workdir: str) -> tuple[type[_Run], Any, Any]:
   """Returns flags and module of the analysis, and the run's configuration."""
   from train_lib import loading
@@ -121,6 +103,10 @@ def run(flags: Flags) -> None:
   from train_lib import loading
 
   kind, module, config = find(flags.workdir)
+  legal = {field.name for field in dataclasses.fields(kind)}
+  others = [f.name for f in dataclasses.fields(Flags) if f.name not in legal]
+  expected = f'nothing, not a flag for a run of {config.model.name}'
+  command_line.refuse(flags, others, expected)
   if kind is Albert:
     command_line.check_texts(flags.workdir)
   split = split_of(config, flags.split or module.SPLIT)
@@ -132,7 +118,7 @@ def run(flags: Flags) -> None:
   print(f'step {loaded.saved.step}, written: {out}')
 
 
-main = Analysis('analyze', __doc__, Flags, run)
+main = command_line.Command('analyze', __doc__, Flags, run)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -135,7 +135,7 @@ class Command:
     try:
       return kind(**fields.check(kind, given, ''))
     except ConfigError as error:
-      name = f'--{error.field}'
+      name = f'--{error.field.removeprefix("--")}'
       raise ConfigError(name, error.given, error.expected) from error
 
 
@@ -223,7 +223,7 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
   for field in dataclasses.fields(flags):
     value = getattr(flags, field.name)
     if field.name in names and value != field.default:
-      raise ConfigError(field.name, value, expected)
+      raise ConfigError(f'--{field.name}', value, expected)
 
 
 def fail(message: object, code: int = USAGE) -> NoReturn:

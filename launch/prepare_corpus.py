@@ -38,10 +38,9 @@ _EXCLUSIVE = {
 
 def _check(flags: Options) -> None:
   for name, other in _EXCLUSIVE.items():
-    value = getattr(flags, name)
-    if getattr(flags, other) and value != getattr(Options, name):
+    if getattr(flags, other):
       expected = f'nothing beside --{other} (leave one out)'
-      raise ConfigError(f'--{name}', value, expected)
+      command_line.refuse(flags, [name], expected)
   if os.path.ismount(flags.out):
     expected = 'a directory to replace: a disk is mounted there'
     raise ConfigError('--out', flags.out, expected)

@@ -23,8 +23,8 @@ from model_lib.row_random import RowKeys
 # and no NaN in its gradient.
 MASKED_SCORE = -1e30
 
-# Keys and values `[B, N, L, H]`.
-KeysValues = tuple[Float[Array, 'B N S H'], Float[Array, 'B N S H']]
+# Keys and values of all heads.
+KeysValues = tuple[Float[Array, 'B S D'], Float[Array, 'B S D']]
 
 
 def attend(
@@ -143,10 +143,10 @@ class MultiHeadAttention(nn.Module):
     )
     queries = x if num_queries is None else x[:, :num_queries]
     query = self._split(project(width, 'embed', 'heads', 'query')(queries))
-    key, value = keys_values or (
-      self._split(project(width, 'embed', 'heads', name)(x))
-      for name in ('key', 'value')
+    joined: Any = keys_values or tuple(
+      project(width, 'embed', 'heads', name)(x) for name in ('key', 'value')
     )
+    key, value = map(self._split, joined)
     valid = None if mask is None else mask.astype(bool)
     drop = None
     if row_keys is not None and self.dropout:
@@ -159,7 +159,7 @@ class MultiHeadAttention(nn.Module):
     merged = join_heads(attended)
     out = project(width, 'heads', 'embed', 'out')(merged)
     out = constrain(out, 'batch', 'length', 'embed')
-    return Attended(out, mean, (key, value))
+    return Attended(out, mean, joined)
 
   def _split(self, x: Float[Array, 'B L D']) -> Float[Array, 'B N L H']:
     heads = split_heads(x, self.num_heads)

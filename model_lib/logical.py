@@ -83,11 +83,11 @@ def constrain(
   spec: Any = nn.logical_to_mesh_axes(names)
   fitting = []
   for name, size, axis in zip(names, x.shape, spec, strict=True):
-    divides = size % _parts(axis, mesh) == 0
+    divides = size % parts_of(axis, mesh) == 0
     fitting.append(name if divides else None)
     # Models are initialised with one row.
     if not divides and name != 'batch':
-      parts = f'the {_parts(axis, mesh)} parts along {axis}'
+      parts = f'the {parts_of(axis, mesh)} parts along {axis}'
       text = f'{size} {name!r} of an activation are whole on every device: '
       warnings.warn(f'{text}{parts} do not divide them', stacklevel=2)
   return nn.with_logical_constraint(x, tuple(fitting))
@@ -108,8 +108,8 @@ def over_rows(
     for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
     if axis in BATCH_AXES and kind != AxisType.Manual
   )
-  parts = _parts(axes, mesh)
-  if parts == 1 or batch % parts:
+  count = parts_of(axes, mesh)
+  if count == 1 or batch % count:
     return function
   rows = PartitionSpec(axes)
   return jax.shard_map(
@@ -120,7 +120,8 @@ def over_rows(
   )
 
 
-def _parts(axes: Any, mesh: Any) -> int:
+def parts_of(axes: Any, mesh: Any) -> int:
+  """Returns the number of parts that an entry of a PartitionSpec makes."""
   names = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[name] for name in names)
 

@@ -129,15 +129,22 @@ class RecurrentModel(nn.Module):
       step(state, jnp.pad(inputs[:, 0], ((0, 0), (0, 1))))
     # Linen modules must not be called in a plain JAX loop.
     pure, variables = step.unbind()
-    state, hidden, spent = ponder_sequence(
-      lambda state, x: pure.apply(variables, state, x),
-      state,
-      inputs,
-      everywhere if valid is None else valid.astype(bool),
-      self,
-    )
-    features = hidden_of(state)
-    return self._logits(hidden), {'features': features, 'ponder': spent}
+
+    def repeat(state: State, x: Array) -> Any:
+      return pure.apply(variables, state, x)
+
+    def body(before: Any, at_time: Any) -> Any:
+      given = *before, *at_time, self
+      state, carried, spent = ponder_input(repeat, *given)
+      return (state, carried), (hidden_of(state), spent)
+
+    valid = everywhere if valid is None else valid.astype(bool)
+    begun = state, jnp.zeros(len(inputs), jnp.float32)
+    by_time = jnp.moveaxis(inputs, 1, 0), valid.T
+    (state, _), found = jax.lax.scan(body, begun, by_time)
+    hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+    out = {'features': hidden_of(state), 'ponder': spent}
+    return self._logits(hidden), out
 
   def _logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T G K']:
     """Computes equation (2)."""
@@ -215,30 +222,6 @@ def ponder_input(
   steps, cost = result.halting.steps, halting.ponder_cost(result.halting)
   spent = {'steps': steps, 'cost': cost, 'skipped': valid & (steps == 0)}
   return after, carried, spent
-
-
-def ponder_sequence(
-  step: Step,
-  state: State,
-  inputs: Float[Array, 'B T E'],
-  valid: Bool[Array, 'B T'],
-  options: RecurrentModel,
-) -> tuple[State, Float[Array, 'B T D'], Spent]:
-  """Returns (last state, hidden output and `Spent` of each input)."""
-
-  def body(before: Any, at_time: Any) -> Any:
-    (state, carried), (x, here) = before, at_time
-    state, carried, spent = ponder_input(step, state, carried, x, here, options)
-    return (state, carried), (hidden_of(state), spent)
-
-  nothing = jnp.zeros(inputs.shape[:1], jnp.float32)
-  (state, _), by_time = jax.lax.scan(
-    body,
-    (state, nothing),
-    (jnp.moveaxis(inputs, 1, 0), jnp.moveaxis(valid, 1, 0)),
-  )
-  hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), by_time)
-  return state, hidden, spent
 
 
 def hidden_of(state: State) -> Float[Array, 'B D']:

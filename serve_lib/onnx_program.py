@@ -78,10 +78,10 @@ def translate(
 ) -> tuple[onnx.ModelProto, Any]:
   """Returns the model of `function(*arguments)` and the shapes of its result.
 
-  Inputs are `i0`, `i1`, ... and outputs `o0`, `o1`, ..., the leaves of the
-  arguments and of the result in JAX's order. Arrays that the function closes
-  over become constants. Sizes of `jax.export.symbolic_shape`, which arguments
-  have, are read at run time. Raises NotTranslatedError.
+  Inputs `i0`, `i1`, ... are the leaves of the arguments, outputs those of the
+  result, in JAX's order. Arrays that the function closes over become constants.
+  Sizes of `jax.export.symbolic_shape`, which arguments have, are read at run
+  time. Raises NotTranslatedError.
   """
   closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
   graph = Graph()
@@ -90,16 +90,15 @@ def translate(
   for one in inputs:
     graph.measure(one)
   found = _run(graph, closed, inputs)
-  outputs = []
-  for number, (value, leaf) in enumerate(
-    zip(found, jax.tree.leaves(result), strict=True)
-  ):
+  outputs: dict[str, onnx.ValueInfoProto] = {}
+  for value, leaf in zip(found, jax.tree.leaves(result), strict=True):
     value = graph.full(value, leaf.shape)
-    node = helper.make_node('Identity', [graph.name(value)], [f'o{number}'])
-    graph.nodes.append(node)
-    outputs.append(_info(f'o{number}', leaf))
+    if not value.name.startswith('v') or value.name in outputs:
+      # An input, a constant, or an output already.
+      value = graph.add('Identity', value, shape=leaf.shape)
+    outputs[value.name] = _info(value.name, leaf)
   infos = [_info(f'i{number}', leaf) for number, leaf in enumerate(leaves)]
-  return graph.model(infos, outputs), result
+  return graph.model(infos, [*outputs.values()]), result
 
 
 def _is_static(eqn: Any) -> bool:

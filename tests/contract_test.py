@@ -70,7 +70,7 @@ def one_step(config, layout):
   ):
     batch, state = setup.put(next(batches)), setup.init()
     before = jax.device_get(state)
-    step, _ = setup.steps.get(stage, batch)
+    step, _ = setup.step(stage, batch)
     after, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
     return (
       before,

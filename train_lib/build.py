@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from dataset_lib import builder
@@ -17,7 +19,7 @@ from model_lib import blocks
 from train_lib import optimizers, sharding, train_step
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
-from train_lib.train_step import TrainState, TrainSteps
+from train_lib.train_step import TrainState
 
 
 class Plan:
@@ -59,8 +61,9 @@ class Plan:
     sharding.check_batch_size(config, self.mesh, together)
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
+    self._steps: dict[Any, Any] = {}  # compiled
     self.not_split = sharding.not_split(boxed.params, self.mesh)
-    # Builds the step of a task; see `TrainSteps`.
+    # Builds the step of a task.
     self.make_step = functools.partial(
       train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
       num_micro=config.num_micro, ema_decay=config.ema_decay,
@@ -74,16 +77,32 @@ class Plan:
       for name, (shape, dtype) in rows.items()
     }
 
-  def lower(self, stage: Stage, batch: Any) -> jax.stages.Lowered:
-    """Lowers the step of a stage, without a teacher's parameters."""
-    frozen = jax.eval_shape(self.task.init_frozen)
-    return self.train_steps(frozen).lower(stage, batch)
+  @functools.cached_property
+  def frozen(self) -> Any:
+    """Constants of the loss, such as a teacher; of a plan their shapes."""
+    return jax.eval_shape(self.task.init_frozen)
 
-  def train_steps(self, frozen: Any) -> TrainSteps:
-    """Returns the steps of all stages; `frozen` may be shapes."""
+  def step(self, stage: Stage, batch: Any) -> tuple[Any, float]:
+    """Returns the compiled train step and compile time, 0 s if it is known.
+
+    Arrays of the batch may be shapes. Stages with equal static parts and
+    batches of equal shapes share a step.
+    """
+    begin = time.monotonic()
+    shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
+    key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
+    if key in self._steps:
+      return self._steps[key], 0.0
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    outputs = shardings, sharding.replicated(self.mesh)
+    step = self.make_step(self.tasks[stage.name], trainable=stage.trainable)
+    step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
+    knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     chosen = blocks.Options(**self.config.blocks)
-    given = self.tasks, self.abstract, frozen, chosen
-    return TrainSteps(self.make_step, *given)
+    with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
+      lowered = step.lower(self.abstract, self.frozen, batch, knobs)
+    self._steps[key] = lowered.compile()
+    return self._steps[key], time.monotonic() - begin
 
   def _initial(self) -> TrainState:
     seed, decay = self.config.seed, self.config.ema_decay
@@ -113,7 +132,6 @@ class Setup(Plan):
         )
         for name, task in self.tasks.items()
       }
-    self.steps = self.train_steps(self.frozen)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
 
   def init(self) -> TrainState:

@@ -166,10 +166,11 @@ class Classification(Task):
     return self.flops()
 
   def outputs(self, params, model_state, batch):
-    """Returns 'logits' `[B, 1, O]`, 'flops' `[B]`, and `row_counts`."""
+    """Returns 'logits' `[B, E, O]`, 'flops' `[B]`, and `row_counts`."""
     logits, out = self.apply(params, model_state, batch)
+    exits = out['exits'] if 'exits' in out else logits[None]
     flops = jnp.broadcast_to(self.row_flops(out), batch['mask'].shape)
-    result = {'logits': logits[:, None], 'flops': flops}
+    result = {'logits': jnp.swapaxes(exits, 0, 1), 'flops': flops}
     return result | self.row_counts(out)
 
   def row_counts(self, out) -> dict[str, Shaped[Array, ' B']]:

@@ -225,7 +225,7 @@ def print_dry_run(setup: Setup) -> None:
   console.print(overview(params, include_stats=False), markup=False)
   batch = setup.batch_shapes(setup.dataset.row_shapes())
   print_start(console, setup, 0)
-  steps = [setup.steps.get(stage, batch)[0] for stage in setup.stages]
+  steps = [setup.step(stage, batch)[0] for stage in setup.stages]
   memory = [step.memory_analysis() for step in steps]
   flops = max((step.cost_analysis() or {}).get('flops', 0) for step in steps)
   state = max(used.argument_size_in_bytes for used in memory)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dataset_lib.errors import ConfigError
+from model_lib.logical import parts_of
 
 AXES = ('data', 'fsdp', 'tensor')
 # First match wins and a mesh axis is used once per array. 'batch' takes fsdp
@@ -103,16 +104,10 @@ def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
     return PartitionSpec()
   return PartitionSpec(
     *(
-      axis if size % _parts(axis, mesh) == 0 else None
+      axis if size % parts_of(axis, mesh) == 0 else None
       for size, axis in zip(shape, spec, strict=False)
     )
   )
-
-
-def _parts(axis: Any, mesh: Mesh) -> int:
-  """Returns the number of parts that an entry of a PartitionSpec makes."""
-  names = (axis,) if isinstance(axis, str) else (axis or ())
-  return math.prod(mesh.shape[name] for name in names)
 
 
 def not_split(boxed: Any, mesh: Mesh) -> list[str]:
@@ -125,8 +120,8 @@ def not_split(boxed: Any, mesh: Mesh) -> list[str]:
   for path, leaf in leaves:
     spec = nn.logical_to_mesh_axes(leaf.names, RULES) if _is_boxed(leaf) else ()
     for size, axis in zip(unbox(leaf).shape, spec or (), strict=False):
-      if size % _parts(axis, mesh):
-        words = f'{size} of {axis}={_parts(axis, mesh)}'
+      if size % parts_of(axis, mesh):
+        words = f'{size} of {axis}={parts_of(axis, mesh)}'
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         found.setdefault(words, []).append(name)
   return [

@@ -91,17 +91,6 @@ class TextClassification(Classification):
       return {'squared_error': Average.from_values(entropy, batch['mask'])}
     return super().quality(logits, entropy, batch)
 
-  def outputs(self, params, model_state, batch):
-    """Returns 'logits' `[B, E, O]`, 'length' and 'flops' `[B]`, 'kept'."""
-    logits, out = self.apply(params, model_state, batch)
-    exits = out['exits'] if 'exits' in out else logits[None]
-    result = {'logits': jnp.swapaxes(exits, 0, 1), 'length': batch['length']}
-    flops = self.row_flops(out)
-    result['flops'] = jnp.broadcast_to(flops, batch['length'].shape)
-    if 'kept' in out:
-      result['kept'] = jnp.swapaxes(out['kept'], 0, 1)
-    return result | self.row_counts(out)
-
   def prepare_serving(self, options, run=NO_RUN):
     """Serves the model as one stage; the options are `OPTIONS`."""
     given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))

@@ -5,22 +5,16 @@ over the whole batch and all noise of a row comes from its own key. A step
 whose loss or gradient is not finite updates only `step` and `nonfinite`.
 """
 
-import dataclasses
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from eval_lib.metrics import Average, Leaf
-from model_lib import blocks
-from train_lib import sharding
 from train_lib.optimizers import path_name, trainable_mask
-from train_lib.stages import Stage
 from train_lib.task import Task
 
 
@@ -156,41 +150,6 @@ def _zero_unless(mask: Any, tree: Any) -> Any:
   return jax.tree.map(
     lambda keep, leaf: leaf if keep else jnp.zeros_like(leaf), mask, tree
   )
-
-
-@dataclasses.dataclass(eq=False)
-class TrainSteps:
-  """Train steps, each compiled once per stage and shape, at its first use."""
-
-  make: Callable[..., Any]  # `make_train_step` with the options of the run
-  tasks: Mapping[str, Task]  # by stage name
-  abstract: TrainState
-  frozen: Any
-  options: blocks.Options = dataclasses.field(default_factory=blocks.Options)
-  _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
-
-  def get(self, stage: Stage, batch: Any) -> tuple[Any, float]:
-    """Returns the compiled step and compile time in seconds, 0 if cached.
-
-    Stages with equal static parts and batches of equal shapes share a step.
-    """
-    begin = time.monotonic()
-    shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
-    key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
-    if key in self._compiled:
-      return self._compiled[key], 0.0
-    self._compiled[key] = self.lower(stage, batch).compile()
-    return self._compiled[key], time.monotonic() - begin
-
-  def lower(self, stage: Stage, batch: Any) -> jax.stages.Lowered:
-    """Lowers the step of a stage for a batch, whose arrays may be shapes."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    outputs = shardings, sharding.replicated(shardings.step.mesh)
-    step = self.make(self.tasks[stage.name], trainable=stage.trainable)
-    step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
-    knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
-    with nn.logical_axis_rules(sharding.RULES), blocks.options(self.options):
-      return step.lower(self.abstract, self.frozen, batch, knobs)
 
 
 class NonFiniteError(RuntimeError):

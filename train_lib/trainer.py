@@ -126,7 +126,7 @@ class _Loop:
     self.watchdog.progress(f'{now}: reading its batch')
     batch = self._next_batch()
     self.watchdog.progress(f'{now}: compiling', exempt=True)
-    train_step, seconds = self.setup.steps.get(stage, batch)
+    train_step, seconds = self.setup.step(stage, batch)
     self.watchdog.progress(f'{now}: computing')
     if seconds:
       key = self.setup.dataset.info.input_key

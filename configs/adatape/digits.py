@@ -38,10 +38,7 @@ def get_config(arg=''):
     query_dim=32,
     bank=256 if arg.model == 'learn' else 2,
   )
-  c.optimizer = dict(
-    name='adamw', lr=2e-3, schedule='cosine', warmup_steps=0.1,
-    weight_decay=0.01,
-  )  # fmt: skip
+  c.optimizer = dict(lr=2e-3, warmup_steps=0.1, weight_decay=0.01)
   c.stages = dict(stage1=dict(epochs=80))
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=220)

@@ -62,10 +62,7 @@ def get_config(arg=''):
   if arg.model == 'avit':
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
   ablate(c, arg.ablation)
-  c.optimizer = dict(
-    name='adamw', lr=1e-3, schedule='cosine', warmup_steps=200,
-    weight_decay=1e-4,
-  )  # fmt: skip
+  c.optimizer = dict(lr=1e-3, warmup_steps=200, weight_decay=1e-4)
   c.stages = dict(stage1=dict(steps=2000))
   c.evals = dict(test=dict(type='classification', split='test'))
   if arg.fewshot:

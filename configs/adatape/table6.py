@@ -51,10 +51,7 @@ def get_config(arg=''):
   if arg.model == 'deit':
     c.loss.teacher = arg.teacher
   lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5
-  c.optimizer = dict(
-    name='adamw', lr=lr, schedule='cosine', warmup_steps=10_000,
-    b1=0.9, b2=0.999, weight_decay=decay / lr, clip_norm=1.0,
-  )  # fmt: skip
+  c.optimizer = dict(lr=lr, warmup_steps=10_000, weight_decay=decay / lr)
   c.stages = dict(stage1=dict(epochs=300))
   split = 'val' if arg.root else 'validation'
   c.evals = dict(

@@ -1,5 +1,6 @@
 """The files of the analysis by hand, and a treebank by plain counting."""
 
+import functools
 import html
 import re
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from albert_act import analysis, analysis_report
 from albert_act.analysis import CURVES, DEPTH, Analysis
-from dataset_lib import tokenizer
+from dataset_lib import builder, tokenizer
 from tests.albert_act import small
 
 VOCABULARY = [
@@ -164,7 +165,8 @@ def test_equal_means_are_not_high_and_nothing_has_no_mean(words, means):
 
 def test_a_treebank_by_hand(words, monkeypatch):
   # Two batches, and rows rounded up to different lengths.
-  monkeypatch.setattr(analysis, 'BATCH', 2)
+  twos = functools.partial(builder.spread, batch_size=2)
+  monkeypatch.setattr(builder, 'spread', twos)
   monkeypatch.setattr(analysis_report, '_STEP', 4)
   shapes = []
 

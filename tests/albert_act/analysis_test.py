@@ -129,15 +129,12 @@ class Numbers(list):
   ],
 )  # fmt: skip
 def test_rows_have_even_distances(rows, count, expected):
-  batches = list(analysis.batches(Numbers(range(rows)), 0, count))
+  batches = list(builder.spread(Numbers(range(rows)), count).batches())
   found = [row for one in batches for row in one['row'][one['mask'] > 0]]
   assert found == expected
 
 
-def test_rows_of_all_lengths_each_batch_with_those_of_a_length(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setattr(analysis, 'BATCH', 4)
+def test_rows_of_all_lengths_each_batch_with_those_of_a_length(tmp_path):
   # Row n has 22 - n tokens besides [CLS] and [SEP].
   rows = [f'{" ".join(["w1"] * (22 - n))}\t{n % 2}' for n in range(22)]
   (tmp_path / 'dev.tsv').write_text('\n'.join(['sentence\tlabel', *rows]))
@@ -147,7 +144,7 @@ def test_rows_of_all_lengths_each_batch_with_those_of_a_length(
          length_buckets=(8, 16)),
     'validation',
   )  # fmt: skip
-  batches = list(analysis.batches(source, 0, 11))
+  batches = list(builder.spread(source, 11, 4).batches())
   assert [batch['tokens'].shape for batch in batches] == [
     (4, 16), (4, 32), (4, 32)
   ]  # fmt: skip
@@ -168,7 +165,7 @@ def test_rows_of_pretraining_are_those_of_evaluation(tmp_path):
   )
   (whole,) = data.batches()
   source = builder.build_source(config, 'train')
-  (batch,) = analysis.batches(source, 3, 5)
+  (batch,) = builder.spread(source, 5, seed=3).batches()
   assert set(batch) == set(whole)
   for name, values in batch.items():
     np.testing.assert_array_equal(values, whole[name][batch['index']])

@@ -106,11 +106,11 @@ def test_confidence_rounds_as_it_does_when_serving():
 
 
 def test_hidden_labels_are_refused():
-  predictions.check_labels(np.array([0, 2, 1]), 3, 'dev')
-  with pytest.raises(InvalidDataError, match=r"'test': expected labels .*-1"):
-    predictions.check_labels(np.array([0, -1, -1]), 3, 'test')
+  predictions.check_labels(np.array([0, 2, 1]), 2, 'dev')
+  with pytest.raises(InvalidDataError, match=r'test: expected labels .*-1'):
+    predictions.check_labels(np.array([0, -1, -1]), 2, 'test')
   with pytest.raises(InvalidDataError, match='got 3 '):
-    predictions.check_labels(np.array([3]), 3, 'dev')
+    predictions.check_labels(np.array([3]), 2, 'dev')
 
 
 def test_heads_have_names_and_layers():

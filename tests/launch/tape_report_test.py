@@ -102,12 +102,12 @@ def test_runs_that_have_no_tape_are_refused(run, dense, tmp_path, refused):
   given = ['budgets', f'--workdir={dense}', f'--out={tmp_path}']
   refused(benchmark.main, given, ['--workdir', 'AdaTape', 'ViT'])
   refused(analyze.main, [f'--workdir={dense}'], ['--workdir', 'AdaTape', 'ViT'])
-  for flag in ('--treebank=x', '--sentences=8', '--label_words'):
+  for flag in ('--treebank=x', '--sentences=9', '--label_words'):
     given = [f'--workdir={run}', *flag.split('=')]
     words = [flag.partition('=')[0]]
     refused(analyze.main, given, words)
   refused(
-    analyze.main, [f'--workdir={run}', '--sentences=8'],
+    analyze.main, [f'--workdir={run}', '--sentences=9'],
     ['--sentences', 'AdaTapeViT'],
   )  # fmt: skip
   refused(
@@ -119,5 +119,5 @@ def test_runs_that_have_no_tape_are_refused(run, dense, tmp_path, refused):
 def test_a_flag_of_an_adatape_is_refused_for_an_albert(tmp_path, refused):
   words = corpora.tokenizer(tmp_path / 'words')
   albert = tiny_run.bare(tmp_path / 'run', words)
-  given = [f'--workdir={albert}', '--images=5']
+  given = [f'--workdir={albert}', '--images=6']
   refused(analyze.main, given, ['--images', 'albert_act'])

@@ -16,11 +16,11 @@ import rich.console
 from dataset_lib.errors import ConfigError
 from launch import command_line
 from train_lib import config_schema, console, sharding
-from train_lib.build import Setup
+from train_lib.build import Plan, Setup
 from train_lib.classification import Classification
 from train_lib.stages import Stage
 from train_lib.task import Task
-from train_lib.train_step import TrainState, TrainSteps
+from train_lib.train_step import TrainState
 
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
 
@@ -73,7 +73,7 @@ def test_the_start_fits_on_one_screen(setup):
 def test_a_dry_run_prints_the_largest_memory_of_the_stages(
   setup, monkeypatch, capsys
 ):
-  def get(stage, batch):
+  def step(stage, batch):
     used = SimpleNamespace(
       argument_size_in_bytes=stage << 20, temp_size_in_bytes=(10 - stage) << 20
     )
@@ -83,7 +83,7 @@ def test_a_dry_run_prints_the_largest_memory_of_the_stages(
     return program, 0.0
 
   monkeypatch.setattr(setup, 'stages', (2, 5, 3))
-  monkeypatch.setattr(setup, 'steps', SimpleNamespace(get=get))
+  monkeypatch.setattr(setup, 'step', step)
   console.print_dry_run(setup)
   printed = capsys.readouterr().out
   for name, value in {
@@ -123,17 +123,19 @@ def batch(length, dtype=np.int32):
 
 
 @pytest.fixture
-def steps():
+def plan():
   mesh = sharding.make_mesh({'data': 2})
   leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
   state = TrainState(leaf, {}, {}, (), leaf, None, leaf)
 
-  task = mock.Mock(spec=Task)
-
   def make(task, trainable):
     return lambda state, frozen, batch, knobs: (state, batch['tokens'].sum())
 
-  return TrainSteps(make, dict.fromkeys(('stage1', 'stage2'), task), state, {})
+  plan = Plan.__new__(Plan)
+  plan.config, plan.mesh, plan.abstract = mock.Mock(blocks={}), mesh, state
+  plan.tasks = dict.fromkeys(('stage1', 'stage2'), mock.Mock(spec=Task))
+  plan.make_step, plan.frozen, plan._steps = make, {}, {}
+  return plan
 
 
 @pytest.mark.parametrize(
@@ -149,13 +151,13 @@ def steps():
   ],
 )
 def test_a_step_is_compiled_once_per_static_part_and_shape(
-  steps, stage, other, shared
+  plan, stage, other, shared
 ):
-  first, seconds = steps.get(STAGE, batch(8))
+  first, seconds = plan.step(STAGE, batch(8))
   assert seconds > 0
-  second, seconds = steps.get(dataclasses.replace(STAGE, **stage), other)
+  second, seconds = plan.step(dataclasses.replace(STAGE, **stage), other)
   assert (second is first, seconds == 0) == (shared, shared)
-  assert steps.get(STAGE, batch(8)) == (first, 0)
+  assert plan.step(STAGE, batch(8)) == (first, 0)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_step_and_an_evaluation(config):
   with jax.set_mesh(setup.mesh):
     batch = setup.put(next(setup.dataset.batches()))
     assert batch['label'].shape == (16, 3)
-    step, _ = setup.steps.get(stage, batch)
+    step, _ = setup.step(stage, batch)
     state, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
     [evaluation] = setup.evaluators['stage1'].values()
     results = evaluation.run(state.variables)
