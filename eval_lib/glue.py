@@ -15,7 +15,7 @@ import scipy.stats
 import sklearn.metrics
 from jaxtyping import Float, Num
 
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.text_rows import MAX_SCORE
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, predictions
@@ -80,9 +80,11 @@ def score(
 ) -> dict[str, float]:
   """Computes the metrics of `answers`.
 
-  Raises InvalidDataError for an illegal (hidden) label.
+  Raises InvalidDataError without rows or for an illegal (hidden) label.
   """
   kind = TASKS[task]
+  if not len(labels):
+    raise InvalidDataError(f'{task}: the split holds no example')
   top = MAX_SCORE if kind.is_regression else kind.num_classes - 1
   predictions.check_labels(labels, top, task)
   names = TASK_METRICS[task]

@@ -63,7 +63,6 @@ class Plan:
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
     self._steps: dict[Any, Any] = {}  # compiled
     self.not_split = sharding.not_split(boxed.params, self.mesh)
-    # Builds the step of a task.
     self.make_step = functools.partial(
       train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
       num_micro=config.num_micro, ema_decay=config.ema_decay,

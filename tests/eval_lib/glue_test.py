@@ -82,6 +82,7 @@ def test_constant_predictions_give_numbers(task, rows, constant_labels):
     ('stsb', (2, 1), [-1.0, -1.0], InvalidDataError,
      r'stsb: .*\[0, 5.0\].*hidden'),
     ('mnli', (2, 2), [0, 1], ValueError, 'mnli: expected 3 logits'),
+    ('sst2', (0, 2), [], InvalidDataError, 'no example'),
   ],
 )  # fmt: skip
 def test_hidden_labels_and_wrong_shapes_are_errors(
