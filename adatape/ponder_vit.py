@@ -75,8 +75,8 @@ class PonderViT(ImageModel, kw_only=True):
   max_steps: Steps
   # Add the positions and the step number to the state before each step.
   coordinates: bool = True
-  # Stop when every row has reached its median step (inference; no gradient)
-  # instead of running all steps.
+  # Stop when every row has reached its median step, in evaluation: the loss
+  # reads all steps.
   dynamic: bool = False
   dropout: Rate = 0.0
   dtype: Any = jnp.float32
@@ -157,6 +157,7 @@ class PonderNetClassification(Classification):
     ponder_weight: Weight = 0.01
 
   KNOBS = ('ponder_weight',)
+  reads_every_step = True
   row_counts = PonderClassification.row_counts
 
   def row_flops(self, out):

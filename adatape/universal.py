@@ -44,8 +44,7 @@ class Pondering(nn.Module, kw_only=True):
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
   # Add the positions and the step number to the state before each step.
   coordinates: bool = True
-  # Stop when every token of the batch has halted (inference; no gradient)
-  # instead of masking all steps.
+  # Stop when every token of the batch has halted instead of masking all steps.
   dynamic: bool = False
   dropout: Rate = 0.0
   dtype: Any = jnp.float32

@@ -39,7 +39,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       'fixed, scanned': fixed.apply,
       'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
       'masked': model.apply,
-      'while_loop': model.clone(dynamic=True).apply,
+      'dynamic': model.clone(dynamic=True).apply,
     }
     runs: dict[str, Any] = {
       name: functools.partial(

@@ -41,6 +41,11 @@ class FineTune(TextClassification):
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
   OPTIONS: ClassVar[Any] = Options
 
+  @property
+  def reads_every_step(self):
+    """PonderNet's loss does."""
+    return self.model.halting == 'ponder_net'
+
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """The cross-entropy, or PonderNet's loss; see the base."""
     if 'halting' not in out:

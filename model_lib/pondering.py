@@ -52,8 +52,9 @@ def ponder(
     begin: initial `Halting`, or a mask `[*S]` that is False for padding.
     rule: turns scores into weights, see `halting.rule`.
     combination: see `halting.combine`.
-    dynamic: stop when the last item has halted, for inference: the same result
-      except for `depth`; no gradient, no trace; `remat_chunk` is not used.
+    dynamic: skip the steps after the last item has halted: the same result and
+      gradient except for `depth`, but no trace. With a batch on several devices
+      every step waits for all of them.
     remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
       before each step and runs it twice; a larger divisor of max_steps keeps
       max_steps / chunk + chunk states and runs each step three times.
@@ -75,16 +76,14 @@ def ponder(
   if trace is not None and (dynamic or unroll):
     raise FieldError('trace', trace, 'None with dynamic=True or unroll=True')
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
+  if dynamic:
+    body = functools.partial(_skipping, body)
   if unroll:
-    carry, depth = _unrolled(body, carry, max_steps, dynamic)
-  elif dynamic:
-    carry, depth = jax.lax.while_loop(
-      lambda loop: loop[0][2].running.any(),
-      lambda loop: (body(*loop)[0], loop[1] + 1),
-      (carry, jnp.zeros((), jnp.int32)),
-    )
+    carry, traced = _unrolled(body, carry, max_steps)
   else:
     carry, traced = scan_steps(body, carry, max_steps, remat_chunk)
+  if dynamic:
+    depth, traced = traced.sum(), None
   state, output, halted = carry
   if output is None:
     output = jax.tree.map(lambda x: x.astype(jnp.float32), state)
@@ -117,18 +116,21 @@ def scan_steps(
   return carry, flat
 
 
-def _unrolled(body, carry, max_steps, dynamic):
-  """Runs `body(carry, n)` with integers n; returns (carry, executed steps)."""
-  depth = jnp.asarray(0 if dynamic else max_steps, jnp.int32)
+def _unrolled(body, carry, max_steps):
+  """Runs `body(carry, n)` with integers n; what it traces is stacked."""
+  traced = []
   for n in range(max_steps):
-    run = functools.partial(lambda n, carry: body(carry, n)[0], n)
-    if not dynamic:
-      carry = blocks.again(run)(carry)
-      continue
-    running = carry[2].running.any()
-    carry = jax.lax.cond(running, run, lambda carry: carry, carry)
-    depth = depth + running.astype(jnp.int32)
-  return carry, depth
+    carry, one = blocks.again(lambda carry, n=n: body(carry, n))(carry)
+    traced.append(one)
+  return carry, jax.tree.map(lambda *ones: jnp.stack(ones), *traced)
+
+
+def _skipping(body, carry, n):
+  """Runs `body` if an item is running; returns whether it did, as int32."""
+  running = carry[2].running.any()
+  run = functools.partial(lambda n, carry: body(carry, n)[0], n)
+  carry = jax.lax.cond(running, run, lambda carry: carry, carry)
+  return carry, running.astype(jnp.int32)
 
 
 def _ponder(step, settings, carry, n):

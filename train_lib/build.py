@@ -44,8 +44,8 @@ class Plan:
       stage.name: build_task(config, info, stage.model) for stage in self.stages
     }
     for task in self.tasks.values():
-      if getattr(task.model, 'dynamic', False):
-        expected = 'False in training, as it has no gradient'
+      if getattr(task.model, 'dynamic', False) and task.reads_every_step:
+        expected = 'False in training, as the loss reads every step'
         raise ConfigError('model.dynamic', True, expected)
     self.task = self.tasks[self.stages[0].name]
     rate = optimizers.build_schedule(config.optimizer, self.total_steps)

@@ -59,6 +59,11 @@ class Task(abc.ABC):
     """Consecutive rows of one device and micro-batch that the loss combines."""
     return 1
 
+  @property
+  def reads_every_step(self) -> bool:
+    """True if the loss reads the steps that a `dynamic` model leaves out."""
+    return False
+
   @abc.abstractmethod
   def build_model(self) -> Any:
     """Returns the Linen module; raises `ConfigError` on an illegal field."""

@@ -115,6 +115,7 @@ def shifted(place, by):
 
 def test_loss_and_its_gradient_equal_the_equation():
   task = task_of()
+  assert task.reads_every_step
   norm = task.normalizers(BATCH)
 
   def loss(params):

@@ -67,11 +67,11 @@ def test_padding_never_prolongs_the_loop():
 
 
 @pytest.mark.slow
-def test_rematerialisation_changes_no_gradient():
+def test_rematerialisation_and_skipping_change_no_gradient():
   inputs = small.batch()
 
-  def gradient(chunk):
-    model, variables = small.build(remat_chunk=chunk)
+  def gradient(chunk, dynamic=False):
+    model, variables = small.build(remat_chunk=chunk, dynamic=dynamic)
 
     def loss(params):
       logits, out = model.apply({'params': params}, *inputs)
@@ -81,11 +81,12 @@ def test_rematerialisation_changes_no_gradient():
 
   want = gradient(0)
   assert float(jnp.abs(want['score']['kernel']).max()) > 1e-3
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
-    gradient(3),
-    want,
-  )
+  for got in (gradient(3), gradient(0, True), gradient(1, True)):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
+      got,
+      want,
+    )
 
 
 def test_gradient_of_the_score_equals_finite_differences():

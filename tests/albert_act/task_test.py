@@ -102,7 +102,9 @@ def test_the_loss_of_ponder_net_is_expected_over_its_steps():
     distances.append(rel_entr(p, prior / prior.sum()).sum())
     want.append(p @ entropy)
     steps.append(n)
-  _, run = build(**changes)
+  task, run = build(**changes)
+  assert task.reads_every_step
+  assert not build()[0].reads_every_step
   loss, metrics = run(params, batch, {})
   expected = np.mean(want) + TAU * np.mean(distances)
   assert loss == pytest.approx(expected, rel=1e-5)

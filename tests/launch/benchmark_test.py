@@ -172,7 +172,7 @@ def test_albert(tmp_path, capsys, monkeypatch):
   rows = read(out)
   assert [row['candidate'] for row in rows] == [
     'fixed, scanned', 'fixed, unrolled', 'masked',
-    'while_loop', 'engine', 'fixed, engine',
+    'dynamic', 'engine', 'fixed, engine',
   ]  # fmt: skip
   for row in rows:
     assert row['candidate'] in printed

@@ -88,7 +88,7 @@ def contraction(state, n):
 @pytest.mark.parametrize('rule', halting.RULES)
 @pytest.mark.parametrize('combination', halting.COMBINATIONS)
 @pytest.mark.parametrize('max_steps', [1, 2, 7])
-def test_scan_and_while_loop_agree(combination, max_steps, rule):
+def test_all_forms_agree(combination, max_steps, rule):
   state = jax.random.normal(jax.random.key(0), (3, 4, 2)) - 0.5
   valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
   arguments = dict(
@@ -107,6 +107,27 @@ def test_scan_and_while_loop_agree(combination, max_steps, rule):
   for other in (looped, unrolled, stopped):
     jax.tree.map(np.testing.assert_array_equal, masked.halting, other.halting)
     np.testing.assert_array_equal(masked.output, other.output)
+
+
+@pytest.mark.parametrize('remat_chunk', [0, 1, 3])
+@pytest.mark.parametrize('combination', halting.COMBINATIONS)
+def test_skipped_steps_do_not_change_the_gradient(combination, remat_chunk):
+  state = jax.random.normal(jax.random.key(0), (3, 4, 2)) + 0.5
+  valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
+
+  def loss(state, dynamic):
+    result = pondering.ponder(
+      contraction, state, valid, max_steps=9, combination=combination,
+      dynamic=dynamic, remat_chunk=remat_chunk,
+    )  # fmt: skip
+    cost = halting.ponder_cost(result.halting).sum()
+    return jnp.square(result.output).sum() + 0.1 * cost, result.depth
+
+  run = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+  (want, limit), (got, depth) = run(state, False), run(state, True)
+  assert depth < limit == 9
+  assert jnp.abs(want).min(-1)[valid].min() > 1e-3
+  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_states_that_are_not_frozen_go_on_after_halting():

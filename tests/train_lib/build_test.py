@@ -53,11 +53,15 @@ def test_what_does_not_fit_the_data_or_the_devices(overrides, message):
     Setup(load(*overrides))
 
 
-def test_a_model_that_stops_early_is_not_trained():
+def test_a_model_whose_loss_reads_every_step_does_not_stop_early():
   config = command_line.load_config(
     'configs/adatape/parity.py:n=4,model=ut', ['model.dynamic=True']
   )
-  with pytest.raises(ConfigError, match=r'model\.dynamic: .*in training'):
+  assert Setup(config).task.model.dynamic
+  with (
+    mock.patch.object(Task, 'reads_every_step', True),
+    pytest.raises(ConfigError, match=r'model\.dynamic: .*reads every step'),
+  ):
     Setup(config)
 
 
