@@ -97,8 +97,8 @@ class RecurrentModel(nn.Module):
   mu: Annotated[int, Interval(ge=1, le=10_000)] = 1
   # Initial bias of the score, that of Graves (2016).
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = 1.0
-  # Stop at every input when all rows of the batch have halted instead of masking
-  # `max_steps` repetitions.
+  # Stop at every input when all rows of the batch have halted, instead of
+  # masking `max_steps` repetitions.
   dynamic: bool = False
   dtype: Any = jnp.float32
 
