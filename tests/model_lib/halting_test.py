@@ -111,14 +111,17 @@ def test_all_forms_agree(combination, max_steps, rule):
 
 @pytest.mark.parametrize('remat_chunk', [0, 1, 3])
 @pytest.mark.parametrize('combination', halting.COMBINATIONS)
-def test_skipped_steps_do_not_change_the_gradient(combination, remat_chunk):
+@pytest.mark.parametrize('rule', ['act', 'straight_through'])
+def test_skipped_steps_do_not_change_the_gradient(
+  rule, combination, remat_chunk
+):
   state = jax.random.normal(jax.random.key(0), (3, 4, 2)) + 0.5
   valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
 
   def loss(state, dynamic):
     result = pondering.ponder(
       contraction, state, valid, max_steps=9, combination=combination,
-      dynamic=dynamic, remat_chunk=remat_chunk,
+      dynamic=dynamic, remat_chunk=remat_chunk, rule=halting.rule(rule),
     )  # fmt: skip
     cost = halting.ponder_cost(result.halting).sum()
     return jnp.square(result.output).sum() + 0.1 * cost, result.depth
