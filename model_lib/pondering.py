@@ -55,9 +55,10 @@ def ponder(
     dynamic: skip the steps after the last item has halted: the same result and
       gradient except for `depth`, but no trace. With a batch on several devices
       every step waits for all of them.
-    remat_chunk: 0 keeps all intermediates for the gradient; 1 keeps the state
-      before each step and runs it twice; a larger divisor of max_steps keeps
-      max_steps / chunk + chunk states and runs each step three times.
+    remat_chunk: 0 keeps all intermediates for the gradient (a dynamic loop that
+      is not unrolled takes 1 instead); 1 keeps the state before each step and
+      runs it twice; a larger divisor of max_steps keeps max_steps / chunk +
+      chunk states and runs each step three times.
     unroll: calls `step` with integers n, for steps that differ; no trace, and
       `remat_chunk` is not used.
     freeze: an item that has halted keeps its state; otherwise its state goes on
@@ -78,6 +79,9 @@ def ponder(
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
   if dynamic:
     body = functools.partial(_skipping, body)
+    # The gradient of a `cond` keeps a copy of the weights for each step, which
+    # takes longer than running again the steps that were not skipped.
+    remat_chunk = remat_chunk or 1
   if unroll:
     carry, traced = _unrolled(body, carry, max_steps)
   else:

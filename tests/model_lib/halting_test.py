@@ -3,6 +3,8 @@
 By hand, with gradients and Skip-ACT: recurrent_act/model_test.py.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,6 +170,24 @@ def temporary_bytes(max_steps, remat_chunk):
   state = jax.ShapeDtypeStruct((256, 128), jnp.float32)
   compiled = jax.jit(jax.grad(loss)).lower(state).compile()
   return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_the_gradient_of_skipped_steps_keeps_no_copies_of_the_weights():
+  def step(weights, state, n):
+    return jnp.sin(state @ weights), jax.nn.sigmoid(state.mean(-1) - 3.0)
+
+  def loss(weights, state):
+    result = pondering.ponder(
+      functools.partial(step, weights), state, jnp.ones(2, bool),
+      max_steps=20, dynamic=True,
+    )  # fmt: skip
+    return (result.output**2).sum()
+
+  weights = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+  state = jax.ShapeDtypeStruct((2, 256), jnp.float32)
+  compiled = jax.jit(jax.grad(loss)).lower(weights, state).compile()
+  kept = compiled.memory_analysis().temp_size_in_bytes
+  assert kept < 4 * weights.size * weights.dtype.itemsize  # of 20 steps
 
 
 def test_memory_of_the_gradient_does_not_grow_with_the_steps():
