@@ -81,6 +81,7 @@ setuptools.setup(
   extras_require={
     'cluster': CLUSTER,
     'cuda12': ['jax[cuda12]'],
+    'cuda13': ['jax[cuda13]'],
     'peers': PEERS + PRETRAINED,
     'plots': PLOTS,
     'pretrained': PRETRAINED,

@@ -71,8 +71,8 @@ class Albert(TextEncoder, kw_only=True):
   epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
   # Initial bias of the score: -2 gives about 9 iterations.
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = -2.0
-  # Stop when every token of the batch has halted, with the same gradient: with
-  # `remat_chunk=1` the time of a training step follows the iterations.
+  # Stop when every token of the batch has halted, with the same gradient; the
+  # time of a training step then follows the iterations.
   dynamic: bool = False
   # See `pondering.ponder`.
   remat_chunk: Annotated[int, Interval(ge=0, le=1000)] = 0

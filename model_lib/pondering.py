@@ -79,8 +79,8 @@ def ponder(
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
   if dynamic:
     body = functools.partial(_skipping, body)
-    # The gradient of a `cond` keeps a copy of the weights for each step, which
-    # takes longer than running again the steps that were not skipped.
+    # The gradient of a `cond` keeps a copy of the weights for each step. On a
+    # CPU that takes longer than running again the steps that were not skipped.
     remat_chunk = remat_chunk or 1
   if unroll:
     carry, traced = _unrolled(body, carry, max_steps)
