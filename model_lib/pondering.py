@@ -79,9 +79,7 @@ def ponder(
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
   if dynamic:
     body = functools.partial(_skipping, body)
-    # The gradient of a `cond` keeps a copy of the weights for each step. On a
-    # CPU that takes longer than running again the steps that were not skipped.
-    remat_chunk = remat_chunk or 1
+    remat_chunk = remat_chunk or 1  # a `cond` keeps a copy of the weights
   if unroll:
     carry, traced = _unrolled(body, carry, max_steps)
   else:
