@@ -79,7 +79,7 @@ def ponder(
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
   if dynamic:
     body = functools.partial(_skipping, body)
-    remat_chunk = remat_chunk or 1  # a `cond` keeps a copy of the weights
+    remat_chunk = remat_chunk or 1  # else each `cond` copies the weights
   if unroll:
     carry, traced = _unrolled(body, carry, max_steps)
   else:
