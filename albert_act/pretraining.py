@@ -116,7 +116,8 @@ class Pretraining(Task):
     """The loss and its metrics; `ponder_share` is that of the ponder cost.
 
     The paper chooses tau so that this share is about 10 %: at the end of a run
-    multiply tau by 0.1 / ponder_share.
+    multiply tau by 0.1 / ponder_share. In evaluation tau is that of the last
+    step, `loss.ponder_weight`.
     """
     mask = batch['mask']
     words = batch['mlm_weights'] * mask[:, None]

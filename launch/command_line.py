@@ -204,7 +204,9 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   # Imported late, so that wrong flags fail before jax is imported.
   from train_lib import config_schema
 
-  return config_schema.validate(config, overrides)
+  run = config_schema.validate(config, overrides)
+  config_schema.check_weights(run)
+  return run
 
 
 def parse_fields(flag: str, text: str) -> dict[str, Any]:

@@ -163,21 +163,23 @@ def write_seeds(
 ) -> None:
   """Writes mean and standard deviation of runs that differ only in the seed.
 
-  Their names differ in a final number only (@eat0, @eat1). Writes nothing if no
-  two runs do. The deviation is the sample's (n - 1).
+  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1).
+  Writes nothing if no two runs do. The deviation is the sample's (n - 1).
   """
   from eval_lib.report import print_table, write_csv
 
   groups: dict[str, list[dict[str, Any]]] = {}
   for row in rows:
     words = [w for w in row['run'].split() if not w.startswith('seed=')]
-    name = re.sub(r'(@[A-Za-z_]\w*?)\d+\b', r'\1', ' '.join(words))
-    if row[metric] is not None:
+    name = ' '.join(words)
+    if name != row['run']:
+      name = re.sub(r'(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
+    if any('/' in key and value is not None for key, value in row.items()):
       groups.setdefault(name, []).append(row)
   table = []
   for name, group in groups.items():
     found: dict[str, Any] = {'run': name, 'seeds': len(group)}
-    for key in [k for k in group[0] if '/' in k]:
+    for key in [k for k, v in group[0].items() if '/' in k and v is not None]:
       values = [row[key] for row in group if row.get(key) is not None]
       found[f'{key} mean'] = statistics.mean(values)
       deviation = statistics.stdev(values) if len(values) > 1 else None

@@ -19,6 +19,7 @@ from dataset_lib import builder, fields
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from model_lib import blocks
+from train_lib import stages
 from train_lib.task import Task, with_model
 
 
@@ -233,6 +234,19 @@ def validate(
   for name, stage in run['stages'].items():
     _check_stage(f'stages.{name}', stage, run, task)
   return ml_collections.ConfigDict(run).lock()
+
+
+def check_weights(run: ml_collections.ConfigDict) -> None:
+  """Raises ConfigError for a weight of the loss that the last stage replaces.
+
+  A knob of its name hides it. Training must end at it, as evaluation reads it.
+  """
+  last = run['stages'][sorted(run['stages'], key=stages.order)[-1]]
+  for name, schedule in last['knobs'].items():
+    end = stages.knob_value(schedule, 1, 1)
+    if run['loss'].get(name, end) != end:
+      expected = f'{end}, at which its knob of the last stage ends; change both'
+      raise ConfigError(f'loss.{name}', run['loss'][name], expected)
 
 
 def _check_stage(

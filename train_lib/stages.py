@@ -60,7 +60,7 @@ def build_stages(entries: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
   """Orders stages by name (stage2 < stage10) and computes `start`, `stop`."""
   stages: list[Stage] = []
   start = 0
-  for name in sorted(entries, key=_natural):
+  for name in sorted(entries, key=order):
     entry = entries[name]
     steps = int(entry['steps'] or round(entry['epochs'] * steps_per_epoch))
     knobs, model = (dict(entry.get(key, {})) for key in ('knobs', 'model'))
@@ -71,6 +71,7 @@ def build_stages(entries: Config, steps_per_epoch: int) -> tuple[Stage, ...]:
   return tuple(stages)
 
 
-def _natural(name: str) -> list[Any]:
+def order(name: str) -> list[Any]:
+  """Returns the place of a stage by its name: stage2 is before stage10."""
   parts = re.split(r'(\d+)', name)
   return [int(part) if part.isdigit() else part for part in parts]

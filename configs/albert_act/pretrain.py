@@ -11,16 +11,19 @@ iterations. Its warm-up is not printed; ALBERT takes 3,125 of 125,000 steps.
 
 Arguments:
 
-  corpus    directory of a prepared corpus
-  variant   tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
-            micro and mini for a laptop
-  halting   act, straight_through, fixed: all iterations for every token, or
-            bert: fixed, layers that share no weights, embeddings of full width
-  length    the max_length used by launch.prepare_corpus
-  steps     112,500
-  tau_from  share of the steps without ponder cost, after which its weight rises
-            linearly to tau, for small models (docs/albert_act.md); 0
-            (paper): tau applies from step 1
+  corpus      directory of a prepared corpus
+  variant     tiny, small, base (the paper's), albert_* (Lan et al. 2020), or
+              micro and mini for a laptop
+  halting     act, straight_through, fixed: all iterations for every token, or
+              bert: fixed, no shared weights, embeddings of full width
+  length      the max_length used by launch.prepare_corpus
+  steps       112,500
+  iterations  the most; 0: those of the variant
+  tau         weight of the ponder cost; 0: 0.768 / (iterations * length), the
+              paper's at length 128
+  tau_from    share of the steps without ponder cost, after which its weight
+              rises linearly to tau, for small models (docs/albert_act.md); 0
+              (paper): tau applies from step 1
 """
 
 import ml_collections
@@ -40,10 +43,11 @@ def get_config(arg=''):
   a = common.parse_arg(
     arg, corpus='', variant=tuple(ITERATIONS),
     halting=('act', 'straight_through', 'fixed', 'bert'), length=128,
-    steps=112_500, tau_from=0.0,
+    steps=112_500, iterations=0, tau=0.0, tau_from=0.0,
   )  # fmt: skip
   iterations, fixed = ITERATIONS[a.variant], a.halting in ('fixed', 'bert')
-  tau = 0.0 if fixed else 0.768 / (iterations * a.length)
+  iterations = a.iterations or iterations
+  tau = 0.0 if fixed else a.tau or 0.768 / (iterations * a.length)
   c = ml_collections.ConfigDict()
   c.task = 'albert_act.pretraining:Pretraining'
   c.batch_size = 4096
@@ -57,6 +61,8 @@ def get_config(arg=''):
     variant=a.variant,
     halting='' if fixed else a.halting,
   )
+  if a.iterations:
+    c.model.max_iterations = iterations
   if a.halting == 'bert':
     is_legal = not a.variant.startswith('albert')
     expected = 'tiny, small, base, micro or mini with halting=bert'

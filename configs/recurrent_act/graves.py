@@ -14,7 +14,8 @@ Arguments:
         cell, the baseline of Fojo's thesis
   cell  rnn, gru or lstm
 
-`loss.ponder_weight` is tau, `model.mu` the largest score of Skip-ACT. Graves
+`loss.ponder_weight` is tau (of sparse_parity also where the knob of stage2_skip
+ends), `model.mu` the largest score of Skip-ACT. Graves
 stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
 is 10 (2 for rule=fixed and sparse_parity): masked repetitions cost time. Graves
 trains with a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3

@@ -160,6 +160,15 @@ def test_the_shipped_configuration(corpus):
   config_schema.validate(config)
   fixed = load(corpus, halting='fixed')
   assert (fixed.model.halting, fixed.loss.ponder_weight) == ('', 0.0)
+  # Arguments reach the loss and the schedule, at whose end training ends.
+  for given, tau in (({}, 0.768 / (12 * 32)), ({'tau': 3e-3}, 3e-3)):
+    config = load(corpus, iterations=12, tau_from=0.5, **given)
+    assert config.model.max_iterations == 12
+    assert config.loss.ponder_weight == pytest.approx(tau)
+    knob = config.stages.stage2_ponder.knobs.ponder_weight
+    assert knob == ('linear', 0.0, config.loss.ponder_weight)
+  bert = load(corpus, halting='bert', iterations=3)
+  assert (bert.model.num_groups, bert.model.max_iterations) == (3, 3)
   # The paper's, for up to 12 iterations of 128 tokens.
   paper = command_line.load_config(
     f'configs/albert_act/pretrain.py:corpus={corpus}', []

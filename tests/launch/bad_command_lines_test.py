@@ -13,6 +13,7 @@ PARITY = '--config=configs/adatape/parity.py'
 DIGITS = '--config=configs/adatape/digits.py'
 FOLDER = '--config=configs/adatape/images.py:root=/nowhere'
 EAT = '--config=configs/eat/glue.py:data=/nowhere,vocabulary=/nowhere'
+QUICK = '--config=configs/adatape/quick_start.py'
 KNOB = "--config.stages.stage1.knobs={'tape_weight': "
 PEERS = ('--distributed', '--coordinator=localhost:1')
 
@@ -56,6 +57,9 @@ CASES = [
   ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"], ['knobs', 'tape_w']),
   ([PARITY, KNOB + "('bent', 0, 1)}"], ['knobs.tape_weight', 'linear']),
   ([PARITY, KNOB + "('linear', 0)}"], ['knobs.tape_weight', 'linear']),
+  # The knob of the last stage hides it.
+  ([QUICK, '--config.loss.tape_weight=0.3'],
+   ['loss.tape_weight', '0.5, at which', '0.3']),
   ([PARITY, '--config.warm_start.skip=(,'], ['warm_start.skip', 'tuple']),
   ([PARITY, '--config.warm_start.renames=->a'], ["'old->new'"]),
   ([PARITY, '--config.warm_start.workdir=/nowhere'], ['warm_start.workdir']),

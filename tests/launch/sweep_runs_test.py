@@ -1,8 +1,9 @@
 """Runs of a list that read each other, and their summary over seeds."""
 
 import csv
-import json
 import pathlib
+import shutil
+from unittest import mock
 
 import pytest
 
@@ -18,19 +19,25 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     '@x1 seed=1 a=@y2': 0.7,
     'a=2': 0.9,
     '@x2 a=@y1 seed=2': None,
+    '@z12': None,
+    '@z12_1 seed=1': None,
   }
   rows = [{'run': name, 'test/x': x} for name, x in values.items()]
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
   assert not [*tmp_path.iterdir()]
+  # The first of the seeds has no `seed=`; these have another metric.
+  rows[4]['test/y'], rows[5]['test/y'] = 1.0, 2.0
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows, 'test/x')
   with (tmp_path / 'seeds.csv').open(newline='') as file:
-    first, second = csv.DictReader(file)
+    first, second, third = csv.DictReader(file)
   assert (first['run'], first['seeds']) == ('@x a=@y', '2')
   assert float(first['test/x mean']) == pytest.approx(0.6)
   # Of two values 0.2 apart.
   assert float(first['test/x deviation']) == pytest.approx(0.02**0.5)
   assert (second['run'], second['seeds']) == ('a=2', '1')
   assert not second['test/x deviation']
+  assert (third['run'], third['seeds']) == ('@z12', '2')
+  assert (third['test/y mean'], third['test/x mean']) == ('1.5', '')
 
 
 NAMED = """
@@ -101,21 +108,40 @@ def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
     ('recurrent_act/tables.txt', 'recurrent_act/graves.py', 'test/accuracy',
      39),
     ('albert_act/tables.txt',
-     'albert_act/pretrain.py:corpus={corpus},variant=micro,length=32',
-     'dev/accuracy', 101),
+     'albert_act/pretrain.py:corpus={dir}/corpus,variant=micro,length=32,'
+     'steps=3500,tau_from=0.43', 'dev/mlm_accuracy', 103),
     ('eat/tables.txt', 'eat/glue.py', 'dev/score', 18),
+    ('eat/recipes.txt', 'eat/glue.py:pretrained={dir},exits=2-3,data={dir}',
+     'dev/score', 11),
   ],
 )  # fmt: skip
 def test_the_lists_of_tables(
   path, config, metric, count, tmp_path, monkeypatch
 ):
-  model = json.dumps({'model_type': 'bert', 'num_hidden_layers': 6})
-  (tmp_path / 'config.json').write_text(model)
-  monkeypatch.setenv('MINILM', str(tmp_path))
+  model = {'model_type': 'bert', 'num_hidden_layers': 6}
+  text_files.write_json(tmp_path / 'config.json', model)
+  for name in ('MINILM', 'GLUE', 'PROBING'):
+    monkeypatch.setenv(name, str(tmp_path))
   corpus = corpora.prepare(tmp_path, corpora.documents(20))[0]
-  config = config.format(corpus=corpus)
+  tokenizer = shutil.copy(corpus / 'tokenizer.json', tmp_path)
+  corpus.rename(tmp_path / 'corpus')
   given = [f'--workdir={tmp_path / "runs"}', f'--metric={metric}']
-  given += [f'--config=configs/{config}', f'--overrides=configs/{path}']
-  runs = sweep.read_runs(sweep.main.parse(given))
+  given += [f'--config=configs/{config.format(dir=tmp_path)}']
+  given += [f'--overrides=configs/{path}']
+  flags = sweep.main.parse(given)
+  runs = sweep.read_runs(flags)
   assert len({run.workdir for run in runs}) == len(runs) == count
   assert all(run.is_named for run in runs)
+  # Runs that others read have ended: now the lines of the others are checked.
+  read = {one.workdir: one for run in runs for one in run.needs}
+  for run in read.values():
+    run.workdir.mkdir(parents=True)
+    saved = command_line.load_config(run.config, run.overrides).to_dict()
+    text_files.write_json(run.workdir / 'config.json', saved)
+    text_files.write_json(run.workdir / 'result.json', {})
+    shutil.copy(tokenizer, run.workdir)
+  monkeypatch.setattr(sweep_runs, 'read_config', spy := mock.Mock(
+    wraps=sweep_runs.read_config
+  ))  # fmt: skip
+  sweep.read_runs(flags)
+  assert spy.call_count == count
