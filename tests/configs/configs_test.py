@@ -109,6 +109,8 @@ def test_labels_of_a_user(load):
   for wrong in (given, f'name=mail,task=sst2,{given}'):
     with pytest.raises(command_line.UsageError, match='config argument name'):
       load(f'eat/labels.py:{wrong}')
+  with pytest.raises(command_line.UsageError, match='config argument submit'):
+    load(f'eat/labels.py:name=mail,submit=1,{given}')
 
 
 def test_probing_and_a_fixed_depth(load):
