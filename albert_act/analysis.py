@@ -101,7 +101,10 @@ def traced(
     encoded: Any = model.apply(
       variables, *inputs, trace=cosine, method='encode'
     )
-    return encoded.ponder['steps'], encoded.trace
+    steps = encoded.ponder['steps']
+    # The masked form of 'ponder_net' goes on after a token has halted.
+    running = jnp.arange(model.max_iterations)[:, None, None] < steps[None]
+    return steps, jnp.where(running, encoded.trace, 1.0)
 
   for batch in rows:
     inputs = (jnp.asarray(batch[name]) for name in INPUTS)

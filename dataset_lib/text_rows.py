@@ -258,7 +258,7 @@ class TextRows(TokenSource):
 class LabelledTexts(TextRows):
   """A source of texts, or pairs of texts, with one label each.
 
-  `sources` is the column 'source', or 'genre', of each row; '' without one.
+  `sources` is the column 'genre', else 'source', of each row; '' without one.
   """
 
   task: str
@@ -268,7 +268,8 @@ class LabelledTexts(TextRows):
 
     def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
-      own = fields.get('source', fields.get('genre', ''))
+      # MNLI may have both, with one source for all rows.
+      own = fields.get('genre', fields.get('source', ''))
       # Few names, many rows.
       return texts, task.read_label(label), sys.intern(own)
 

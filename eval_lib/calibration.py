@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 import jax
 import numpy as np
 import scipy.special
+from absl import logging
 from annotated_types import Gt, Interval
 from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
@@ -129,12 +130,22 @@ def fit_temperatures(
   bins: int = BINS,
   only_above: float = ONLY_ABOVE,
 ) -> PerHead:
-  """Fits a temperature for each head; 1 where its ECE is <= `only_above`."""
+  """Fits a temperature for each head; 1 where its ECE is <= `only_above`.
+
+  Logs a warning of each that is a bound of `TEMPERATURES`.
+  """
   before = errors(logits, labels, bins)
   found = [
     fit_temperature(head, labels) if error > only_above else 1.0
     for head, error in zip(logits, before, strict=True)
   ]
+  for number, temperature in enumerate(found, 1):
+    if temperature in TEMPERATURES:
+      logging.warning(
+        'head %d of %d: the temperature %g is the bound of the search, so the '
+        'fit is not trustworthy; calibrate on more rows',
+        number, len(found), temperature,
+      )  # fmt: skip
   return np.array(found)
 
 

@@ -59,6 +59,10 @@ def average(workdirs: list[str], out: pathlib.Path) -> None:
   found: dict[str, dict[str, float]] = {}
   for workdir in workdirs:
     own = dict(results(workdir))
+    if not own:
+      expected = "runs with GLUE's metrics on a whole validation split, in "
+      expected += 'result.json or evaluation.json; run launch.evaluate'
+      raise ConfigError('--runs', workdir, expected)
     for name in own.keys() & found.keys():
       raise ConfigError('--runs', workdir, f'one run with {name}')
     found |= own

@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
@@ -37,6 +38,7 @@ from dataset_lib.fields import flag
 from launch import command_line, serving
 
 MAX_LINE = 2**24  # bytes, without the newline
+_WHOLE = re.compile('(validation|dev|test)(_matched|_mismatched)?|ax')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,13 +88,20 @@ def open_splits(flags: Flags) -> dict[str, Any]:
   data |= {'directory': flags.data} if flags.data else {}
   found = {}
   for split in flags.glue.split(','):
+    name = glue.name_of(data['task'], split)
+    if not _WHOLE.fullmatch(split):
+      expected = 'whole splits: validation, test, of mnli also '
+      expected += 'validation_mismatched, test_mismatched and ax'
+      raise ConfigError('--glue', split, expected)
+    if name in found:
+      raise ConfigError('--glue', flags.glue, f'one split for {name}.tsv')
     try:
       # It refuses a split with a row that cannot be read.
       rows = builder.build(data, split=split, train=False, seed=0, batch_size=1)
     except ConfigError as error:
-      name = '--glue' if error.field == 'split' else error.field
-      raise ConfigError(name, error.given, error.expected) from error
-    found[glue.name_of(data['task'], split)] = rows.source
+      field = '--glue' if error.field == 'split' else error.field
+      raise ConfigError(field, error.given, error.expected) from error
+    found[name] = rows.source
   return found
 
 

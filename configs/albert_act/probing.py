@@ -3,8 +3,9 @@ r"""ALBERT with halting on a probing task of SentEval.
   python -m launch.train --workdir=/tmp/albert_tense --config=\
       configs/albert_act/probing.py:task=past_present,checkpoint=/tmp/albert,data=D
 
-Arguments: see `configs.albert_act.glue`. The files may be those of SentEval, or
-TSV files with named columns. A tenth of train is held out.
+Arguments: see `configs.albert_act.glue`; and `held_out`, percent of the train
+split to evaluate on, 10 by default, 0 for the validation split of the files.
+The files may be those of SentEval, or TSV files with named columns.
 """
 
 from configs.albert_act.glue import arguments, fine_tuning, rows
@@ -17,12 +18,15 @@ TASKS = (
 
 
 def get_config(arg=''):
-  a = arguments(arg, TASKS)
+  a = arguments(arg, TASKS, held_out=10)
   c = fine_tuning(a, lr=5e-5)
   c.dataset = dict(name='probing', task=a.task, directory=a.data, **rows(a))
-  c.train_split = 'train[:90%]'
+  split = 'validation'
+  if a.held_out:
+    share = 100 - a.held_out
+    c.train_split, split = f'train[:{share}%]', f'train[{share}%:]'
   c.evals = dict(
-    dev=dict(type='classification', split='train[90%:]'),
+    dev=dict(type='classification', split=split),
     test=dict(type='classification', split='test'),
   )
   return c

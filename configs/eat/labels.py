@@ -6,9 +6,10 @@ r"""EAT on labels of your own, such as phishing mail (EAT, section 7.4).
       --config=configs/eat/labels.py:name=mail,teacher=/tmp/mail,data=DIR
 
 Arguments: `name` is a folder in `data` with train.tsv and dev.tsv; the others
-are those of `configs.eat.glue` but for `task`. The files have the columns
-'sentence' and 'label', and 'source' if rows have one; all names of labels are
-those of train.tsv. Half of dev.tsv calibrates, the other half is reported.
+are those of `configs.eat.glue` but for `task` and `submit`. The files have the
+columns 'sentence' and 'label', and 'source' if rows have one; all names of
+labels are those of train.tsv. All of dev.tsv is reported as `dev`; half of it
+calibrates, and `calibration` and `frontier` are of the other half.
 """
 
 from configs import common
@@ -22,6 +23,8 @@ def get_config(arg=''):
   has_task = any(item.startswith('task=') for item in others)
   is_legal = len(name) == 1 and not has_task
   common.expect(is_legal, 'name', 'one, and no task', arg)
+  submits = [item for item in others if item.startswith('submit=')]
+  common.expect(not submits, 'submit', 'none: it is of GLUE alone', arg)
   # Rows like those of SST-2: single texts, some of which may be alike.
   c = glue.get_config(','.join(['task=sst2', *others]))
   data = c.dataset

@@ -112,6 +112,16 @@ def test_means_are_those_of_a_plain_loop():
   assert running['all'][last] < similar['all'][last] - 1e-4
 
 
+def test_a_row_of_ponder_net_that_has_halted_counts_as_one():
+  model, variables = small.build(halting='ponder_net')
+  ((rows, steps, cosines),) = analysis.traced(model, variables, [batch()])
+  still = np.arange(6)[:, None, None] < steps
+  halted = ~still & (np.arange(9) < rows['length'][:, None])
+  assert halted.any()
+  assert (cosines[halted] == 1.0).all()
+  assert cosines[still].mean() < 0.9
+
+
 class Numbers(list):
   """A source of rows that are their own numbers."""
 

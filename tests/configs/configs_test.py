@@ -109,13 +109,19 @@ def test_labels_of_a_user(load):
   for wrong in (given, f'name=mail,task=sst2,{given}'):
     with pytest.raises(command_line.UsageError, match='config argument name'):
       load(f'eat/labels.py:{wrong}')
+  with pytest.raises(command_line.UsageError, match='config argument submit'):
+    load(f'eat/labels.py:name=mail,submit=1,{given}')
 
 
 def test_probing_and_a_fixed_depth(load):
   config = load('albert_act/probing.py:task=tree_depth,data=/x,halting=fixed')
   assert (config.optimizer.lr, config.model.halting) == (5e-5, '')
   assert config.warm_start.skip == ('^(predictions|sop|head|score)/',)
-  assert config.evals.dev.split == 'train[90%:]'
+  splits = config.train_split, config.evals.dev.split
+  assert splits == ('train[:90%]', 'train[90%:]')
+  config = load('albert_act/probing.py:task=tree_depth,data=/x,held_out=0')
+  splits = config.train_split, config.evals.dev.split
+  assert splits == ('train', 'validation')
 
 
 def test_tags(load):

@@ -73,6 +73,11 @@ def test_sources_are_columns_of_the_rows(root):
     header, rows, _ = OFFICIAL[task]
     write(root / task / 'train.tsv', [*filter(None, [header]), *rows])
     assert opened(config(root, task)).sources == names
+  header = 'idx\tpremise\thypothesis\tlabel\tgenre\tsource'
+  rows = ['0\tw1\tw2\t1\tslate\tpada', '1\tw3\tw4\t0\t\tpada']
+  write(root / 'mnli' / 'dev_matched.tsv', [header, *rows])
+  source = opened(config(root, 'mnli'), 'validation')
+  assert source.sources == ['slate', '']
 
 
 def test_mnli_has_two_validation_splits(root):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,17 @@ def test_separable_and_constant_data_stay_bounded():
   assert fit_temperature(logits, np.array([0, 1])) == 0.1
   assert fit_temperature(logits, np.array([1, 0])) == 10.0  # always wrong
   assert fit_temperature(np.zeros((4, 3)), np.array([0, 1, 2, 0])) == 1.0
+
+
+def test_a_bound_of_the_search_is_a_warning(caplog):
+  labels, sure = np.array([0, 1]), np.array([[2.0, 0.0], [0.0, 2.0]])
+  flat = np.zeros((2, 2))
+  with caplog.at_level(logging.WARNING):
+    found = calibration.fit_temperatures(np.stack([flat, sure, -sure]), labels)
+  assert found.tolist() == [1.0, 0.1, 10.0]
+  first, second = caplog.messages
+  assert 'head 2 of 3: the temperature 0.1 is the bound' in first
+  assert 'head 3 of 3: the temperature 10 is the bound' in second
 
 
 def test_only_heads_with_a_large_error_are_scaled():

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -112,5 +113,11 @@ def test_what_cannot_be_answered_scored_or_zipped(run, tmp_path, refused):
     refused(evaluate.main, [given, f'--submission={path}'], words)
   runs = f'--runs={run},{run}', f'--out={tmp_path / "glue.csv"}'
   refused(glue.main, ['average', *runs], ['--runs', 'one run with SST-2'])
+  alone = tmp_path / 'alone'  # a run without results
+  alone.mkdir()
+  shutil.copy(run / 'config.json', alone)
+  runs = f'--runs={run},{alone}', f'--out={tmp_path / "glue.csv"}'
+  words = ['--runs', str(alone), 'whole validation split']
+  refused(glue.main, ['average', *runs], words)
   folder = f'--answers={tmp_path}', f'--out={tmp_path / "all.zip"}'
   refused(glue.main, ['zip', *folder], ['CoLA.tsv'], command_line.DATA)

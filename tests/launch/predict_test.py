@@ -11,12 +11,14 @@ import types
 
 import pytest
 
+from dataset_lib.errors import ConfigError
 from launch import command_line, predict, serving
 from serve_lib import backends
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
+from train_lib import loading
 
 # -- lines in and out
 
@@ -232,6 +234,28 @@ def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path / 'home'))
   monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # means nothing
   assert place('').startswith(str(tmp_path / 'home' / '.cache'))
+
+
+def test_whole_splits_of_mnli_have_a_file_each(tmp_path, monkeypatch):
+  for name in ('test_matched', 'test_mismatched', 'diagnostic'):
+    row = 'index\tsentence1\tsentence2\n0\tw1\tw2\n'
+    (tmp_path / f'{name}.tsv').write_text(row)
+  (tmp_path / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\nw1\nw2\n')
+  data = dict(name='glue', task='mnli', directory=str(tmp_path))
+  config = types.SimpleNamespace(dataset=data | {'tokenizer': str(tmp_path)})
+  monkeypatch.setattr(loading, 'load_config', lambda _: config)
+
+  def names(splits):
+    flags = predict.Flags(workdir='run', out=str(tmp_path), glue=splits)
+    return list(predict.open_splits(flags))
+
+  assert names('test,test_mismatched,ax') == ['MNLI-m', 'MNLI-mm', 'AX']
+  for splits, expected in (
+    ('test,test_matched', 'one split for MNLI-m.tsv'),
+    ('test[:10%]', 'whole splits'), ('train', 'whole splits'),
+  ):  # fmt: skip
+    with pytest.raises(ConfigError, match=f'--glue: expected {expected}'):
+      names(splits)
 
 
 @pytest.mark.slow
