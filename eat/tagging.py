@@ -33,9 +33,6 @@ class EatTagger(EatClassifier, kw_only=True):
 
   exit_layers: Layers = dataclasses.field(default=(), init=False)
   restore: bool = dataclasses.field(default=True, init=False)
-  # `pooler_activation` is a field: variants and checkpoints determine it.
-  exit_mean: bool = dataclasses.field(default=False, init=False)
-  gradient: Any = dataclasses.field(default='joint', init=False)
 
   def __call__(
     self,

@@ -10,11 +10,10 @@ from scipy.special import log_softmax
 
 from dataset_lib.errors import ConfigError
 from eat.tagging import EatTagger, Tagging
-from model_lib import convert, sizes
+from model_lib import convert
 from tests.eat import small
 from tests.eat.model_test import reference
 from tests.peers import torch_and_transformers
-from train_lib.task import complete_model
 
 NAMES = ('B-PER', 'I-PER', 'O')
 FIELDS = {k: v for k, v in small.FIELDS.items() if k != 'exit_layers'}
@@ -40,17 +39,6 @@ def case():
   batch['label'] = jnp.asarray(label, jnp.int32)
   batch['left_out'] = jnp.arange(8, dtype=jnp.int32)
   return task, batch, params
-
-
-@pytest.mark.parametrize(
-  'given', [{'exit_mean': True}, {'gradient': 'sweet'}, {'exit_layers': (1,)}]
-)
-def test_options_of_exits_are_refused(given):
-  known = {'name': 'eat.tagging:EatTagger'} | sizes.BERT.fields('distil')
-  complete_model(known)
-  (name,) = given
-  with pytest.raises(ConfigError, match=f'model.{name}'):
-    complete_model(known | given)
 
 
 def loss_of(task, params, batch, norm):
