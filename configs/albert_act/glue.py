@@ -9,7 +9,7 @@ Arguments, also of probing.py:
   data        folder of the task's files; of GLUE empty for TFDS
   checkpoint  a finished run of configs/albert_act/pretrain.py, or a Hugging
               Face ALBERT: its sizes, parameters and tokenizer
-  halting     act (default), straight_through, ponder_net (PALBERT), or fixed
+  halting     act (default), straight_through, ponder_net, or fixed
   score       kept (default): the halting score is loaded from the checkpoint;
               HF checkpoints have no score and need fresh
 
