@@ -225,9 +225,8 @@ def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
   if 'mlm_positions' in batch:
     return dict(task.apply(params, batch)[0])
   values, out = task.apply(params, state, batch)
-  return {'logits': values} | (
-    {'exits': out['exits']} if 'exits' in out else {}
-  )
+  every = out.get('exits', out.get('step_logits'))  # of each head or step
+  return {'logits': values} | ({} if every is None else {'exits': every})
 
 
 def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:
