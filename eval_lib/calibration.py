@@ -143,7 +143,7 @@ def fit_temperatures(
     if temperature in TEMPERATURES:
       logging.warning(
         'head %d of %d: the temperature %g is the bound of the search, so the '
-        'fit is not trustworthy; calibrate on more rows',
+        'fit is not trustworthy; the head may be near chance, or never wrong',
         number, len(found), temperature,
       )  # fmt: skip
   return np.array(found)

@@ -75,7 +75,7 @@ def read_runs(flags: Flags) -> list[Run]:
   for number, line in enumerate(lines, 1):
     try:
       words = shlex.split(os.path.expandvars(line), comments=True)
-      if unset := re.search(r'\$\w+', ' '.join(words)):
+      if unset := re.search(r'\$(\w+|\{\w+\})', ' '.join(words)):
         raise UsageError(f'{unset[0]} is not set in the environment')
       if words:
         runs.append(_read_line(flags, words, runs, numbers, number))

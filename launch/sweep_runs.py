@@ -163,7 +163,8 @@ def write_seeds(
 ) -> None:
   """Writes mean and standard deviation of runs that differ only in the seed.
 
-  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1).
+  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1), as may
+  the names that lines read (teacher=@dense, teacher=@dense_1).
   Writes nothing if no two runs do. The deviation is the sample's (n - 1).
   """
   from eval_lib.report import print_table, write_csv
@@ -172,13 +173,15 @@ def write_seeds(
   for row in rows:
     words = [w for w in row['run'].split() if not w.startswith('seed=')]
     name = ' '.join(words)
-    if name != row['run']:
-      name = re.sub(r'(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
+    # Without a seed only the names that it reads.
+    place = '(?<==)' if name == row['run'] else ''
+    name = re.sub(place + r'(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
     if any('/' in key and value is not None for key, value in row.items()):
       groups.setdefault(name, []).append(row)
   table = []
   for name, group in groups.items():
-    found: dict[str, Any] = {'run': name, 'seeds': len(group)}
+    run = name if len(group) > 1 else group[0]['run']
+    found: dict[str, Any] = {'run': run, 'seeds': len(group)}
     for key in [k for k, v in group[0].items() if '/' in k and v is not None]:
       values = [row[key] for row in group if row.get(key) is not None]
       found[f'{key} mean'] = statistics.mean(values)

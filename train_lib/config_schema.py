@@ -243,7 +243,8 @@ def check_weights(run: ml_collections.ConfigDict) -> None:
   """
   last = run['stages'][sorted(run['stages'], key=stages.order)[-1]]
   for name, schedule in last['knobs'].items():
-    end = stages.knob_value(schedule, 1, 1)
+    # As it is written: a schedule's last value is rounded.
+    end = schedule[-1] if isinstance(schedule, tuple) else schedule
     if run['loss'].get(name, end) != end:
       expected = f'{end}, at which its knob of the last stage ends; change both'
       raise ConfigError(f'loss.{name}', run['loss'][name], expected)

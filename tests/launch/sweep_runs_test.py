@@ -19,8 +19,8 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     '@x1 seed=1 a=@y2': 0.7,
     'a=2': 0.9,
     '@x2 a=@y1 seed=2': None,
-    '@z12': None,
-    '@z12_1 seed=1': None,
+    '@z12 a=@y12': None,
+    '@z12_1 a=@y12 seed=1': None,
   }
   rows = [{'run': name, 'test/x': x} for name, x in values.items()]
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
@@ -36,7 +36,7 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
   assert float(first['test/x deviation']) == pytest.approx(0.02**0.5)
   assert (second['run'], second['seeds']) == ('a=2', '1')
   assert not second['test/x deviation']
-  assert (third['run'], third['seeds']) == ('@z12', '2')
+  assert (third['run'], third['seeds']) == ('@z12 a=@y', '2')
   assert (third['test/y mean'], third['test/x mean']) == ('1.5', '')
 
 
@@ -96,6 +96,8 @@ def test_a_line_reads_the_directory_of_a_named_one(
     ('@a seed=1\nwarm_start.workdir=@a', 'line 2: expected a name, such as'),
     ('@a seed=1\n@a seed=2', 'line 2: @a names an earlier line'),
     ('@a/b seed=1', 'line 1: expected a name of letters, digits and _'),
+    ('seed=$NOT_SET  # $X', 'line 1: $NOT_SET is not set in the environment'),
+    ('# $X\n:n=${NOT_SET}', 'line 2: ${NOT_SET} is not set'),
   ],
 )
 def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
