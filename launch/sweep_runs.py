@@ -163,8 +163,8 @@ def write_seeds(
 ) -> None:
   """Writes mean and standard deviation of runs that differ only in the seed.
 
-  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1), as may
-  the names that lines read (teacher=@dense, teacher=@dense_1).
+  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1), and
+  names that lines read, too (teacher=@dense, teacher=@dense_1).
   Writes nothing if no two runs do. The deviation is the sample's (n - 1).
   """
   from eval_lib.report import print_table, write_csv
