@@ -173,9 +173,9 @@ def write_seeds(
   for row in rows:
     words = [w for w in row['run'].split() if not w.startswith('seed=')]
     name = ' '.join(words)
-    # Without a seed only the names that it reads.
-    place = '(?<==)' if name == row['run'] else ''
-    name = re.sub(place + r'(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
+    if name != row['run']:
+      name = re.sub(r'^(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
+    name = re.sub(r'(?<==)(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', name)
     if any('/' in key and value is not None for key, value in row.items()):
       groups.setdefault(name, []).append(row)
   table = []

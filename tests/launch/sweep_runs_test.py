@@ -20,7 +20,7 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     'a=2': 0.9,
     '@x2 a=@y1 seed=2': None,
     '@z12 a=@y12': None,
-    '@z12_1 a=@y12 seed=1': None,
+    '@z12_1 a=@y12_1 seed=1': None,
   }
   rows = [{'run': name, 'test/x': x} for name, x in values.items()]
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
@@ -111,7 +111,7 @@ def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
      39),
     ('albert_act/tables.txt',
      'albert_act/pretrain.py:corpus={dir}/corpus,variant=micro,length=32,'
-     'steps=3500,tau_from=0.43', 'dev/mlm_accuracy', 102),
+     'steps=3500,tau_from=0.43', 'dev/mlm_accuracy', 126),
     ('eat/tables.txt', 'eat/glue.py', 'dev/score', 18),
     ('eat/recipes.txt', 'eat/glue.py:pretrained={dir},exits=2-3,data={dir}',
      'dev/score', 11),
