@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float
 
-from adatape.task import PonderClassification, flops_of_steps
+from adatape.task import PonderClassification
 from eval_lib.metrics import Average
 from model_lib import blocks, halting, row_random
 from model_lib.layers import LayerNorm, build
@@ -197,7 +197,7 @@ class AViTClassification(PonderClassification):
 
   def row_flops(self, out):
     """FLOPs of the running tokens; see `Classification.row_flops`."""
-    return flops_of_steps(self, out['ponder']['steps'])
+    return self.flops_of_steps(out['ponder']['steps'])
 
   def extra_loss(self, out, batch, norm, knobs):
     """Ponder cost and prior; see `Classification.extra_loss`."""
@@ -205,7 +205,6 @@ class AViTClassification(PonderClassification):
     ponder, mask = out['ponder'], batch['mask']
     depth = self.loss_weight('prior_depth', knobs)
     prior = depth_prior(ponder['log_scores'], depth)
-    terms = prior, mask, norm['examples']
-    loss += self.adaptive_loss('prior_weight', *terms, knobs)
+    loss += self.adaptive_loss('prior_weight', prior, mask, norm, knobs)
     metrics['prior'] = Average.from_values(prior, mask)
     return loss, metrics

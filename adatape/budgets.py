@@ -129,11 +129,13 @@ def measure(
   return {'quality': values['accuracy'], 'flops': flops, **values}
 
 
-def write(flags: Any, config: Any, split: str) -> None:
+def write(flags: Any) -> None:
   """Sweeps, times, writes budgets.csv and the pictures; see the flags.
 
   Raises ConfigError for a run without a bank, or another one on other inputs.
   """
+  config = loading.load_config(flags.workdir)
+  split = loading.split_of(config, flags.split)
   loaded = loading.restore(flags.workdir, config, flags.step)
   model, variables = loaded.task.model, loaded.variables
   if not isinstance(model, TapeClassifier) or model.reading() is None:

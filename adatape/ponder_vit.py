@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from adatape.task import PonderClassification, flops_of_steps
+from adatape.task import PonderClassification
 from adatape.universal import Steps, add_coordinates
 from eval_lib.metrics import Average, row_statistics
 from model_lib import flops, halting, ponder_net, pondering
@@ -162,7 +162,7 @@ class PonderNetClassification(Classification):
 
   def row_flops(self, out):
     """FLOPs to the median step; see `Classification.row_flops`."""
-    return flops_of_steps(self, out['ponder']['steps'])
+    return self.flops_of_steps(out['ponder']['steps'])
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """The loss of each row; see `train_lib.expected_loss`.

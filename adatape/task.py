@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
 
 from adatape import serving
 from adatape.model import TapeClassifier
@@ -26,14 +25,6 @@ from train_lib.multi_label import MultiLabel
 from train_lib.task import Weight
 
 SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)  # of the threshold, for a certificate
-
-
-def flops_of_steps(
-  task: Classification, steps: Num[Array, ' B']
-) -> Float[Array, ' B']:
-  """Returns the FLOPs of rows whose model takes the same for every step."""
-  none, one = (task.model.flops(task.info.input_shape, n) for n in (0, 1))
-  return none + (one - none) * steps.astype(jnp.float32)
 
 
 class TapeClassification(Classification):
@@ -52,8 +43,7 @@ class TapeClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The tape loss of the real rows; see `Classification.extra_loss`."""
     tape, mask = out['tape'], batch['mask']
-    terms = tape['loss'], mask, norm['examples']
-    loss = self.adaptive_loss('tape_weight', *terms, knobs)
+    loss = self.adaptive_loss('tape_weight', tape['loss'], mask, norm, knobs)
     metrics = row_statistics('tape_length', tape['length'], mask)
     metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
     return loss, metrics
@@ -75,24 +65,13 @@ class TapeClassification(Classification):
     costs = [self.model.flops(self.info.input_shape, n) for n in lengths]
     return jnp.asarray(costs, jnp.float32)[out['tape']['length']]
 
-  def outputs(self, params, model_state, batch):
-    """Returns per-row arrays of the logits, the tape and its cost.
-
-    'logits' `[B, 1, O]`, 'tape_length' int32 `[B]`, 'tape_indices' int32
-    `[B, T, K]` (not without a bank), 'flops' float32 `[B]`, and 'full_flops'
-    `[B]` of a tape of T tokens.
-    """
-    logits, out = self.apply(params, model_state, batch)
+  def row_counts(self, out):
+    """Lengths of tapes, FLOPs of full ones, and `[B, T, K]` bank tokens."""
     tape = out['tape']
-    result = {
-      'logits': logits[:, None],
-      'tape_length': tape['length'],
-      'flops': self.row_flops(out),
-      'full_flops': jnp.full(tape['length'].shape, self.flops()),
-    }
-    if tape['indices'] is not None:
-      result['tape_indices'] = tape['indices']
-    return result
+    full = jnp.full(tape['length'].shape, self.flops())
+    result = {'tape_length': tape['length'], 'full_flops': full}
+    has_bank = tape['indices'] is not None
+    return result | ({'tape_indices': tape['indices']} if has_bank else {})
 
   def cheaper(self):
     """Returns smaller halting thresholds; see `Task.cheaper`."""
@@ -138,16 +117,16 @@ class PonderClassification(Classification):
   def extra_loss(self, out, batch, norm, knobs):
     """The ponder cost of the real rows; see `Classification.extra_loss`."""
     ponder, mask = out['ponder'], batch['mask']
-    terms = ponder['cost'], mask, norm['examples']
-    loss = self.adaptive_loss('ponder_weight', *terms, knobs)
+    cost = ponder['cost']
+    loss = self.adaptive_loss('ponder_weight', cost, mask, norm, knobs)
     metrics = row_statistics('ponder_steps', ponder['steps'], mask)
     metrics |= row_statistics('halting_depth', ponder['depth'], mask)
-    metrics['ponder_cost'] = Average.from_values(ponder['cost'], mask)
+    metrics['ponder_cost'] = Average.from_values(cost, mask)
     return loss, metrics
 
   def row_flops(self, out):
     """FLOPs to the last halt of a row; see `Classification.row_flops`."""
-    return flops_of_steps(self, out['ponder']['depth'])
+    return self.flops_of_steps(out['ponder']['depth'])
 
   def row_counts(self, out):
     """The mean steps of a row's tokens, and the steps to its last halt."""

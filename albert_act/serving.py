@@ -53,7 +53,10 @@ class AlbertChain:
     others: Mapping[str, AlbertClassifier] = types.MappingProxyType({}),
   ):
     if not model.halting:
-      legal = "'act' or another rule, as a fixed depth saves nothing"
+      legal = (
+        "'act' or another rule, as a fixed depth saves nothing (submissions: "
+        'the config argument submit=1)'
+      )
       raise ConfigError('model.halting', model.halting, legal)
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:

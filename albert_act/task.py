@@ -64,8 +64,7 @@ class FineTune(TextClassification):
 
   def row_flops(self, out):
     """FLOPs of the mean iterations of a row's tokens; see the base."""
-    none, one = (self.model.flops(self.info.input_shape, n) for n in (0.0, 1.0))
-    return none + (one - none) * self.row_counts(out)['iterations']
+    return self.flops_of_steps(self.row_counts(out)['iterations'])
 
   def row_counts(self, out):
     """The mean iterations of a row's tokens, and the most of a token."""
@@ -90,8 +89,7 @@ def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
   """
   mask = batch['mask']
   row_cost = ponder['cost'].sum(1)
-  terms = row_cost, mask, norm['examples']
-  loss = task.adaptive_loss('ponder_weight', *terms, knobs)
+  loss = task.adaptive_loss('ponder_weight', row_cost, mask, norm, knobs)
   steps = ponder['steps']
   real = (steps > 0) & (mask > 0)[:, None]
   metrics = {

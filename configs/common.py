@@ -24,6 +24,14 @@ def glue(a: ml_collections.ConfigDict, **fields: Any) -> dict[str, Any]:
   )
 
 
+def adamw(lr: float) -> dict[str, Any]:
+  """Returns the optimizer that BERT is fine-tuned with."""
+  return dict(
+    name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
+    weight_decay=0.01, eps=1e-6,
+  )  # fmt: skip
+
+
 def glue_split(task: str) -> str:
   """Returns the name of the split to evaluate on."""
   return 'validation_matched' if task == 'mnli' else 'validation'

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from dataset_lib.errors import ConfigError
 from eat.recorded_runs import Model, flops, load, record, variants
@@ -141,6 +142,13 @@ def sweep(
     if not np.array_equal(other.records['label'], labels):
       expected = f'a run on the same {len(labels)} rows as {given["workdir"]}'
       raise ConfigError(flag, directory, expected)
+    if not np.array_equal(other.records['length'], eat.records['length']):
+      logging.warning(
+        '%s %s: its rows are not as long as those of %s, so the tokenizer or '
+        'dataset.max_length differs', flag, directory, given['workdir'],
+      )  # fmt: skip
+    if name == 'dense' and len(other.module.heads()) > 1:
+      raise ConfigError(flag, directory, 'a run with one head')
     others.append(record(other))
   recorded = [*variants(eat, given['prune_scales'])]
   dense = (others if given['dense'] else recorded)[0].module.clone(

@@ -8,9 +8,7 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int
 
 from dataset_lib.errors import ConfigError
@@ -79,15 +77,6 @@ class Tagging(TextClassification):
     """Returns 1 for tokens with a tag."""
     tagged = (batch['label'] != IGNORED).astype(jnp.float32)
     return tagged * batch['mask'][:, None]
-
-  def cross_entropy(
-    self, logits: Float[Array, 'B L O'], batch
-  ) -> Float[Array, 'B L']:
-    """Returns the cross-entropy of each token in nats, 0 without a tag."""
-    smoothing = self.config['loss']['label_smoothing']
-    targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
-    targets = optax.smooth_labels(targets, smoothing)
-    return optax.softmax_cross_entropy(logits, targets)
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the cross-entropy over the tagged tokens of the whole batch."""

@@ -322,4 +322,6 @@ class Evaluator(predictions.Evaluator):
       # Not `write_json`, which writes a NaN as a text.
       lines = json.dumps(report, indent=2, allow_nan=False)
       text_files.write_text(path, lines + '\n')
+    # A certificate reads it: all processes find the same.
+    multihost_utils.sync_global_devices(FILE)
     return result

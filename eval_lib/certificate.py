@@ -147,11 +147,12 @@ class Evaluator(predictions.Evaluator):
     grid = build_grid(variants, labels, self.risk, limits[0])
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
+    # All processes take part in the fingerprint, one writes.
+    known = {
+      'parameters': calibration.fingerprint(variables),
+      'temperatures': [*file.temperatures(len(variants[0].heads))],
+    }
     if path := self.file(FILE):
-      known = {
-        'parameters': calibration.fingerprint(variables),
-        'temperatures': [*file.temperatures(len(variants[0].heads))],
-      }
       old: dict[str, Any] = {}
       with contextlib.suppress(FileNotFoundError):
         old = text_files.read_object(path)

@@ -7,7 +7,6 @@ process for each core. Each call starts a fresh stream and takes its images.
 """
 
 import functools
-import os
 import pathlib
 import struct
 import tempfile
@@ -166,7 +165,7 @@ def _torch(root: str, size: int, images: int) -> Call:
   from torch.utils import data
 
   torch_data: Any = _Images(root, size)
-  workers = os.cpu_count() or 1
+  workers = builder.default_num_threads()
   loader = data.DataLoader(
     torch_data, BATCH, shuffle=True, num_workers=workers, drop_last=True
   )

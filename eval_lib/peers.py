@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from eval_lib.benchmark import Call
+from serve_lib import process
 from serve_lib.items import TOKEN_IDS
 
 # By the name of the library, the packages that it needs.
@@ -114,9 +115,7 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   # DistilBERT has no types.
   count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2
   names = INPUTS[:count]
-  cores = os.cpu_count() or 1
-  if hasattr(os, 'sched_getaffinity'):
-    cores = len(os.sched_getaffinity(0))
+  cores = process.cores()
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
   if library == 'onnx':
     return _optimized(model, names, cores, wants_gpu)

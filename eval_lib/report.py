@@ -29,13 +29,14 @@ _PERCENT = {
   'retention': 'kept %', 'flops_share': 'of dense %', 'early': 'early %',
   'accuracy': 'accuracy %', 'ece': 'ECE %', 'ece_calibrated': 'ECE % after',
   'exceeded': 'exceeded %', 'mean': 'mean %', 'worst': 'worst %',
-  'spearman': 'Spearman %',
+  'spearman': 'Spearman %', 'saved': 'saved %',
 }  # fmt: skip
 COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'seconds': ('ms', 1e3, '.3g'),
   'latency_mean': ('mean ms', 1e3, '.3g'),
   'latency_p50': ('p50 ms', 1e3, '.3g'),
   'latency_p95': ('p95 ms', 1e3, '.3g'),
+  'latency_p99': ('p99 ms', 1e3, '.3g'),
   'flops': ('GFLOPs', 1e-9, '.3g'),
   'speedup': ('speed-up', 1.0, '.2f'),
   'limit': ('limit', 1.0, '.2f'),

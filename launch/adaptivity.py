@@ -22,7 +22,6 @@ from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
-from launch import analyze
 from train_lib import loading
 from train_lib.task import Task
 
@@ -42,7 +41,7 @@ def write(flags: Any) -> None:
   exclude each other, or a dense run on other rows.
   """
   config = loading.load_config(flags.workdir)
-  split = analyze.split_of(config, flags.split)
+  split = loading.split_of(config, flags.split)
   found, rows, data = _read(config, '--workdir', flags, split)
   logits, name = rows['logits'][:, -1], 'own'
   if flags.dense:
@@ -79,7 +78,7 @@ def write(flags: Any) -> None:
   out.mkdir(parents=True, exist_ok=True)
   for file, title, lines in (
     ('correlations', f'rank correlations, {len(logits)} rows', table),
-    ('examples', 'cheapest and dearest rows', shown),
+    ('examples', 'cheapest and most expensive rows', shown),
   ):
     report.write_csv(out / f'{file}.csv', lines)
     brief = [
@@ -160,7 +159,7 @@ def extremes(cost: np.ndarray, count: int = EXAMPLES) -> list[tuple[str, int]]:
   """
   order = np.argsort(cost, kind='stable').tolist()
   count = min(count, len(order) // 2)
-  parts = {'cheapest': order[:count], 'dearest': order[::-1][:count]}
+  parts = {'cheapest': order[:count], 'most expensive': order[::-1][:count]}
   return [(kind, row) for kind, rows in parts.items() for row in rows]
 
 

@@ -84,19 +84,6 @@ def find(workdir: str) -> tuple[type[_Run], Any, Any]:
   raise ConfigError('--workdir', config.model.name, expected)
 
 
-def split_of(config: Any, split: str) -> str:
-  """Returns the checked split, for '' the first that the run evaluates on."""
-  from dataset_lib import builder
-
-  splits = (entry.get('split') for entry in config.evals.values())
-  split = split or next(filter(None, splits), 'test')
-  try:
-    builder.validate(config.dataset, split)
-  except ConfigError as error:
-    raise ConfigError('--split', error.given, error.expected) from error
-  return split
-
-
 def run(flags: Flags) -> None:
   """Reads everything, then computes, then writes and prints."""
   from eval_lib.report import print_table
@@ -109,7 +96,7 @@ def run(flags: Flags) -> None:
   command_line.refuse(flags, others, expected)
   if kind is Albert:
     command_line.check_texts(flags.workdir)
-  split = split_of(config, flags.split or module.SPLIT)
+  split = loading.split_of(config, flags.split or module.SPLIT)
   out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)

@@ -29,7 +29,7 @@ from typing import Any
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
-from launch.benchmark_flags import FLAGS, Budgets, Serve, Timing
+from launch.benchmark_flags import FLAGS, Serve, Timing
 from model_lib.errors import FieldError
 
 BUSY_LOAD = 0.5  # average number of running threads
@@ -48,17 +48,9 @@ def run(flags: Any) -> None:
     except FieldError as error:
       command_line.fail(f'--{error}')
     return
-  given: list[Any] = []
-  if isinstance(flags, Budgets):
+  if not isinstance(flags, Serve):  # whose --out is a file
     command_line.check_place('--out', flags.out or flags.workdir)
-    from launch import analyze
-    from train_lib import loading
-
-    config = loading.load_config(flags.workdir)
-    given = [config, analyze.split_of(config, flags.split)]
-  elif not isinstance(flags, Serve):  # whose --out is a file
-    command_line.check_place('--out', flags.out)
-  importlib.import_module(flags.module).write(flags, *given)
+  importlib.import_module(flags.module).write(flags)
 
 
 def time_candidates(flags: Timing) -> None:

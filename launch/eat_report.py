@@ -245,14 +245,14 @@ def _time(
         candidates.append(Candidate(name, make, process=name))
     timing = dict(rounds=rounds * turns, warmup=warmup, calls=calls)
     table, samples = run(found[1], {'batch': 1}, hosts, **timing)
+    for row in table:
+      seconds = samples[row['candidate']].ravel()[: rounds * count]
+      row['latency_mean'] = float(seconds.mean())
+      for percent in (50, 95):
+        row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
     timing = dict(rounds=rounds, warmup=1)
-    in_batches, _ = run(found[size], {'batch': size}, hosts, **timing)
-  for row in table:
-    seconds = samples[row['candidate']].ravel()[: rounds * count]
-    row['latency_mean'] = float(seconds.mean())
-    for percent in (50, 95):
-      row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
-  table += in_batches
+    if size > 1:
+      table += run(found[size], {'batch': size}, hosts, **timing)[0]
   for row in table:
     row |= qualities(timed[row['candidate']], settings[0])
   return table

@@ -117,8 +117,8 @@ class SequenceTask(Classification):
     """The ponder cost; see `Classification.extra_loss`."""
     ponder = out['ponder']
     inputs = batch['valid'] * batch['mask'][:, None]
-    terms = ponder['cost'], inputs, norm['examples']
-    loss = self.adaptive_loss('ponder_weight', *terms, knobs)
+    cost = ponder['cost']
+    loss = self.adaptive_loss('ponder_weight', cost, inputs, norm, knobs)
     average = Average.from_values
     metrics: dict[str, Any] = {
       k: average(ponder[k], inputs) for k in ('steps', 'cost', 'skipped')

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
@@ -173,7 +173,12 @@ class Classification(Task):
     result = {'logits': jnp.swapaxes(exits, 0, 1), 'flops': flops}
     return result | self.row_counts(out)
 
-  def row_counts(self, out) -> dict[str, Shaped[Array, ' B']]:
+  def flops_of_steps(self, steps: Num[Array, ' B']) -> Float[Array, ' B']:
+    """Returns the FLOPs of rows whose model takes the same for every step."""
+    none, one = (self.model.flops(self.info.input_shape, n) for n in (0, 1))
+    return none + (one - none) * steps.astype(jnp.float32)
+
+  def row_counts(self, out) -> dict[str, Shaped[Array, 'B ...']]:
     """Returns what a row took, by name: iterations, steps; here nothing."""
     return {}
 
@@ -182,8 +187,8 @@ class Classification(Task):
     return {}
 
   def cross_entropy(
-    self, logits: Float[Array, 'B K'], batch: Batch
-  ) -> Float[Array, ' B']:
+    self, logits: Float[Array, '*B K'], batch: Batch
+  ) -> Float[Array, '*B']:
     """Returns the cross-entropy of each row in nats, float32."""
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
     smoothing = self.config['loss']['label_smoothing']

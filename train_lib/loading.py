@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_collections
 from absl import logging
 
-from dataset_lib import text_files
+from dataset_lib import builder, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert, convert_vit
@@ -43,6 +43,17 @@ class Trained:
     params, model_state = sharding.abstract(boxed, self.mesh)
     state = self.saved.read('model_state/', model_state)
     return {'params': self.saved.params(params), 'model_state': state}
+
+
+def split_of(config: Any, split: str) -> str:
+  """Returns the checked split, for '' the first that the run evaluates on."""
+  splits = (entry.get('split') for entry in config.evals.values())
+  split = split or next(filter(None, splits), 'test')
+  try:
+    builder.validate(config.dataset, split)
+  except ConfigError as error:
+    raise ConfigError('--split', error.given, error.expected) from error
+  return split
 
 
 def load_config(

@@ -101,14 +101,15 @@ class Task(abc.ABC):
     """Returns a weight of `config.loss`, which a knob may override."""
     return knobs.get(name, self.config['loss'][name])
 
-  def adaptive_loss(self, weight, cost, mask, denominator, knobs) -> Array:
-    """Returns a weight times the masked sum of costs over a denominator.
+  def adaptive_loss(self, weight, cost, mask, norm, knobs) -> Array:
+    """Returns a weight times the masked sum of costs over the examples.
 
     The ponder loss of Graves (2016), equation (14), and the tape loss of
     AdaTape (Algorithm 2). Costs and mask are `[B]`, or `[B, N]` per input of a
-    row; `weight` names a field of `loss`, the denominator is a normalizer.
+    row; `weight` names a field of `loss`; `norm` are the normalizers.
     """
-    return self.loss_weight(weight, knobs) * (cost * mask).sum() / denominator
+    total = (cost * mask).sum() / norm['examples']
+    return self.loss_weight(weight, knobs) * total
 
   @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:

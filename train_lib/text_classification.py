@@ -78,8 +78,8 @@ class TextClassification(Classification):
     return batch['tokens'], batch['token_types'], batch['length']
 
   def cross_entropy(
-    self, logits: Float[Array, 'B O'], batch: Batch
-  ) -> Float[Array, ' B']:
+    self, logits: Float[Array, '*B O'], batch: Batch
+  ) -> Float[Array, '*B']:
     """Returns cross-entropy in nats, or squared errors of a regression."""
     if self.is_regression:
       return jnp.square(logits[:, 0].astype(jnp.float32) - batch['label'])

@@ -74,10 +74,7 @@ def fine_tuning(a, lr):
   if a.halting == 'ponder_net':
     c.model.epsilon = 0.5  # rows leave at the median
     c.loss = dict(ponder_weight=0.5, prior_rate=0.1)  # of PALBERT
-  c.optimizer = dict(
-    name='adamw', lr=lr, schedule='linear', warmup_steps=0.1,
-    weight_decay=0.01, eps=1e-6,
-  )  # fmt: skip
+  c.optimizer = common.adamw(lr)
   # The heads of pretraining or of another task, as one pattern: each pattern
   # must match a parameter.
   fresh = 'predictions|sop|head'

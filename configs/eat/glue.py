@@ -24,8 +24,8 @@ Arguments:
               minilm, base, large
   epochs      3; pruning is annealed after the first, at once with epochs=1
   parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits), default pwe; pe is better for rows of up to 512
-              tokens: a window saves no time and separates the two texts
+              e (exits), default pe, and pwe of the paper with recipe=paper: a
+              window saves no time up to 512 tokens and separates two texts
   submit      1: at its end the training answers GLUE's test splits, as files in
               WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4
@@ -62,8 +62,11 @@ def get_config(arg=''):
   a = common.parse_arg(
     arg, task=common.GLUE, model=('eat', 'dense', 'student'), data='',
     pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
-    parts='pwe', exits='', recipe=('default', 'paper'), prunes='', submit=0,
+    parts='', exits='', recipe=('default', 'paper'), prunes='', submit=0,
   )  # fmt: skip
+  expected = f'only with model=eat, which is {a.model}'
+  common.expect(not a.parts or a.model == 'eat', 'parts', expected, a.parts)
+  a.parts = a.parts or ('pwe' if a.recipe == 'paper' else 'pe')
   check(a)
   checkpoint = a.pretrained or a.teacher
   depth = depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
@@ -85,10 +88,7 @@ def get_config(arg=''):
     temperature=2.0, teacher=a.teacher, distill_weight=0.5,
     self_distill_weight=0.0,
   )  # fmt: skip
-  c.optimizer = dict(
-    name='adamw', lr=3e-5 if a.task == 'mnli' else 2e-5, schedule='linear',
-    warmup_steps=0.1, weight_decay=0.01, eps=1e-6,
-  )  # fmt: skip
+  c.optimizer = common.adamw(3e-5 if a.task == 'mnli' else 2e-5)
   # The head of a pretrained model is for another task.
   fresh = ('^head/',) if a.pretrained else ()
   c.warm_start = dict(workdir=checkpoint, skip=fresh)
@@ -186,8 +186,6 @@ def check(a):
   adaptive, given = a.model == 'eat', f'which are {a.model}, {a.parts}'
   for name, is_legal, expected in (
     ('parts', set(a.parts) <= set('pwe'), "letters of 'pwe', such as pw"),
-    ('parts', a.parts == 'pwe' or adaptive,
-     f'only with model=eat, which is {a.model}'),
     ('exits', not a.exits or (adaptive and 'e' in a.parts),
      f"only with model=eat and 'e' in parts, {given}"),
     ('recipe', a.recipe == 'default' or (adaptive and 'e' in a.parts),

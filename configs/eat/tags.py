@@ -48,10 +48,7 @@ def get_config(arg=''):
     c.warm_start = dict(workdir=a.pretrained, skip=('^(head|pooler)/',))
   else:
     c.model.variant = a.variant
-  c.optimizer = dict(
-    name='adamw', lr=5e-5, schedule='linear', warmup_steps=0.1,
-    weight_decay=0.01, eps=1e-6,
-  )  # fmt: skip
+  c.optimizer = common.adamw(5e-5)
   c.stages = dict(stage1=dict(epochs=float(a.epochs)))
   last = 4 if depth > 4 else depth // 2
   prunes = glue.pruned(c, a, last) if 'p' in a.parts else ()

@@ -65,10 +65,18 @@ def test_correlations_and_extremes_by_hand():
     'length': pytest.approx(1),
   }
   assert second['length'] == 0
-  pairs = [('cheapest', 0), ('cheapest', 1), ('dearest', 2), ('dearest', 3)]
+  pairs = [
+    ('cheapest', 0),
+    ('cheapest', 1),
+    ('most expensive', 2),
+    ('most expensive', 3),
+  ]
   assert adaptivity.extremes(cost['flops']) == pairs
   assert adaptivity.extremes(cost['flops'], 1) == pairs[::2]
-  assert adaptivity.extremes(np.ones(3)) == [('cheapest', 0), ('dearest', 2)]
+  assert adaptivity.extremes(np.ones(3)) == [
+    ('cheapest', 0),
+    ('most expensive', 2),
+  ]
 
 
 @pytest.mark.parametrize('length', [3, 1 + adaptivity.NUMBERS])
@@ -96,7 +104,9 @@ def test_an_albert_and_its_texts(tmp_path_factory, tmp_path, capsys, refused):
     pair = [float(table[name][column]) for name in ('flops', 'iterations')]
     assert pair[0] == pytest.approx(pair[1])
   rows = read(tmp_path / 'examples.csv')
-  assert [row['kind'] for row in rows] == ['cheapest'] * 10 + ['dearest'] * 10
+  assert [row['kind'] for row in rows] == ['cheapest'] * 10 + [
+    'most expensive'
+  ] * 10
   costs = [float(row['flops']) for row in rows]
   assert costs == sorted(costs[:10]) + sorted(costs[10:])[::-1]
   assert costs[9] <= costs[-1]

@@ -301,6 +301,20 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert origin == 'calibration.json, fitted to validation[:25%]'
   # A part of a split is drawn: lines 4, 6, 12, 13, 20 and 23 of dev.tsv.
   assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
+  given = dict(workdir=runs['eat'], dense=runs['eat'], student='', ablation=[])
+  with pytest.raises(ConfigError, match='expected a run with one head'):
+    exit_settings.sweep(FLAGS | given | {'step': None, 'tau': 0.9})
+
+
+@pytest.mark.nightly
+def test_batches_of_one_row_are_timed_once(runs, tmp_path):
+  flags = ['--time=never', '--rows=2', '--rounds=1', '--batch_size=1',
+           '--warmup=1', '--prune_scales=1', '--peers=none']  # fmt: skip
+  where = [f'--workdir={runs["eat"]}', f'--out={tmp_path}']
+  assert benchmark.main(['eat', *where, *flags]) == 0
+  (row,) = read(tmp_path / 'timings.csv')
+  assert (row['candidate'], row['batch']) == ('never', '1')
+  assert float(row['latency_p95']) > 0
 
 
 def under_load(runs, path, *flags):
