@@ -52,7 +52,7 @@ class AlbertClassifier(Albert):
 
   @nn.nowrap
   def flops(
-    self, input_shape: tuple[int, ...], iterations: float | None = None
+    self, input_shape: tuple[int, ...], iterations: float | int | None = None
   ) -> float:
     """Returns the FLOPs of one row `[L]`; see `Albert.encoder_flops`."""
     head = flops.dense(1, self.width, self.width + self.num_classes)
@@ -136,7 +136,7 @@ class AlbertPretraining(Albert):
   def flops(
     self,
     input_shape: tuple[int, ...],
-    iterations: float | None = None,
+    iterations: float | int | None = None,
     predictions: int = 0,
   ) -> float:
     """Returns the FLOPs of one row `[L]` with `predictions` masked words."""
