@@ -206,7 +206,7 @@ class Albert(TextEncoder, kw_only=True):
 
   @nn.nowrap
   def encoder_flops(
-    self, tokens: int | float, iterations: float | None = None
+    self, tokens: int | float, iterations: float | int | None = None
   ) -> float:
     """Returns the FLOPs of one row; `iterations`: the mean over its tokens."""
     block = flops.block(tokens, self.width, self.mlp_dim)
