@@ -1,4 +1,4 @@
-r"""EAT on GLUE: a dense model, then exits, pruning and a window, or a student.
+r"""EAT on GLUE: a dense model, then exits and pruning, or a student.
 
   python -m launch.train --workdir=/tmp/sst2 \
       --config=configs/eat/glue.py:task=sst2,model=dense,pretrained=DIR,data=DIR
