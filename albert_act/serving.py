@@ -54,8 +54,8 @@ class AlbertChain:
   ):
     if not model.halting:
       legal = (
-        "'act' or another rule, as a fixed depth saves nothing (submissions: "
-        'the config argument submit=1)'
+        "'act' or another rule, as a fixed depth saves nothing (for GLUE's "
+        'server: the argument submit=1 of configs/albert_act/glue.py)'
       )
       raise ConfigError('model.halting', model.halting, legal)
     for name in ('num_groups', 'inner_group'):

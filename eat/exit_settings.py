@@ -147,8 +147,11 @@ def sweep(
         '%s %s: its rows are not as long as those of %s, so the tokenizer or '
         'dataset.max_length differs', flag, directory, given['workdir'],
       )  # fmt: skip
-    if name == 'dense' and len(other.module.heads()) > 1:
-      raise ConfigError(flag, directory, 'a run with one head')
+    module = other.module
+    mechanisms = module.exit_layers, module.prune_layers, module.window
+    if name in DENSE and any(mechanisms):
+      expected = 'a run without exits, pruning and window'
+      raise ConfigError(flag, directory, expected)
     others.append(record(other))
   recorded = [*variants(eat, given['prune_scales'])]
   dense = (others if given['dense'] else recorded)[0].module.clone(

@@ -202,8 +202,13 @@ class ResultFile:
 
   def check_parameters(self, variables: Mapping[str, Any]) -> None:
     """Checks the fingerprint of the parameters, if the file has one."""
+    if self.values.get('parameters') is not None:
+      self.check_fingerprint(fingerprint(variables))
+
+  def check_fingerprint(self, served: str) -> None:
+    """Raises ConfigError if the file is of other parameters."""
     known = self.values.get('parameters')
-    if known is not None and known != (served := fingerprint(variables)):
+    if known not in (None, served):
       raise self.error(
         '',
         f'that of the parameters {known}',

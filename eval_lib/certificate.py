@@ -136,7 +136,9 @@ class Evaluator(predictions.Evaluator):
     """
     limits = float(self.epsilon), float(self.delta)
     file = calibration.CalibrationFile(self.context.workdir)
-    file.check_parameters(variables)
+    # Computed by all processes together, also where a file is not seen.
+    parameters = calibration.fingerprint(variables)
+    file.check_fingerprint(parameters)
     self._check_unfitted(file)
     cheaper = self.context.cheaper if self.cheaper else ()
     measured = [
@@ -147,12 +149,11 @@ class Evaluator(predictions.Evaluator):
     grid = build_grid(variants, labels, self.risk, limits[0])
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
-    # All processes take part in the fingerprint, one writes.
-    known = {
-      'parameters': calibration.fingerprint(variables),
-      'temperatures': [*file.temperatures(len(variants[0].heads))],
-    }
     if path := self.file(FILE):
+      known = {
+        'parameters': parameters,
+        'temperatures': [*file.temperatures(len(variants[0].heads))],
+      }
       old: dict[str, Any] = {}
       with contextlib.suppress(FileNotFoundError):
         old = text_files.read_object(path)

@@ -300,7 +300,7 @@ def draw(
       cost = 100 * row['flops_share']
     elif batch == 1:
       picture = 'frontier', 'mean latency at batch 1 (ms)'
-      cost = 1e3 * row.get('latency_mean', row['seconds'].median)
+      cost = 1e3 * row['latency_mean']
     else:
       label = f'median time of a row at batch {batch} (ms)'
       picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median

@@ -108,8 +108,8 @@ class Task(abc.ABC):
     AdaTape (Algorithm 2). Costs and mask are `[B]`, or `[B, N]` per input of a
     row; `weight` names a field of `loss`; `norm` are the normalizers.
     """
-    total = (cost * mask).sum() / norm['examples']
-    return self.loss_weight(weight, knobs) * total
+    total = self.loss_weight(weight, knobs) * (cost * mask).sum()
+    return total / norm['examples']
 
   @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:

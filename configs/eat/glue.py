@@ -24,8 +24,9 @@ Arguments:
               minilm, base, large
   epochs      3; pruning is annealed after the first, at once with epochs=1
   parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits), default pe, and pwe of the paper with recipe=paper: a
-              window saves no time up to 512 tokens and separates two texts
+              e (exits); without a letter pe, and the paper's pwe with
+              recipe=paper: a window saves no time up to 512 tokens and
+              separates two texts
   submit      1: at its end the training answers GLUE's test splits, as files in
               WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4

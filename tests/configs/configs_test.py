@@ -100,7 +100,7 @@ def test_tasks_of_glue(task, load):
 
 
 def test_labels_of_a_user(load):
-  given = 'data=/x,vocabulary=/v,variant=mini,parts=pe'
+  given = 'data=/x,vocabulary=/v,variant=mini'
   config = load(f'eat/labels.py:name=mail,{given}')
   data, model = config.dataset, config.model
   assert (data.name, data.task, data.directory) == ('probing', 'mail', '/x')
@@ -232,12 +232,14 @@ def test_a_smaller_model_of_a_larger_teacher(tmp_path, load, words):
 
 
 def test_exits_learn_by_the_best_recipe_or_by_the_paper(load):
-  for arguments, mean, scales, weight in (
-    ('exits=2', True, ('^exit_->10',), 1.0),
-    ('exits=2,recipe=paper', False, (), 0.0),
-    ('parts=p', False, (), 0.0),
+  for arguments, mean, scales, weight, window in (
+    ('exits=2', True, ('^exit_->10',), 1.0, 0),
+    ('exits=2,recipe=paper', False, (), 0.0, 32),
+    ('parts=pe,recipe=paper', False, (), 0.0, 0),
+    ('parts=p', False, (), 0.0, 0),
   ):
     config = eat(load, f'variant=minilm,{arguments}')
+    assert config.model.window == window
     assert config.model.exit_mean == mean
     assert config.optimizer.scales == scales
     assert config.loss.self_distill_weight == weight

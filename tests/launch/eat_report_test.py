@@ -302,7 +302,7 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   # A part of a split is drawn: lines 4, 6, 12, 13, 20 and 23 of dev.tsv.
   assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
   given = dict(workdir=runs['eat'], dense=runs['eat'], student='', ablation=[])
-  with pytest.raises(ConfigError, match='expected a run with one head'):
+  with pytest.raises(ConfigError, match='expected a run without exits'):
     exit_settings.sweep(FLAGS | given | {'step': None, 'tau': 0.9})
 
 
