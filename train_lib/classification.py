@@ -169,7 +169,7 @@ class Classification(Task):
     """Returns 'logits' `[B, E, O]`, 'flops' `[B]`, and `row_counts`."""
     logits, out = self.apply(params, model_state, batch)
     exits = out['exits'] if 'exits' in out else logits[None]
-    flops = jnp.broadcast_to(self.row_flops(out), batch['mask'].shape)
+    flops = jnp.broadcast_to(self.row_flops(out), logits.shape[:1])
     result = {'logits': jnp.swapaxes(exits, 0, 1), 'flops': flops}
     return result | self.row_counts(out)
 
