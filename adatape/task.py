@@ -66,12 +66,17 @@ class TapeClassification(Classification):
     return jnp.asarray(costs, jnp.float32)[out['tape']['length']]
 
   def row_counts(self, out):
-    """Lengths of tapes, FLOPs of full ones, and `[B, T, K]` bank tokens."""
+    """Returns what the tape of a row took.
+
+    'tape_length' int32 `[B]`, 'full_flops' float32 `[B]` of a tape of T tokens,
+    'tape_indices' int32 `[B, T, K]` (not without a bank).
+    """
     tape = out['tape']
     full = jnp.full(tape['length'].shape, self.flops())
     result = {'tape_length': tape['length'], 'full_flops': full}
-    has_bank = tape['indices'] is not None
-    return result | ({'tape_indices': tape['indices']} if has_bank else {})
+    if tape['indices'] is not None:
+      result['tape_indices'] = tape['indices']
+    return result
 
   def cheaper(self):
     """Returns smaller halting thresholds; see `Task.cheaper`."""

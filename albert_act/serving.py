@@ -53,10 +53,7 @@ class AlbertChain:
     others: Mapping[str, AlbertClassifier] = types.MappingProxyType({}),
   ):
     if not model.halting:
-      legal = (
-        "'act' or another rule, as a fixed depth saves nothing (for GLUE's "
-        'server: the argument submit=1 of configs/albert_act/glue.py)'
-      )
+      legal = "'act' or another rule, as a fixed depth saves nothing"
       raise ConfigError('model.halting', model.halting, legal)
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:

@@ -46,7 +46,10 @@ class Trained:
 
 
 def split_of(config: Any, split: str) -> str:
-  """Returns the checked split, for '' the first that the run evaluates on."""
+  """Returns the checked split, for '' the first that the run evaluates on.
+
+  Raises ConfigError for the field '--split'.
+  """
   splits = (entry.get('split') for entry in config.evals.values())
   split = split or next(filter(None, splits), 'test')
   try:
