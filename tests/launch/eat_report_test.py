@@ -122,6 +122,3 @@ def test_the_guarantee_counts_judged_rows_only():
   ):
     with pytest.raises(InvalidDataError, match='--guarantee: expected exits'):
       guaranteed(model)
-
-
-# -- whole reports of tiny runs ------------------------------------------------
