@@ -93,6 +93,11 @@ class ImageOptions(Source):
       expected = "'inception_crop' in the first place only"
       raise ConfigError('dataset.augment', augment, expected)
 
+  @property
+  def short_side(self) -> int:
+    """Short side of an image in evaluation, before its central crop."""
+    return self.resize_small or round(self.image_size / CENTRAL_SHARE)
+
   def describe(
     self,
     num_classes: int,
@@ -104,6 +109,11 @@ class ImageOptions(Source):
     self.info = DatasetInfo(
       'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
       tuple(class_names), num_examples, max_labels=max_labels,
+      label_kind='classes' if max_labels else 'class',
+      preprocessing={
+        'image_size': self.image_size, 'resize_small': self.short_side,
+        'crop': 'central',
+      },
     )  # fmt: skip
     self.padding = {'label': -1} if max_labels else {}
 
@@ -131,7 +141,7 @@ class ImageOptions(Source):
     # a line of one pixel to the full short side would take gigabytes.
     longest, size = 4 * min(image.shape[:2]), self.image_size
     height, width = (min(side, longest) for side in image.shape[:2])
-    short_side = self.resize_small or round(size / CENTRAL_SHARE)
+    short_side = self.short_side
     image = central_crop(image, height, width)
     scale = short_side / min(image.shape[:2])
     sides = (max(short_side, round(side * scale)) for side in image.shape[:2])

@@ -80,6 +80,7 @@ class Pretraining(Source):
     self.info = DatasetInfo(
       'tokens', (length,), 'int32', 2, ('in_order', 'swapped'),
       num_examples=len(self._rows.rows) - 1, vocab_size=vocab_size,
+      label_kind='class', preprocessing=given.preprocessing(length),
     )  # fmt: skip
 
   def draw(

@@ -9,7 +9,7 @@ A configuration names it as 'package.module:Class', or by a short name in
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
+# One class, several classes, a number, a class of each token; '' is unknown.
+LabelKind = Literal['', 'class', 'classes', 'number', 'tags']
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
 _BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
@@ -34,7 +36,11 @@ _PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-  """Shapes and classes that a task builds its model from."""
+  """What a model is built from; saved as the contract of a run.
+
+  `dataset_lib.contract` compares two of them. A run that was saved before a
+  field was added has its default, which is unknown and not compared.
+  """
 
   input_key: str  # 'image' or 'tokens'
   input_shape: tuple[int, ...]  # of one example: (height, width, 3), (length,)
@@ -49,6 +55,17 @@ class DatasetInfo:
   length_buckets: tuple[int, ...] = ()
   # Rows of several labels: int32 [max_labels], padded with -1; 0: one label.
   max_labels: int = 0
+  label_kind: LabelKind = ''
+  unlabelled: bool = False  # rows may lack a label, which is then -1
+  # Of pixels / 255, of all channels or of each: inputs are (x - mean) / std.
+  mean: tuple[float, ...] = (0.5,)
+  std: tuple[float, ...] = (0.5,)
+  # How evaluation prepares an input, by the names of the data set's fields;
+  # 'tokenizer' is a `Tokenizer.digest`.
+  preprocessing: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, hash=False
+  )
+  steps_per_epoch: int = 0  # of the training that saved it
 
   @property
   def label_shape(self) -> tuple[int, ...]:

@@ -45,8 +45,9 @@ class Parity(Source):
     size = getattr(self, f'{self.split}_examples')
     names, symbols = ('even', 'odd'), len(SYMBOLS) + self.letters
     self.info = DatasetInfo(
-      'tokens', (self.length,), 'int32', 2, names, size, symbols
-    )
+      'tokens', (self.length,), 'int32', 2, names, size, symbols,
+      label_kind='class',
+    )  # fmt: skip
 
   @staticmethod
   def check_fields(config: dict[str, Any]) -> None:

@@ -191,7 +191,7 @@ class TaggedWords(TextRows):
       tagged = sum(tag != IGNORED for tag in tags)
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
-    self._hold(words, names, encoded, left_out, where, bad_rows)
+    self._hold(words, names, encoded, left_out, where, bad_rows, 'tags')
     self.padding['label'] = IGNORED
 
   def records(

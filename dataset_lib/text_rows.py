@@ -227,6 +227,7 @@ class TextRows(TokenSource):
     labels: Any,
     where: Callable[[int], str],
     bad_rows: Sequence[tuple[int, BadRecord]],
+    kind: source.LabelKind = '',
   ) -> None:
     """Initializes the source; without classes the labels are numbers."""
     info = DatasetInfo(
@@ -239,6 +240,8 @@ class TextRows(TokenSource):
       words.vocab_size,
       'int32' if class_names else 'float32',
       source.length_buckets(self.length_buckets, self.max_length),
+      label_kind=kind or ('class' if class_names else 'number'),
+      preprocessing=words.preprocessing(self.max_length),
     )
     labels = np.asarray(labels)
     super().__init__(info, encoded, labels, words.pad_id, where, bad_rows)

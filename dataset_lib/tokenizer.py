@@ -6,6 +6,7 @@ Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -53,6 +54,8 @@ class Tokenizer:
   `library` is a `tokenizers.Tokenizer`, `special` the ids of its special tokens
   in the order of `_SPECIAL`, the last one None if there is no [MASK].
   """
+
+  truncation_side = 'right'  # of rows that exceed max_length
 
   def __init__(self, library: Any, special: Sequence[Any]):
     self.vocab_size = max(library.get_vocab().values()) + 1
@@ -111,6 +114,25 @@ class Tokenizer:
   def to_json(self) -> str:
     """Returns the text of a `tokenizer.json`."""
     return self._library.to_str(pretty=True) + '\n'
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """A checksum of all that determines the ids of a text.
+
+    Equal for a vocab.txt and for the tokenizer.json that is saved of it.
+    """
+    parts = json.loads(self._library.to_str())
+    names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
+    text = json.dumps([parts[name] for name in names], sort_keys=True)
+    return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
+
+  def preprocessing(self, max_length: int) -> dict[str, Any]:
+    """Returns the field of a `DatasetInfo` for texts of this tokenizer."""
+    return {
+      'tokenizer': self.digest,
+      'max_length': max_length,
+      'truncation_side': self.truncation_side,
+    }
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
@@ -85,11 +86,13 @@ class Classification(Task):
     return {self.info.input_key: jnp.zeros(shape, self.info.input_dtype)}
 
   def inputs(self, batch: Batch) -> Array:
-    """Returns the model's input: symbols, or pixels scaled to [-1, 1]."""
+    """Returns the model's input: symbols, or pixels normalised as of `info`."""
     inputs = batch[self.info.input_key]
     # Images are sent as uint8 (a quarter of float32) and scaled on the device.
-    pixels = inputs.dtype == jnp.uint8
-    return inputs.astype(jnp.float32) / 127.5 - 1.0 if pixels else inputs
+    if inputs.dtype != jnp.uint8:
+      return inputs
+    mean, std = map(np.float32, (self.info.mean, self.info.std))
+    return inputs.astype(jnp.float32) / (255 * std) - mean / std
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:
     """Returns the positional arguments of the model."""
