@@ -91,7 +91,8 @@ class Classification(Task):
     # Images are sent as uint8 (a quarter of float32) and scaled on the device.
     if inputs.dtype != jnp.uint8:
       return inputs
-    mean, std = map(np.float32, (self.info.mean, self.info.std))
+    given = np.float32([self.info.mean, self.info.std])
+    mean, std = given.reshape(2, 1, 1, 1, -1)
     return inputs.astype(jnp.float32) / (255 * std) - mean / std
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:
