@@ -4,26 +4,30 @@ The classes are the sorted folders of `train`, so that the labels of every
 split agree; without a `train` folder they are the sorted union over all
 splits. Hidden files and folders and files that are no images are left out.
 Ambiguous layouts raise an error.
+
+A part of a split, as 'train[:90%]', has the same share of each class: rows
+of a class are ordered by a checksum of their names, and classes interleaved.
+The rows of a part are then sorted again by class and name.
 """
 
 import dataclasses
+import hashlib
 import os
 import pathlib
-import re
 from typing import Annotated, Any
 
 import numpy as np
 from absl import logging
 from annotated_types import Len, Predicate
 
-from dataset_lib import data_files
+from dataset_lib import data_files, source
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
-from dataset_lib.source import DEFAULT_BAD_SHARE, BadShare
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 TRAIN = 'train'
-_FOLDER_NAME = re.compile(r'[^./\\\0][^/\\\0]*')  # a path would leave root
+# A path would leave the root; +, [ and ] are of parts.
+_FOLDER_NAME = r'[^./\\\0+\[\]][^/\\\0+\[\]]*'
 LAYOUT = 'images lie in root/split/class/, like root/train/cat/1.jpg'
 
 
@@ -33,11 +37,11 @@ class ImageFolder(ImageOptions):
 
   split: Annotated[
     str,
-    Predicate(_FOLDER_NAME.fullmatch),
-    'the name of a folder in dataset.root, not a path',
+    Predicate(lambda split: source.parts(split, _FOLDER_NAME)),
+    f'the name of a folder in dataset.root, not a path, {source.PART_WORDS}',
   ]
   root: Annotated[str, Len(1), 'the folder that holds the splits']
-  max_bad_share: BadShare = DEFAULT_BAD_SHARE
+  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     root = pathlib.Path(self.root).expanduser()
@@ -45,45 +49,58 @@ class ImageFolder(ImageOptions):
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
     self._root = root.resolve()
     splits = self._folders(self._root)
-    if self.split not in splits:
-      others = ', '.join(splits) or 'no folders'
-      raise MissingDataError(
-        f'no split {self.split!r} in {root}, which has {others}; {LAYOUT}'
-      )
-    self._folder = splits[self.split]
     of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
     self._classes = sorted(set().union(*map(self._folders, of_classes)))
-    present = self._folders(self._folder)
+    whole: dict[str, list[tuple[int, str]]] = {}
+
+    def size_of(name: str) -> int:
+      if name not in splits:
+        others = ', '.join(splits) or 'no folders'
+        raise MissingDataError(
+          f'no split {name!r} in {root}, which has {others}; {LAYOUT}'
+        )
+      whole[name] = self._open(splits[name], splits.get(TRAIN, ''))
+      return len(whole[name])
+
+    # The label and the path of each row.
+    self._rows: list[tuple[int, str]] = []
+    for name, part in source.selected(self.split, size_of, _FOLDER_NAME):
+      self._rows += _part(whole[name], part)
+    self.describe(len(self._classes), self._classes, len(self._rows))
+
+  def _open(self, folder: str, train: str) -> list[tuple[int, str]]:
+    """Returns label and path of the images of a split, sorted."""
+    present = self._folders(folder)
     unknown = sorted({*present} - {*self._classes})
     if unknown:
       raise InvalidDataError(
-        f'{self._folder} has classes that {splits[TRAIN]} lacks: '
+        f'{folder} has classes that {train} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    files = [e for e in self._entries(self._folder) if not os.path.isdir(e)]
+    files = [e for e in self._entries(folder) if not os.path.isdir(e)]
     if stray := [file.path for file in files if _is_image(file)]:
       raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
-    images = {name: self._images(path) for name, path in present.items()}
-    counts = [len(images.get(name, ())) for name in self._classes]
-    self._labels = np.repeat(np.arange(len(counts)), counts)
-    self._files = [name for names in images.values() for name in names]
-    if not self._files:
-      raise InvalidDataError(f'no images in {self._folder}; {LAYOUT}')
-    self.describe(len(counts), self._classes, len(self._files))
+    if not present:
+      raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
+    return [
+      (label, os.path.join(present[name], image))
+      for label, name in enumerate(self._classes)
+      if name in present
+      for image in self._images(present[name])
+    ]
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
-    path = self.where(index)
+    label, path = self._rows[index]
     try:
       image = data_files.read_bytes(path)
     except OSError as error:
       raise BadRecord('unreadable', path, str(error)) from error
-    return {'image': image, 'label': int(self._labels[index])}
+    return {'image': image, 'label': label}
 
   def where(self, index: int) -> str:
     """Returns the path of the image."""
-    name = self._classes[self._labels[index]]
-    return os.path.join(self._folder, name, self._files[index])
+    return self._rows[index][1]
 
   def _images(self, folder: str) -> list[str]:
     """Returns the sorted names of the images of a class."""
@@ -119,3 +136,21 @@ class ImageFolder(ImageOptions):
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
   return entry.name.lower().endswith(EXTENSIONS)
+
+
+def _part(rows: list[tuple[int, str]], part: range) -> list[tuple[int, str]]:
+  """Returns a part of rows that are sorted by label, sorted again."""
+  if len(part) == len(rows):
+    return rows
+  labels = np.array([label for label, _ in rows])
+  names = ('/'.join(path.split(os.sep)[-2:]) for _, path in rows)
+  digests = [hashlib.blake2b(os.fsencode(name)).digest() for name in names]
+  sums = np.array([digest[:8] for digest in digests])
+  order = np.lexsort((sums, labels))
+  counts = np.bincount(labels)[labels]
+  rank = np.arange(len(rows)) - np.searchsorted(labels, labels)
+  # Class by class `order` takes the places (rank + 1/2) / count in [0, 1].
+  place = np.empty(len(rows))
+  place[order] = (rank + 0.5) / counts
+  chosen = np.lexsort((sums, place))[part.start : part.stop]
+  return [rows[row] for row in np.sort(chosen)]

@@ -12,17 +12,23 @@ The result depends on (seed, epoch, index) only; an ordered pass is epoch 0.
 import dataclasses
 import math
 import pathlib
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from annotated_types import Interval, Len
+from annotated_types import Interval, Len, Predicate
 from jaxtyping import Bool, Float64, Int, Int32
 
 from dataset_lib import corpus, tokenizer
 from dataset_lib.corpus_rows import MIN_ROW, SPECIAL_IN_ROW
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.order import splitmix64
-from dataset_lib.source import DatasetInfo, Source
+from dataset_lib.source import (
+  PART_WORDS,
+  DatasetInfo,
+  Source,
+  parts,
+  selected,
+)
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
 _DRAWS = 5  # random numbers of a row, besides those for masking
@@ -51,7 +57,11 @@ class Pretraining(Source):
   `corpus.open_split`.
   """
 
-  split: Literal['train', 'validation']
+  split: Annotated[
+    str,
+    Predicate(lambda split: len(parts(split, 'train|validation')) == 1),
+    f'train, validation, {PART_WORDS}; rows are in the order of documents',
+  ]
   directory: Annotated[
     str, Len(1), 'a directory that launch.prepare_corpus wrote'
   ]
@@ -62,8 +72,12 @@ class Pretraining(Source):
 
   def __post_init__(self) -> None:
     folder = pathlib.Path(self.directory).expanduser()
-    self._name = f'{folder}, split {self.split}'
-    self._rows = corpus.open_split(folder, self.split)
+    [part] = parts(self.split)
+    self._name = f'{folder}, split {part.name}'
+    whole = corpus.open_split(folder, part.name)
+    [(_, own)] = selected(self.split, lambda _: len(whole.rows) - 1)
+    self._first = own.start
+    self._rows = whole._replace(rows=whole.rows[own.start : own.stop + 1])
     length, vocab_size = self._rows.max_length, self._rows.vocab_size
     if length != self.max_length:
       expected = f'{length}, for which {folder} was prepared; another is made '
@@ -159,7 +173,7 @@ class Pretraining(Source):
 
   def where(self, index: int) -> str:
     """Returns the place of a row."""
-    return f'{self._name}, row {index}'
+    return f'{self._name}, row {self._first + index}'
 
 
 def uniform(

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Int, Int32, Int64, Shaped
 
-from dataset_lib.errors import BadRecord
+from dataset_lib.errors import BadRecord, ConfigError
 
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 
@@ -249,15 +249,19 @@ class Part(NamedTuple):
   first: str | None
   last: str | None
 
-  def rows(self, size: int) -> slice:
-    """Returns its rows of `size`; percentages round to the nearest row."""
+  def rows(self, size: int) -> range:
+    """Returns its rows of `size`; percentages round to the nearest row.
+
+    -1% is 99%, so that [:-1%] and [-1%:] are a partition, as [:n] and [n:].
+    """
 
     def row(bound: str | None) -> int | None:
       if bound and bound.endswith('%'):
-        return round(int(bound[:-1]) * size / 100)
+        share = int(bound[:-1]) + 100 * bound.startswith('-')
+        return round(share * size / 100)
       return int(bound) if bound else None
 
-    return slice(row(self.first), row(self.last))
+    return range(size)[row(self.first) : row(self.last)]
 
 
 def parts(split: str, names: str = r'\w+') -> list[Part]:
@@ -268,3 +272,23 @@ def parts(split: str, names: str = r'\w+') -> list[Part]:
   part = re.compile(f'({names}){_PART}')
   matches = [part.fullmatch(text) for text in split.split('+')]
   return [Part(*match.groups()) for match in matches if match and all(matches)]
+
+
+def selected(
+  split: str, size_of: Callable[[str], int], names: str = r'\w+'
+) -> list[tuple[str, range]]:
+  """Returns (name, rows) of each part of a split; the rule of every source.
+
+  `size_of(name)` returns the rows of a whole split. Raises ConfigError for a
+  part that has none of them.
+  """
+  result = []
+  for part in parts(split, names):
+    size = size_of(part.name)
+    rows = part.rows(size)
+    if size and not rows:
+      expected = f'parts with rows; [{part.first or ""}:{part.last or ""}] '
+      expected += f'selects 0 of the {size} rows of {part.name!r}'
+      raise ConfigError('split', split, expected)
+    result.append((part.name, rows))
+  return result

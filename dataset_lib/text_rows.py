@@ -248,12 +248,12 @@ class TextRows(TokenSource):
 
   def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
     rows: list[tuple[Any, int]] = []
-    for part in source.parts(self.split):
-      records = open_split(part.name)
-      size = len(records)
-      rows += [(records, row) for row in _subset(size, part.rows(size))]
+    sizes = lambda name: len(open_split(name))  # noqa: E731
+    for name, part in source.selected(self.split, sizes):
+      records = open_split(name)
+      rows += [(records, row) for row in _subset(len(records), part)]
     if self.max_examples and self.split.startswith('train'):
-      rows = [rows[row] for row in _subset(len(rows), slice(self.max_examples))]
+      rows = [rows[row] for row in _subset(len(rows), range(self.max_examples))]
     return rows
 
 
@@ -286,6 +286,7 @@ class LabelledTexts(TextRows):
     self._hold(*held, where, bad_rows)
 
 
-def _subset(size: int, part: slice) -> list[int]:
+def _subset(size: int, part: range) -> list[int]:
   """Returns a part of a fixed permutation, in ascending order."""
-  return np.sort(record_rng(_SUBSET_SEED).permutation(size)[part]).tolist()
+  rows = record_rng(_SUBSET_SEED).permutation(size)[part.start : part.stop]
+  return np.sort(rows).tolist()

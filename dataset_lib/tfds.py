@@ -31,6 +31,7 @@ BuilderName = Annotated[
   str, Predicate(_NAME.fullmatch), "a TFDS name such as 'cifar10'"
 ]
 Key = Annotated[str, Len(1), 'the name of a feature']
+OwnKey = Annotated[str, "the name of a feature, or '' for the supervised one"]
 DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 
@@ -38,7 +39,9 @@ DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 class TfdsImages(ImageOptions):
   """Encoded images of one split of a prepared builder, and their classes.
 
-  A set of several labels a row, Sequence(ClassLabel), needs `max_labels`.
+  A set of several labels a row, Sequence(ClassLabel), needs `max_labels`. The
+  features are the set's supervised keys, unless `image_key` and `label_key`
+  name others.
   """
 
   split: Annotated[
@@ -46,12 +49,14 @@ class TfdsImages(ImageOptions):
   ]
   builder: BuilderName = ''
   data_dir: DataDir = ''
+  image_key: OwnKey = ''
+  label_key: OwnKey = ''
   max_labels: source.MaxLabels = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
-    self._keys = keys = builder.info.supervised_keys or ()
+    self._keys = keys = self._features(builder.info)
     features = [builder.info.features[key] for key in keys]
     kinds, name = [type(f).__name__ for f in features], builder.info.full_name
     if kinds == ['Image', 'Sequence']:
@@ -68,6 +73,19 @@ class TfdsImages(ImageOptions):
     self.where, label = self._examples.where, features[1]
     classes = label.num_classes, label.names or ()
     self.describe(*classes, len(self._examples), self.max_labels)
+
+  def _features(self, info: Any) -> list[str]:
+    """Returns the names of image and label; ConfigError if there are none."""
+    supervised = info.supervised_keys
+    if not isinstance(supervised, tuple) or len(supervised) != 2:
+      supervised = '', ''
+    own = {'image_key': self.image_key, 'label_key': self.label_key}
+    keys = [own[name] or key for name, key in zip(own, supervised, strict=True)]
+    for field, key in zip(own, keys, strict=True):
+      if key not in info.features:
+        expected = f'one of the features {", ".join(info.features)}'
+        raise errors.ConfigError(f'dataset.{field}', key, expected)
+    return keys
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
@@ -93,13 +111,23 @@ class Examples(RecordFiles):
       tfds.features.FeaturesDict(features).deserialize_example_np,
       decoders=encoded,
     )
-    try:
-      shards = list(info.splits[split].file_instructions)
-    except (KeyError, ValueError) as error:
-      raise MissingDataError(
-        f'{name} has no split {split!r}; it has {", ".join(info.splits)} and '
-        f'parts of them, like train[:90%] ({error})'
-      ) from error
+
+    def size_of(part: str) -> int:
+      try:
+        return info.splits[part].num_examples
+      except (KeyError, ValueError) as error:
+        raise MissingDataError(
+          f'{name} has no split {part!r}; it has {", ".join(info.splits)} and '
+          f'parts of them, like train[:90%] ({error})'
+        ) from error
+
+    shards = [
+      shard
+      for part, rows in source.selected(split, size_of)
+      for shard in info.splits[
+        f'{part}[{rows.start}:{rows.stop}]' if rows else part
+      ].file_instructions
+    ]
     kind = info.file_format.value
     if kind not in _FORMATS:
       raise InvalidDataError(
@@ -211,16 +239,16 @@ class ImageRecords(ImageOptions):
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
     self._example = proto.tf_example_pb2.Example
     folder = pathlib.Path(self.directory).expanduser()
-    parts = source.parts(self.split)
-    found = {part.name: shards_of(folder, part.name) for part in parts}
+    names = {part.name for part in source.parts(self.split)}
+    found = {name: shards_of(folder, name) for name in names}
     kind, *others = {kind for kind, _ in found.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = record_files.count_records
     counts = {name: count(files, kind) for name, (_, files) in found.items()}
     shards: list[Shard] = []
-    for part in parts:
-      shards += _cut(found[part.name][1], counts[part.name], part)
+    for name, rows in source.selected(self.split, lambda n: sum(counts[n])):
+      shards += _cut(found[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
@@ -270,13 +298,12 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
   raise MissingDataError(f'dataset.directory: no files {wanted} in {folder}')
 
 
-def _cut(files: list[str], counts: list[int], part: source.Part) -> list[Shard]:
-  """Returns the shards, or pieces of them, that hold a part of a split."""
-  first, last, _ = part.rows(sum(counts)).indices(sum(counts))
+def _cut(files: list[str], counts: list[int], rows: range) -> list[Shard]:
+  """Returns the shards, or pieces of them, that hold some rows of a split."""
   pieces, start = [], 0
   for file, count in zip(files, counts, strict=True):
-    skip = min(max(first - start, 0), count)
-    take = min(max(last - start, 0), count) - skip
+    skip = min(max(rows.start - start, 0), count)
+    take = min(max(rows.stop - start, 0), count) - skip
     if take > 0:
       pieces.append(Shard(file, skip, take, count))
     start += count

@@ -113,7 +113,11 @@ def test_illegal_configurations_name_the_key(config, key):
 SPLITS = [  # legal ones, and others
   (PARITY, ('train',), ('validation', '', 3)),
   (DIGITS, ('test',), ('tset',)),
-  (FOLDER, ('a b',), ('..', '../x', 'a/b', '.', '/etc', '', 'a\\b')),
+  (
+    FOLDER,
+    ('a b', 'a b[:9%]+c-d'),
+    ('..', '../x', 'a/b', '.', '', 'a\\b', 'a['),
+  ),
   (dict(name=SQUARES), ('test',), ('dev',)),
   (
     TFDS,

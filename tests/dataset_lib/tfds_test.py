@@ -99,8 +99,13 @@ def test_records_by_name_and_by_directory(images):
     'train[90%:]': whole[18:],
     'train[5:11]': whole[5:11],
     'train[15:]+test': whole[15:] + test,
+    'train[-4%:]': whole[-1:],
+    'train[:-1%]': whole,
   }.items():
     assert values(images, split) == expected
+  for split in ('train[60%:40%]', 'train[-1%:]', 'train[30:]'):
+    with pytest.raises(ConfigError, match='selects 0 of the 20 rows'):
+      values(images, split)
   # Nothing is written beside the data.
   after = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
   assert before == after
@@ -113,6 +118,20 @@ def test_batches(images):
     assert batch['image'].shape == (4, 8, 8, 3)
     assert (constants == batch['image'].T).all()
     assert (batch['label'] == constants % 3).all()
+
+
+def test_a_set_without_supervised_keys(copy):
+  info = copy / 'dataset_info.json'
+  content = json.loads(info.read_text())
+  del content['supervisedKeys']
+  info.write_text(json.dumps(content))
+  keys = {'image_key': 'image', 'label_key': 'label'}
+  [batch] = take(load(config(copy, '') | keys, 'train'), 1)
+  assert (batch['label'] == batch['image'].T % 3).all()
+  for wrong in ('', 'labels'):
+    words = rf"dataset\.label_key: .*note.*, got '{wrong}'"
+    with pytest.raises(ConfigError, match=words):
+      load(config(copy, '') | keys | {'label_key': wrong}, 'train')
 
 
 def test_images_with_several_labels(images):
