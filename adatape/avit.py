@@ -190,7 +190,7 @@ class AViTClassification(PonderClassification):
     """Legal fields of `loss`."""
 
     ponder_weight: Weight = 5e-4  # alpha_p
-    prior_weight: Weight = 1e-3  # alpha_d
+    prior_weight: Weight = 2.7e-4  # alpha_d, see the module
     prior_depth: Annotated[float, Interval(ge=1.0, le=1e3)] = 9.0  # a layer
 
   KNOBS = ('ponder_weight', 'prior_weight', 'prior_depth')

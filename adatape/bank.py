@@ -77,7 +77,8 @@ class SharedNorm(nn.Module):
   ) -> Float[Array, '*S h']:
     """Returns the leading `count` features of the normalised tokens.
 
-    Mean and variance are of all features, in one pass over the bank.
+    Mean and variance are of all features. Two passes: the mean of the squares
+    minus the squared mean is rounding where the mean is large.
     """
     width = tokens.shape[-1]
     scale_init = nn.initializers.constant(self.initial_scale)
@@ -86,8 +87,7 @@ class SharedNorm(nn.Module):
     bias = self.param('bias', partitioned(bias_init, 'embed'), (width,))
     tokens = tokens.astype(jnp.float32)
     mean = tokens.mean(-1, keepdims=True)
-    square = jnp.square(tokens).mean(-1, keepdims=True)
-    variance = jnp.maximum(square - jnp.square(mean), 0.0)
+    variance = jnp.square(tokens - mean).mean(-1, keepdims=True)
     shape = (1,) * (tokens.ndim - 1) + (count,)
     factor = scale[:count].reshape(shape)
     centred = tokens[..., :count] - mean

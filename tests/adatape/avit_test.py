@@ -211,6 +211,21 @@ def test_prior_by_hand():
   np.testing.assert_allclose(avit.depth_prior(target[None], 2.5), 0, atol=1e-6)
 
 
+def test_the_default_weight_of_the_prior_is_that_of_the_authors():
+  # `get_distribution_target`, `KLDivLoss` (a mean over layers) of their code.
+  target = np.exp(-0.5 * (np.arange(12) - 8.0) ** 2)
+  target *= 0.98 / target[:8].sum()
+  scores = jnp.log(jnp.linspace(0.3, 0.6, 12))[None]
+
+  def theirs(scores):
+    return 1e-3 * -(target * jax.nn.log_softmax(scores)[0]).mean()
+
+  ours = jax.grad(lambda x: avit.depth_prior(x, 9.0)[0])(scores)
+  weight = avit.AViTClassification.Loss().prior_weight
+  want = jax.grad(theirs)(scores)
+  np.testing.assert_allclose(weight * ours, want, rtol=0.01, atol=1e-8)
+
+
 def test_loss_and_metrics_of_the_task():
   model = dict(name='adatape.avit:AViT', **SIZES, **GATE)
   del model['num_classes']
@@ -220,7 +235,7 @@ def test_loss_and_metrics_of_the_task():
     label_smoothing=0.0,
     mixup=0.0,
     ponder_weight=5e-4,
-    prior_weight=1e-3,
+    prior_weight=2.7e-4,
     prior_depth=9.0,
   )
   task = avit.AViTClassification(config, INFO)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adatape.bank import ImageBank
+from adatape.bank import ImageBank, SharedNorm
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.reading import Reading, bank_drop, query_noise
@@ -268,6 +268,54 @@ def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(GAP | {'bank_patch_size': 8}))
   with pytest.raises(ValueError, match=r'bank_size: expected at least .* = 10'):
     few.init(jax.random.key(0), images())
+
+
+@pytest.mark.parametrize('symbol', [None, 0, 2])
+def test_parity_equals_plain_numpy(symbol):
+  model = ParityModel(
+    2, max_steps=4, threshold=1.4, depth=1, width=16, mlp_dim=24,
+    num_heads=2, query_dim=8, query_symbol=symbol,
+  )  # fmt: skip
+  symbols = np.random.default_rng(0).integers(0, 3, (12, 9), np.int32)
+  given = jnp.asarray(symbols)
+  params = plain.noise(model, given, scale=0.4)
+  params['encoder']['tape_norm']['scale'] *= 8.0
+  logits, out = jax.jit(model.apply)({'params': params}, given)
+  exact = plain.float64(params)
+  encoder, rows = exact['encoder'], exact['tape_bank']['projection']
+  table = rows['kernel'] + rows['bias']
+  norm, lengths = encoder['tape_norm'], set()
+  for row, text in enumerate(symbols):
+    token = exact['token'][0] if 'token' in exact else exact['cls'][0]
+    token = token if symbol is None else token + table[symbol]
+    tape, picks, _, loss = tape_test.loop(
+      plain.layer_norm(norm, table[text]),
+      plain.layer_norm(norm, token)[0, : model.query_dim],
+      model.reading(),
+      np.zeros(len(text), bool),
+    )
+    lengths.add(len(picks))
+    x = np.concatenate([token, tape])
+    x = plain_vit.block(encoder['block_0'], x, model.num_heads)
+    want = plain.dense(params['head'], plain.layer_norm(encoder['norm'], x)[0])
+    np.testing.assert_allclose(logits[row], want, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out['tape']['loss'][row], loss, atol=1e-5)
+    # Equal symbols are equal tokens, so only their names are compared.
+    ours = out['tape']['indices'][row, : len(picks)]
+    np.testing.assert_array_equal(text[ours], text[picks])
+  assert len(lengths) > 1
+
+
+@pytest.mark.parametrize('mean', [0.0, 1e3, -1e4])
+def test_the_shared_norm_does_not_depend_on_the_mean(mean):
+  tokens = np.float32(np.random.default_rng(0).normal(mean, 1.0, (64, 192)))
+  params = {'scale': np.ones(192), 'bias': np.zeros(192)}
+  want = plain.layer_norm(params, np.float64(tokens))[:, :8]
+  params = jax.tree.map(jnp.float32, params)
+  ours = SharedNorm().apply({'params': params}, jnp.asarray(tokens), 8)
+  # Some units in the last place of the mean, as for `LayerNorm`.
+  atol = 1e-5 + abs(mean) * 2.0**-22
+  np.testing.assert_allclose(ours, want, rtol=0, atol=atol)
 
 
 def test_parity_of_equal_and_shuffled_symbols():
