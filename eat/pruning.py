@@ -21,6 +21,9 @@ from model_lib.logical import partitioned_dense
 # Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
 # tokens would leave 8 because of rounding.
 _RATIO_STEPS = 10_000
+# Scores nearer than this share of one are equal: they differ by rounding, as
+# the norms of LayerNorm without a scale, and by the back end.
+_TIE = 2.0**-18
 _SMALLEST_NORM = 1e-12
 _PRECISION = jax.lax.Precision.HIGHEST
 
@@ -132,20 +135,35 @@ def best(
 ) -> Bool[Array, 'B S']:
   """Returns True for the `count` best of the first `length` tokens.
 
-  [CLS] is always best. The rank is the number of better tokens: O(S^2)
-  comparisons, which the compiler fuses into one loop. A top_k or a second sort
-  is faster from 512 tokens on, but XLA gathers it to every device if rows are
-  sharded.
+  [CLS] is always best; of tokens that `tied` makes equal, the earlier. The rank
+  is the number of better tokens: O(S^2) comparisons, which the compiler fuses
+  into one loop. A top_k or a second sort is faster from 512 tokens on, but XLA
+  gathers it to every device if rows are sharded.
   """
   place = jnp.arange(scores.shape[1])
   scores = jax.lax.stop_gradient(scores)
   scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
   scores = jnp.where(place[None] < length[:, None], scores, -jnp.inf)
-  scores = jnp.where(place[None] == 0, jnp.inf, scores)
+  scores = tied(jnp.where(place[None] == 0, jnp.inf, scores))
   mine, theirs = scores[:, :, None], scores[:, None, :]
   earlier = (place[None] < place[:, None])[None]
   ahead = (theirs > mine) | ((theirs == mine) & earlier)
   return ahead.sum(-1, dtype=jnp.int32) < count[:, None]
+
+
+def tied(scores: Float[Array, 'B S']) -> Float[Array, 'B S']:
+  """Raises scores that are equal but for rounding to the largest of them.
+
+  A score is equal to the next larger one, and so to a chain of them, if they
+  differ by at most 2^-18 of its size. Rounding to a grid would part equal
+  scores at its borders.
+  """
+  mine, theirs = scores[:, :, None], scores[:, None, :]
+  above = -jnp.where(theirs > mine, -theirs, -jnp.inf).max(-1)
+  size = jnp.abs(scores)
+  joined = (above - scores <= _TIE * size) & (size < jnp.inf)
+  first = (theirs >= mine) & ~joined[:, None, :]
+  return -jnp.where(first, -theirs, -jnp.inf).max(-1)
 
 
 def take(

@@ -120,6 +120,32 @@ def test_scores_that_are_not_finite_keep_the_count(score):
   assert list(got.positions[0, :4]) == [0, *best]
 
 
+@pytest.mark.parametrize('runtime', ['xla', 'onnxruntime'])
+@pytest.mark.parametrize('size', [7.3, -2e-5, 3e6])
+def test_scores_equal_but_for_rounding_keep_the_earlier(size, runtime):
+  _, equal = case(6, 24, 1, ties=3)
+  equal = (equal + 1) * np.float32(size)
+  noise = np.random.default_rng(1).integers(-3, 4, equal.shape) * 2.0**-23
+  noisy = np.float32(equal * (1 + noise))
+  assert [len({*row}) > 6 for row in noisy] == [True] * 6
+  length, count = np.full(6, 24), np.arange(6) * 3 + 4
+  given = [noisy, length.astype(np.int32), count.astype(np.int32)]
+  if runtime == 'onnxruntime':
+    program = pytest.importorskip('serve_lib.onnx_program')
+    got = program.build(pruning.best, given)(given)
+  else:
+    got = jax.jit(pruning.best)(*map(jnp.asarray, given))
+  for row in range(6):
+    order = sorted(range(1, 24), key=lambda n: (-equal[row, n], n))
+    want = {0, *order[: count[row] - 1]}
+    assert {*np.flatnonzero(got[row])} == want
+  # Scores that differ by more are no ties.
+  other = equal * (1 + np.arange(24) * 2.0**-14)
+  kept = pruning.best(jnp.float32(other), *map(jnp.asarray, given[1:]))
+  order = np.argsort(-other[0, 1:])[:3] + 1
+  assert {*np.flatnonzero(kept[0])} == {0, *order}
+
+
 @pytest.mark.parametrize('merge', [False, True])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_ratio_zero_is_the_identity(merge, dtype):

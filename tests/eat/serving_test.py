@@ -7,6 +7,7 @@ import pytest
 
 from eat import serving
 from tests.eat import small
+from train_lib.sharding import unbox
 
 LENGTHS = (16, 24)
 
@@ -58,3 +59,28 @@ def test_gathered_form_equals_masked_form(changes, variant):
     np.testing.assert_allclose(logits, out['exits'], atol=1e-5)
     want = out['kept'][-1] if variant == 'pruned' else full
     np.testing.assert_array_equal(kept, want)
+
+
+@pytest.mark.parametrize('runtime', ['xla', 'onnxruntime'])
+def test_a_fresh_model_keeps_the_earlier_tokens_in_all_forms(runtime):
+  # Its norms have no scale: the norms of all tokens are equal but for rounding.
+  model, _ = small.build()
+  texts = [row for row in small.rows(12, high=16) if len(row) > 5]
+  inputs = small.batch(texts, 16)
+  variables = unbox(model.init(jax.random.key(0), *inputs))
+  _, out = jax.jit(model.apply)(variables, *inputs)
+  kept = out['kept'][-1]
+  for row, count in enumerate(kept):
+    assert list(out['positions'][row, :count]) == list(range(count))
+  chain = serving.EatChain(model, variables)
+  carry = chain.pad([small.item(row) for row in texts], 16, len(texts))
+  for index in range(chain.num_stages):
+    stage = jax.jit(chain.stage(index, 'pruned', 16))
+    if runtime == 'onnxruntime':
+      program = pytest.importorskip('serve_lib.onnx_program')
+      given = jax.tree.map(np.asarray, [variables, carry])
+      carry, found = program.build(stage, given)(given)
+    else:
+      carry, found = stage(variables, carry)
+    np.testing.assert_allclose(found['logits'], out['exits'][index], atol=1e-5)
+  np.testing.assert_array_equal(found['kept'], kept)
