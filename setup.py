@@ -60,6 +60,7 @@ setuptools.setup(
     'filelock>=4',
     'flatbuffers>=24.3',  # of jax.export
     'flax>=0.12,<0.13',
+    'google-crc32c>=1.5',
     'grain>=0.2.10,<0.3',
     'jax>=0.10,<0.13',
     'jaxtyping>=0.3',

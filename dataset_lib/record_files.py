@@ -4,7 +4,8 @@ ArrayRecord files have an index. That of a TFRecord file is made once, by a scan
 of the lengths of its records, and kept in the cache folder
 (`$XDG_CACHE_HOME/adaptive_computation`, by default in `~/.cache`): 8 bytes a
 record. It is made again if the size or time of the file changes. Memory grows
-with the number of shards, not of records.
+with the number of shards, not of records. The scan verifies the checksums of
+lengths, reading a record verifies that of its data.
 """
 
 import array
@@ -19,15 +20,18 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import filelock
+import google_crc32c
 import numpy as np
 from jaxtyping import Int64
 
 from dataset_lib import data_files
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib.source import require
 
 Kind = Literal['array_record', 'tfrecord']
-_HEADER = struct.Struct('<QI')  # of TFRecord: length, checksum of the length
-_FRAME_BYTES = _HEADER.size + 4  # 4: checksum of the data
+_LENGTH, _CHECKSUM = struct.Struct('<Q'), struct.Struct('<I')
+_HEADER_BYTES = _LENGTH.size + _CHECKSUM.size  # of TFRecord; then the data
+_FRAME_BYTES = _HEADER_BYTES + _CHECKSUM.size
 # Of an index: the file's time in ns, then `record_offsets`.
 _WORD = np.dtype('<i8')
 _THREADS = 32  # shards opened at once; network file systems answer slowly
@@ -74,6 +78,8 @@ class RecordFiles:
     """Returns a record; raises BadRecord if it cannot be read."""
     try:
       data = self._read(index)
+    except BadRecord as bad:
+      raise BadRecord(bad.kind, self.where(index), bad.message) from bad
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
     data_files.check_size(len(data), where=self.where(index))
@@ -101,8 +107,23 @@ class RecordFiles:
     return data
 
 
+def checked(data: bytes) -> bytes:
+  """Returns data with its checksum, as both parts of a TFRecord have it."""
+  crc = google_crc32c.value(data)
+  masked = (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8
+  return data + _CHECKSUM.pack(masked & 0xFFFFFFFF)
+
+
+def framed(data: bytes) -> bytes:
+  """Returns a record as a TFRecord file has it."""
+  return checked(_LENGTH.pack(len(data))) + checked(data)
+
+
 def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
-  """Returns a record, None if its length is not that of the index."""
+  """Returns a record, None if its length is not that of the index.
+
+  Raises BadRecord 'wrong_checksum', OSError for other damage.
+  """
   # Both files are opened per read, and the index is not mapped: a data set may
   # have more shards than a process may have open files, which mappings count
   # as, and a file object's position is not thread-safe.
@@ -110,13 +131,16 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
   size = int(end - start) - _FRAME_BYTES
   with open(file, 'rb', buffering=0) as opened:
     opened.seek(start)
-    header = opened.read(_HEADER.size)
-    if header and header[:8] != size.to_bytes(8, 'little', signed=True):
+    header = opened.read(_HEADER_BYTES)
+    length = size.to_bytes(_LENGTH.size, 'little', signed=True)
+    if header and header != checked(length):
       return None
-    # One byte more than the limit is enough to refuse it.
-    data = opened.read(min(size, data_files.MAX_BYTES + 1))
-  if len(data) < min(size, data_files.MAX_BYTES + 1):
+    data_files.check_size(size)
+    whole = opened.read(size + _CHECKSUM.size)
+  data = whole[:size]
+  if len(whole) < size + _CHECKSUM.size:
     raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
+  require(checked(data) == whole, 'wrong_checksum', 'its data were changed')
   return data
 
 
@@ -175,7 +199,8 @@ def tfrecord_index(
 
 def _index_path(file: str) -> pathlib.Path:
   name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()[:32]
-  return data_files.cache_folder('offsets') / name
+  # Older versions kept unverified ones in 'offsets'.
+  return data_files.cache_folder('verified_offsets') / name
 
 
 def _is_index(
@@ -203,9 +228,12 @@ def record_offsets(
   """
   size, offsets = os.path.getsize(filename), array.array('q', [0])
   with open(filename, 'rb') as file:
-    while offsets[-1] + _HEADER.size <= size:
+    while offsets[-1] + _HEADER_BYTES <= size:
       file.seek(offsets[-1])
-      length, _ = _HEADER.unpack(file.read(_HEADER.size))
+      header = file.read(_HEADER_BYTES)
+      if header != checked(header[: _LENGTH.size]):
+        break
+      [length] = _LENGTH.unpack_from(header)
       offsets.append(min(offsets[-1] + length + _FRAME_BYTES, size + 1))
   if offsets[-1] != size or num_records not in (None, len(offsets) - 1):
     held = 'whole records' if num_records is None else f'{num_records} records'

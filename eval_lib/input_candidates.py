@@ -8,14 +8,13 @@ process for each core. Each call starts a fresh stream and takes its images.
 
 import functools
 import pathlib
-import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from dataset_lib import builder, image_folder, image_ops
+from dataset_lib import builder, image_folder, image_ops, record_files
 from dataset_lib.errors import ConfigError
 from eval_lib.benchmark import Call, Candidate
 
@@ -82,8 +81,7 @@ def _write_shards(root: str, folder: pathlib.Path) -> None:
       feature['image/class/label'].int64_list.value.append(0)
       data = example.SerializeToString()
       arrays.write(data)
-      # Checksums are not read.
-      file.write(struct.pack('<QI', len(data), 0) + data + bytes(4))
+      file.write(record_files.framed(data))
   arrays.close()
 
 

@@ -1,16 +1,11 @@
 """Shards of `tf.train.Example`, written without TensorFlow."""
 
-import struct
-
 import cv2
 import numpy as np
 
+from dataset_lib.record_files import framed
+
 SIDE = 16
-
-
-def framed(record):
-  """A record of a TFRecord file; its checksums are not read."""
-  return struct.pack('<QI', len(record), 0) + record + bytes(4)
 
 
 def jpeg(value):

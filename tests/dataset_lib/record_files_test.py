@@ -1,6 +1,7 @@
 """TFRecord files and their indexes: damaged, changed, large; without TFDS."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import pathlib
@@ -14,11 +15,7 @@ from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build
 
-# The TFRecord framing; the checksums are not read.
-SHARD = b''.join(
-  struct.pack('<QI', len(record), 0) + record + bytes(4)
-  for record in (b'a0', b'', b'a2' * 50)
-)
+SHARD = b''.join(map(record_files.framed, (b'a0', b'', b'a2' * 50)))
 
 
 def flip(byte):
@@ -31,7 +28,9 @@ def flip(byte):
     (SHARD, 2),
     (SHARD, 4),
     *((SHARD[:-cut], 3) for cut in (1, 4, 5, 100, 110, 130)),
-    *((flip(byte), 3) for byte in range(8)),  # of a length
+    *((flip(byte), 3) for byte in range(12)),  # of a length, its checksum
+    (bytes(len(SHARD)), 8),
+    (bytes(2**20), None),
   ],
 )
 def test_a_damaged_shard_is_named(tmp_path, data, count):
@@ -56,13 +55,13 @@ def shards_of(folder, count=3, rows=4):
   return list(map(str, files)), records
 
 
-def opened(files):
-  counts = record_files.count_records(files, 'tfrecord')
+def opened(files, kind='tfrecord'):
+  counts = record_files.count_records(files, kind)
   shards = [
     record_files.Shard(file, 0, count, count)
     for file, count in zip(files, counts, strict=True)
   ]
-  return record_files.RecordFiles(shards, 'tfrecord')
+  return record_files.RecordFiles(shards, kind)
 
 
 def contents(files):
@@ -144,6 +143,39 @@ def test_a_record_damaged_later_is_bad_alone(tmp_path, scans):
   with pytest.raises(BadRecord, match=r'record 0.*does not hold exactly 4'):
     readable[0]
   assert [readable[row] for row in (1, 2, 3)] == records[0][1:]
+
+
+@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+def test_no_changed_bit_is_read(kind, tmp_path):
+  path = tmp_path / f'train-0.{kind}'
+  expected = [b'0' * 40, b'1' * 40]
+  example_files.write(path, expected)
+  data = bytearray(path.read_bytes())
+  for bit in range(0, 8 * len(data), 1 if kind == 'tfrecord' else 9973):
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    data[bit // 8] ^= 1 << bit % 8
+    good = 0
+    with contextlib.suppress(InvalidDataError):
+      records = opened([str(path)], kind)
+      for row, record in enumerate(expected):
+        with contextlib.suppress(BadRecord):
+          assert records[row] == record, bit
+          good += 1
+    assert good < 2 or kind == 'array_record', bit
+
+
+def test_a_checksum_is_that_of_tensorflow(tmp_path):
+  # 8a9136aa, of 32 zeros in RFC 3720, masked.
+  assert record_files.checked(bytes(32))[32:].hex() == 'faffd70f'
+  files, _ = shards_of(tmp_path, 1)
+  path = pathlib.Path(files[0])
+  data = bytearray(path.read_bytes())
+  data[12] ^= 1
+  path.write_bytes(data)
+  with pytest.raises(BadRecord, match=r'record 0: its data') as error:
+    contents(files)
+  assert error.value.kind == 'wrong_checksum'
 
 
 def test_an_index_is_made_once_by_several_at_once(tmp_path, scans):
