@@ -63,6 +63,11 @@ def build_optimizer(
   return optax.chain(*parts)
 
 
+def num_updates(opt_state: Any) -> Any:
+  """Returns the updates that were applied, int32: skipped steps are none."""
+  return optax.tree.get(opt_state, 'ScaleByScheduleState').count
+
+
 def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:
   """Multiplies the updates by the factor of the first pattern that matches."""
   pairs = [scale.rpartition('->')[::2] for scale in scales]

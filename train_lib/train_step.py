@@ -5,6 +5,7 @@ over the whole batch and all noise of a row comes from its own key. A step
 whose loss or gradient is not finite updates only `step` and `nonfinite`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from eval_lib.metrics import Average, Leaf
-from train_lib.optimizers import path_name, trainable_mask
+from train_lib.optimizers import num_updates, path_name, trainable_mask
 from train_lib.task import Task
 
 
@@ -27,7 +28,7 @@ class TrainState:
   model_state: Any  # mutable collections, e.g. batch statistics
   opt_state: Any
   rng: Leaf  # key data, uint32 [2]
-  ema_params: Any  # moving average of `params`, or None
+  ema_params: Any  # debiased moving average of `params`, or None
   nonfinite: Leaf  # steps in a row that were skipped as not finite, int32
 
   @property
@@ -86,11 +87,7 @@ def make_train_step(
       params=params,
       model_state=model_state,
       opt_state=opt_state,
-      ema_params=jax.tree.map(
-        lambda old, new: ema_decay * old + (1 - ema_decay) * new,
-        state.ema_params,
-        None if state.ema_params is None else params,
-      ),
+      ema_params=_averaged(state.ema_params, params, opt_state, ema_decay),
       nonfinite=jnp.zeros((), jnp.int32),
     )
     skipped = state.replace(nonfinite=state.nonfinite + 1)
@@ -106,6 +103,19 @@ def make_train_step(
     return state, metrics
 
   return train_step
+
+
+def _averaged(average: Any, params: Any, opt_state: Any, decay: float) -> Any:
+  """Returns the mean of the parameters of all updates, weighted by age.
+
+  The n-th update weighs `(1 - d) / (1 - d^n)`: `optax.ema` with its debiasing,
+  so that the initial parameters have no weight. Readers need no `n`.
+  """
+  if average is None:
+    return None
+  log = math.log(decay)
+  new = math.expm1(log) / jnp.expm1(log * num_updates(opt_state))
+  return jax.tree.map(lambda x, y: (1 - new) * x + new * y, average, params)
 
 
 def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):

@@ -88,12 +88,12 @@ def test_bfloat16_trains_float32_parameters_and_stays_finite(run):
 
 def test_restored_parameters_are_the_average(run):
   workdir, _ = run
-  average = params(workdir, 1, average=True)
-  for step in range(2, 2 * STEPS + 1):
-    new = params(workdir, step)
-    average = {
-      name: DECAY * average[name] + (1 - DECAY) * new[name] for name in new
-    }
+  total, average = 0.0, dict.fromkeys(params(workdir, 1), 0.0)
+  for step in range(1, 2 * STEPS + 1):
+    new, weight = params(workdir, step), DECAY ** (2 * STEPS - step)
+    total += weight
+    average = {name: average[name] + weight * new[name] for name in new}
+  average = {name: x / total for name, x in average.items()}
   restored = params(workdir, None, average=True)
   for name, expected in average.items():
     np.testing.assert_allclose(restored[name], expected, atol=1e-6)
