@@ -162,9 +162,9 @@ class Run:
 
   `dtype` is that of the computation; parameters are float32. `batch_size` is
   the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
-  disables the EMA, which is debiased. Up to `max_nonfinite_steps` consecutive non-finite steps are
-  skipped; one more stops the run. After `watchdog_seconds` without progress all
-  processes stop, see `train_lib.watchdog`.
+  disables the EMA, which is debiased. Up to `max_nonfinite_steps` consecutive
+  non-finite steps are skipped; one more stops the run. After `watchdog_seconds`
+  without progress all processes stop, see `train_lib.watchdog`.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
