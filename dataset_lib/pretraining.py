@@ -95,6 +95,7 @@ class Pretraining(Source):
       'tokens', (length,), 'int32', 2, ('in_order', 'swapped'),
       num_examples=len(self._rows.rows) - 1, vocab_size=vocab_size,
       label_kind='class', preprocessing=given.preprocessing(length),
+      token_types=2,
     )  # fmt: skip
 
   def draw(

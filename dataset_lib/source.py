@@ -66,6 +66,7 @@ class DatasetInfo:
     default_factory=dict, hash=False
   )
   steps_per_epoch: int = 0  # of the training that saved it
+  token_types: int = 0  # segments of a row, 2 for pairs of texts; 0: unknown
 
   @property
   def label_shape(self) -> tuple[int, ...]:
@@ -145,7 +146,9 @@ class TokenSource(Source):
     where: Callable[[int], str],
     bad_rows: Sequence[tuple[int, BadRecord]] = (),
   ):
-    self.info, self.where, self.bad_rows = info, where, tuple(bad_rows)
+    segments = int(encoded.token_types.max(initial=0)) + 1
+    self.info = dataclasses.replace(info, token_types=segments)
+    self.where, self.bad_rows = where, tuple(bad_rows)
     self.lengths = encoded.lengths
     # Padding values other than 0.
     self.padding = {'tokens': pad_id, 'length': 1}

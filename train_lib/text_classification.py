@@ -129,7 +129,10 @@ class TextClassification(Classification):
     path = dataset.get('tokenizer', '')
     words = tokenizer.load(path) if path else None
     limits = max_length, max_characters
-    return TextReader(words, *limits, num_texts(dataset), self.model.vocab_size)
+    # One token type has no place for a second text.
+    single = self.model.type_vocab_size == 1
+    texts = 1 if single else num_texts(dataset)
+    return TextReader(words, *limits, texts, self.model.vocab_size)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:

@@ -15,11 +15,12 @@ import rich.console
 
 from dataset_lib.errors import ConfigError
 from launch import command_line
+from tests.golden import adapter
 from train_lib import config_schema, console, sharding
-from train_lib.build import Plan, Setup
+from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
 from train_lib.stages import Stage
-from train_lib.task import Task
+from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
 
 STAGE = Stage('stage1', 0, 10, {}, '.*', {})
@@ -94,6 +95,24 @@ def test_a_dry_run_prints_the_largest_memory_of_the_stages(
     'state and batch': '5.0 MiB', 'temporary': '8.0 MiB', 'compiler': '5',
   }.items():  # fmt: skip
     assert re.search(rf'{name} +{value}\s', printed)
+
+
+@pytest.mark.parametrize('subject', [
+  'eat rte', 'eat sst2', 'albert mnli', 'albert pretrain fixed',
+])  # fmt: skip
+def test_pairs_of_texts_need_two_token_types(subject, folders):
+  config = adapter.load(*adapter.configs()[subject], folders)
+  info = build_dataset(config).info
+  for size in (0, 1, 2):
+    changes = {'type_vocab_size': size}
+    if size == 1 and 'sst2' not in subject:
+      message = 'type_vocab_size: expected 0, or at least 2: .*pairs.*, got 1'
+      with pytest.raises(ConfigError, match=message):
+        build_task(config, info, changes)
+      continue
+    task = build_task(config, info, changes)
+    if size == 1:  # served as what it was trained on
+      assert task.text_reader(16, 100).num_texts == 1
 
 
 class WithoutOutputs(Classification):
