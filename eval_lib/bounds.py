@@ -5,6 +5,7 @@ for every alpha wherever the mean is at least epsilon, for every N and every
 distribution of independent rows. Nothing may have been fitted to the rows.
 """
 
+import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ PValues = Float[np.ndarray, ' K']
 Test = Callable[[Losses, float, float], PValues]
 
 MOST = 0.75  # of the capital that one row may cost
+MANY_ROWS = 2**20
 
 
 def _binomial_cdf(successes: Any, rows: int, share: float) -> PValues:
@@ -76,18 +78,43 @@ def betting(
   return np.exp(-capital.clip(min=0.0))
 
 
-def upper(test: Test, losses: Shaped[np.ndarray, ' N'], delta: float) -> float:
+def least_rows(test: Test, epsilon: float, delta: float) -> int:
+  """Returns the rows from which on a test without any loss can reject.
+
+  Of `binomial` that is `log(delta) / log(1 - epsilon)`, of others more. At most
+  `MANY_ROWS`.
+  """
+
+  def rejects(rows: int) -> bool:
+    return bool(test(np.zeros((rows, 1)), epsilon, delta)[0] <= delta)
+
+  high = 1
+  while not rejects(high):
+    high *= 2
+    if high > MANY_ROWS:
+      return MANY_ROWS
+  return bisect.bisect_left(range(high), True, 1, key=rejects)
+
+
+def upper(
+  test: Test,
+  losses: Shaped[np.ndarray, ' N'],
+  delta: float,
+  at: Callable[[Any, float], Any] = lambda losses, epsilon: losses,
+) -> float:
   """Returns the upper confidence bound of the mean, at level 1 - delta.
 
   That is the largest epsilon that the test does not reject; of `binomial` the
-  bound of Clopper and Pearson.
+  bound of Clopper and Pearson. `at(losses, epsilon)` are losses that depend on
+  epsilon.
   """
   from scipy import optimize  # slow to import
 
   def excess(epsilon: float) -> float:
-    return float(test(losses[:, None], epsilon, delta)[0]) - delta
+    given = at(losses, epsilon)[:, None]
+    return float(test(given, epsilon, delta)[0]) - delta
 
-  low, high = float(min(losses.min(), 0)), 1.0 - 1e-9
+  low, high = float(min(at(losses, 0.0).min(), 0)), 1.0 - 1e-9
   if excess(high) > 0:
     return 1.0
   return float(optimize.brentq(excess, low, high))

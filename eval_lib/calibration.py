@@ -278,6 +278,7 @@ class Evaluator(predictions.Evaluator):
   another checkpoint.
   """
 
+  IS_FIRST = True
   calibration_split: Annotated[
     evaluator.Split,
     'the name of a split that neither training nor `split` uses, such as '
@@ -293,16 +294,24 @@ class Evaluator(predictions.Evaluator):
     Returns `ece_<head>`, `ece_calibrated_<head>` and `temperature_<head>` for
     every head (`layer_4`, or `head_1` without `layers`).
     """
+    report = self.report(variables)
+    heads = [*predictions.head_layers(self.layers, len(report['ece']))]
+    columns = dict(temperature='temperatures')
+    columns |= {name: name for name in ('ece', 'ece_calibrated')}
+    return {
+      f'{column}_{head}': value
+      for column, name in columns.items()
+      for head, value in zip(heads, report[name], strict=True)
+    }
+
+  def report(self, variables: Any) -> dict[str, Any]:
+    """Fits and measures; returns the content of `calibration.json`."""
     fitted, fitted_labels = self.heads('calibration_split', variables)
     limits = self.bins, self.only_above
     temperatures = fit_temperatures(fitted, fitted_labels, *limits)
     calibrated = predictions.probabilities(fitted, temperatures)
     logits, labels = self.heads('split', variables)
     names = predictions.head_layers(self.layers, len(logits))
-    columns = {
-      'ece': errors(logits, labels, self.bins),
-      'ece_calibrated': errors(logits, labels, self.bins, temperatures),
-    }
     report: dict[str, Any] = {
       'parameters': fingerprint(variables),
       'dataset': builder.validate(self.data),
@@ -311,22 +320,17 @@ class Evaluator(predictions.Evaluator):
       'calibration_ece': errors(fitted, fitted_labels, self.bins),
       'temperatures': temperatures.tolist(),
       'drift': drift_statistics(calibrated, float(self.threshold)),
-      **columns,
+      'ece': errors(logits, labels, self.bins),
+      'ece_calibrated': errors(logits, labels, self.bins, temperatures),
       'split': self.split,
       'rows': len(labels),
       'layers': [*names.values()],
       'bins': self.bins,
     }
-    columns['temperature'] = report['temperatures']
-    result = {
-      f'{column}_{name}': value
-      for column, values in columns.items()
-      for name, value in zip(names, values, strict=True)
-    }
     if path := self.file(FILE):
       # Not `write_json`, which writes a NaN as a text.
       lines = json.dumps(report, indent=2, allow_nan=False)
       text_files.write_text(path, lines + '\n')
-    # A certificate reads it: all processes find the same.
+    # Others read it: all processes find the same.
     multihost_utils.sync_global_devices(FILE)
-    return result
+    return report

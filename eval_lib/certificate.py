@@ -5,15 +5,17 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from absl import logging
 from annotated_types import Interval
 
 from dataset_lib import builder, text_files
-from dataset_lib.errors import ConfigError, MissingDataError
-from eval_lib import calibration, predictions
+from dataset_lib.errors import ConfigError
+from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from serve_lib.chain import ServedRun
 from serve_lib.monitor import OnDrift
@@ -61,7 +63,7 @@ class CertificateFile(calibration.ResultFile):
 
   def check_temperatures(self, temperatures: Sequence[float]) -> None:
     """Raises ConfigError unless the thresholds are for these temperatures."""
-    known = self.values.get('temperatures')
+    known = self.values.get('temperatures', [])
     if known != [*temperatures]:
       expected = f'those of calibration.json, {[*temperatures]}'
       raise self.error(': temperatures', known, expected)
@@ -77,6 +79,11 @@ class CertificateFile(calibration.ResultFile):
     models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
       fields = ', '.join(f'{k}={value}' for k, value in one.changes.items())
+      if fields and 'during' not in one.drift:
+        logging.warning(
+          '%s: no confidences of the model as trained, drift may not end; %s',
+          self.path, self.repair(),
+        )  # fmt: skip
       names[source], checks[source] = fields or first, one.drift
       if fields:
         models[fields] = model.clone(**one.changes)
@@ -87,17 +94,24 @@ class CertificateFile(calibration.ResultFile):
 def serve(
   setting: str, run: ServedRun, model: Any, variables: Any, first: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns `CertificateFile.serve`; nothing without the setting 'guaranteed'.
+  """Returns `CertificateFile.serve`, of a model with one head.
 
-  Raises ConfigError without a certificate of these variables.
+  Without the setting 'guaranteed' that is no model, and the temperature of
+  calibration.json. Raises ConfigError for files of other variables, or without
+  a certificate.
   """
+  calibrated = calibration.CalibrationFile(run.directory, run.step)
+  calibrated.check_parameters(variables)
+  scales = calibrated.temperatures(1)
   if setting != GUARANTEED:
-    return {}, {}
+    return {}, {'temperatures': scales}
   file = CertificateFile(run.directory, run.step)
   if not file.sources:
     raise file.error('', 'no certificate', 'one')
   file.check_parameters(variables)
-  return file.serve(model, first, run.on_drift)
+  file.check_temperatures(scales)
+  models, fields = file.serve(model, first, run.on_drift)
+  return models, {**fields, 'temperatures': scales}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -119,6 +133,7 @@ class Evaluator(predictions.Evaluator):
   source: str = ''
   # Also models that save more than the trained one; see `Task.cheaper`.
   cheaper: bool = False
+  replace: bool = False  # a certificate that saves more, by this one
 
   def __post_init__(self):
     super().__post_init__()
@@ -126,20 +141,36 @@ class Evaluator(predictions.Evaluator):
     classes = self._data['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
+    self._check_rows()
+
+  def _check_rows(self) -> None:
+    """Raises ConfigError if the rows can certify nothing, without a loss."""
+    groups = 1 + len(self.context.cheaper) * self.cheaper
+    groups = groups if len(self.layers) > 1 else 1  # see `build_grid`
+    epsilon, delta = float(self.epsilon), float(self.delta)
+    limits = self.risk, self.method, epsilon, delta, groups
+    self._needed = needed = risk.least_rows(*limits)
+    rows = len(self._data['split'].source)
+    # Below `needed` betting can win only where answers get better.
+    if rows < min(needed, math.log(delta / groups) / math.log1p(-epsilon)):
+      given = f'{self.split!r} of {rows} rows'
+      why = f'for {epsilon=}, {delta=}, and more for each row that gets worse'
+      raise ConfigError('split', given, f'at least {needed} rows {why}')
 
   def run(self, variables: Any) -> dict[str, float]:
     """Measures the grid and writes the certificate into the workdir.
 
     Returns `saved` (share of the FLOPs of full depth, or of its layers if the
     task counts none), `early` (share of the rows that leave before the last
-    head), `bound` (of the risk) and, if a setting was certified, `tau`.
+    head) and, if a setting was certified, `tau` and `bound` (of the risk).
+    Raises ConfigError if that would replace a certificate that saves more.
     """
     limits = float(self.epsilon), float(self.delta)
     file = calibration.CalibrationFile(self.context.workdir)
     # Computed by all processes together, also where a file is not seen.
     parameters = calibration.fingerprint(variables)
     file.check_fingerprint(parameters)
-    self._check_unfitted(file)
+    self.check_unfitted(file)
     cheaper = self.context.cheaper if self.cheaper else ()
     measured = [
       self._measure(variables, changes, outputs, file)
@@ -149,6 +180,11 @@ class Evaluator(predictions.Evaluator):
     grid = build_grid(variants, labels, self.risk, limits[0])
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
+    if best is None:
+      logging.warning(
+        'no setting is certified on %d rows; at least %d are needed, and more '
+        'for each row that gets worse', len(labels), self._needed,
+      )  # fmt: skip
     if path := self.file(FILE):
       known = {
         'parameters': parameters,
@@ -159,10 +195,23 @@ class Evaluator(predictions.Evaluator):
         old = text_files.read_object(path)
       # Certificates of another model are dropped.
       same = all(old.get(name) == value for name, value in known.items())
-      sources = {**(old['sources'] if same else {}), self.source: entry}
+      kept = old['sources'] if same else {}
+      self._check_better(entry, kept.get(self.source))
+      sources = {**kept, self.source: entry}
       text_files.write_json(path, known | {'sources': sources})
     names = ('saved', 'early', 'bound', 'tau')
     return {name: entry[name] for name in names if entry[name] is not None}
+
+  def _check_better(self, entry: Any, old: Any) -> None:
+    """Raises ConfigError if a certificate saves less than the old one."""
+    if self.replace or old is None or entry['saved'] >= old['saved']:
+      return
+    known, given = (
+      f'epsilon={one["epsilon"]:g} on {one["rows"]} rows saves '
+      f'{one["saved"]:.1%}' for one in (old, entry)
+    )  # fmt: skip
+    expected = f'True to replace the certificate of {self.source!r} ({known})'
+    raise ConfigError('replace', f'False for another ({given})', expected)
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
@@ -183,8 +232,13 @@ class Evaluator(predictions.Evaluator):
       chosen = variants[grid.variants[best]]
       tau = float(grid.thresholds[best])
       saved = 1.0 - grid.cost[:, best].mean()
-      found = grid.losses[:, best].mean(), saved, grid.early[best]
+      mean = risk.mean_risk(self.risk, grid.losses[:, best])
+      found = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
+    drift = calibration.drift_statistics(chosen.heads, at)
+    if chosen.changes:  # the model as trained serves during drift
+      whole = calibration.drift_statistics(variants[0].heads, at)
+      drift['during'] = whole['confidences']
     return {
       'tau': tau,
       'model': dict(chosen.changes),
@@ -194,17 +248,9 @@ class Evaluator(predictions.Evaluator):
       'epsilon': float(self.epsilon),
       'delta': float(self.delta),
       'rows': len(grid.losses),
-      'bound': bound,
+      'bound': None if best is None else bound,
       **dict(zip(('mean', 'saved', 'early'), map(float, found), strict=True)),
       'dataset': builder.validate(self.data),
       'split': self.split,
-      'drift': calibration.drift_statistics(chosen.heads, at),
+      'drift': drift,
     }
-
-  def _check_unfitted(self, file: calibration.CalibrationFile) -> None:
-    # Other data may be certified where those of the calibration are not.
-    gone = [MissingDataError] if self.dataset else []
-    with contextlib.suppress(*gone):
-      if (fitted := file.fitted_rows(self.context.dataset)) is not None:
-        expected = 'rows that no temperature was fitted to, it shares {}'
-        self._check_apart('split', fitted, expected)

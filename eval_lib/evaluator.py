@@ -69,6 +69,7 @@ class Evaluator:
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
+  IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0

@@ -105,8 +105,11 @@ def pareto(
 class Evaluator(predictions.Evaluator):
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
-  The quality is the main number of the GLUE task, or accuracy without one. The
-  cost is counted in layers; `launch.benchmark eat` counts FLOPs.
+  Temperatures are those that serve, of calibration.json. If it is missing, or
+  of other parameters, they are fitted on `calibration_split`, if that is given,
+  and written to it. The quality is the main number of the GLUE task, or
+  accuracy without one. The cost is counted in layers; `launch.benchmark eat`
+  counts FLOPs.
   """
 
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
@@ -126,10 +129,7 @@ class Evaluator(predictions.Evaluator):
     (`layer_4`, or `head_1` without `layers`) when used alone.
     """
     logits, labels = self.heads('split', variables)
-    temperatures = None
-    if self.calibration_split:
-      fitted = self.heads('calibration_split', variables)
-      temperatures = calibration.fit_temperatures(*fitted)
+    temperatures = self._temperatures(variables, len(logits))
     heads = predictions.probabilities(logits, temperatures)
     names = predictions.head_layers(self.layers, len(logits))
     layers = [*names.values()]
@@ -156,3 +156,17 @@ class Evaluator(predictions.Evaluator):
     if path := self.file(FILE):
       report.write_csv(path, lines)
     return result
+
+  def _temperatures(self, variables: Any, heads: int) -> np.ndarray:
+    """Returns those of calibration.json, which serve."""
+    file = calibration.CalibrationFile(self.context.workdir)
+    parameters = calibration.fingerprint(variables)
+    known = file.values and file.values.get('parameters') in (None, parameters)
+    if self.calibration_split and not known:
+      fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
+      given: Any = {name: getattr(self, name) for name in fields}
+      report = calibration.Evaluator(**given).report(variables)
+      return np.array(report['temperatures'])
+    file.check_fingerprint(parameters)
+    self.check_unfitted(file)
+    return np.array(file.temperatures(heads) or [1.0] * heads)

@@ -4,6 +4,7 @@ Logits are recorded once for all rules, temperatures and thresholds. Rows used
 for fitting are excluded from reporting.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -15,7 +16,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Float, Int, Num
 
 from dataset_lib import builder, source
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib import evaluator
 from serve_lib import decisions
 
@@ -184,6 +185,15 @@ class Evaluator(evaluator.Evaluator):
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"
     )
     self._check_apart(field, rows, expected)
+
+  def check_unfitted(self, file: Any) -> None:
+    """Raises ConfigError if a calibration is fitted to rows of `split`."""
+    # Other data may be reported where those of the calibration are not.
+    gone = [MissingDataError] if self.dataset else []
+    with contextlib.suppress(*gone):
+      if (fitted := file.fitted_rows(self.context.dataset)) is not None:
+        expected = 'rows that no temperature was fitted to, it shares {}'
+        self._check_apart('split', fitted, expected)
 
   def _check_apart(self, field: str, others: Any, expected: str) -> None:
     places = source.places(self._data[field].source)

@@ -10,11 +10,12 @@ distribution of the rows to come, and nothing may be fitted to them, the grid
 included. A certificate is on average over rows, not per class.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from eval_lib import bounds, predictions
 from eval_lib.bounds import Losses
@@ -131,6 +132,26 @@ def build_grid(
   )
 
 
+def mean_risk(risk: str, losses: Shaped[np.ndarray, ' N']) -> float:
+  """Returns the risk on the rows; of f1 that is 1 - F1."""
+  if risk != 'f1':
+    return float(losses.mean())
+  # A row is wrong, a true positive, or counts for nothing.
+  wrong, positive = (losses == 1).sum(), (losses < 0).sum()
+  return float(wrong / max(wrong + 2 * positive, 1))
+
+
+def least_rows(
+  risk: str, method: str, epsilon: float, delta: float, groups: int
+) -> int:
+  """Returns the fewest rows for a certificate if no row has a loss."""
+  if method == 'conformal':
+    return math.ceil(1 / epsilon - 1)
+  if method == 'pareto':  # half of the rows are tested, in one group
+    return 2 * bounds.least_rows(test_of(risk), epsilon, delta) - 1
+  return bounds.least_rows(test_of(risk), epsilon, delta / groups)
+
+
 def choose(
   grid: Grid, risk: str, method: str, epsilon: float, delta: float
 ) -> tuple[int | None, float]:
@@ -177,4 +198,9 @@ def choose(
   best = int(found[grid.cost[:, found].mean(0).argmin()])
   if method == 'conformal':
     return best, epsilon
-  return best, bounds.upper(test, tested.losses[:, best], level)
+
+  def at(losses, other):  # only the losses of f1 depend on epsilon
+    scaled = np.where(losses < 1, losses / epsilon * other, losses)
+    return scaled if risk == 'f1' else losses
+
+  return best, bounds.upper(test, tested.losses[:, best], level, at)

@@ -61,6 +61,7 @@ POLICIES: Mapping[str, Any] = {
 # Fields of policies that are dataclasses, and fields that are not stored so.
 _NESTED: Mapping[str, Any] = {'rule': Rule, 'options': ExitOptions}
 _BUILT = ('chain', 'reader', 'monitor')
+CHECK = ('confidences', 'threshold', 'during')  # of a `DriftCheck`
 
 
 class BundleError(RuntimeError):
@@ -191,7 +192,7 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
     'policy': {n: getattr(policy, n) for n in names if n not in _BUILT},
     'reader': dict(policy.reader.recipe),
     'drift': {
-      source: one and {n: getattr(one, n) for n in ('confidences', 'threshold')}
+      source: one and {n: getattr(one, n) for n in CHECK}
       for source, one in checks.items()
     },
     'chain': {

@@ -71,6 +71,7 @@ class ClassifierPolicy:
   warnings: Sequence[str] = ()  # lines for the user
   # Certified variants of the chain by source; '' for the other sources.
   certified: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  temperatures: Any = ()  # of each head, () for 1
 
   def encode(self, item: Any) -> Encoded:
     """Reads an item; see `serve_lib.chain.Policy`.
@@ -78,11 +79,17 @@ class ClassifierPolicy:
     Its variant is the certified one, during drift the first.
     """
     encoded = self.reader.read(item, self.chain.variants[0])
-    name = source_of(encoded)
-    found = self.certified.get(name, self.certified.get('', encoded.variant))
-    if found == encoded.variant or self.monitor.full_depth(name):
+    found = self._serving(source_of(encoded))
+    if found == encoded.variant:
       return encoded
     return dataclasses.replace(encoded, variant=found)
+
+  def _serving(self, source: str) -> str:
+    """Returns the variant that now serves a source."""
+    first = self.chain.variants[0]
+    if self.monitor.full_depth(source):
+      return first
+    return self.certified.get(source, self.certified.get('', first))
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
@@ -91,8 +98,10 @@ class ClassifierPolicy:
     return np.zeros(len(rows), bool)
 
   def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
-    """Returns the logits of the heads that `combine` uses."""
-    return np.asarray(row.outputs[-1]['logits'], np.float64)[None]
+    """Returns the calibrated logits of the heads that `combine` uses."""
+    logits = np.asarray(row.outputs[-1]['logits'], np.float64)[None]
+    given = self.temperatures[-1:]
+    return scale(logits, given) if len(given) else logits
 
   def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
     """Returns the probabilities of the answer from those of the heads."""
@@ -113,18 +122,18 @@ class ClassifierPolicy:
       )
     label: Any = float(logits[-1, 0])
     probabilities: dict[str, float] = {}
+    source = source_of(row.encoded)
     first = None  # confidence of head 0, for the drift check
     if names := self.class_names:
       heads = softmax(logits)
       shares = self.combine(heads)
       label = names[int(shares.argmax())]
       probabilities = dict(zip(names, shares.tolist(), strict=True))
-      measured = self.chain.variants[0], *self.certified.values()
-      if row.encoded.variant in measured:
+      # Not of rows that were encoded before drift began or ended.
+      if row.encoded.variant == self._serving(source):
         first = float(heads[0].max())
     depth, share, fields = self.describe(row)
     prediction = Prediction(label, probabilities, **fields)
-    source = source_of(row.encoded)
     reason = prediction.exit_reason
     self.monitor.record_exit(depth, reason, first, share, source)
     return prediction

@@ -35,12 +35,17 @@ class DriftCheck:
   difference becomes significant. Drift ends when no test rejects at ten times
   the significance with a large difference.
 
+  Where another model serves during drift, its rows are compared with its own
+  confidences on the split, `during`, and a turn empties the window.
+
   `on_drift` is called with (drifted, report) when drift begins or ends, without
   a lock, in the thread that added the row; its errors are logged.
   """
 
   confidences: Float[np.ndarray, ' N']  # of the first head on the split
   threshold: float  # rows with confidence >= it are sure
+  # Of the model that serves during drift; None: the same model.
+  during: Float[np.ndarray, ' N'] | None = None
   window: int = 512  # rows that are compared
   every: int = 128  # rows from one test of a full window to the next
   significance: float = 1e-4  # probability of a false alarm
@@ -56,6 +61,8 @@ class DriftCheck:
 
   def __post_init__(self):
     given = np.append(self.confidences, self.threshold)
+    if self.during is not None:
+      given = np.append(given, self.during)
     # In float32 a softmax may exceed 1 by rounding.
     if len(given) < 2 or not ((given >= 0) & (given < 1.001)).all():
       raise ValueError(
@@ -74,7 +81,7 @@ class DriftCheck:
     return confidences.astype(np.float32) >= np.float32(self.threshold)
 
   def add(self, confidence: float) -> None:
-    """Adds the first head's confidence of one row."""
+    """Adds the first head's confidence of one row, of the model that serves."""
     with self._lock:
       self._rows.append(confidence)
       self._since_test += 1
@@ -82,6 +89,8 @@ class DriftCheck:
         return
       self._since_test = 0
       turned = self._test()
+      if turned and self.during is not None:
+        self._rows.clear()
       report = {'source': self.source, **self._report}
     if turned and self.on_drift is not None:
       shielded(self.on_drift, self.drifted, report)
@@ -95,10 +104,14 @@ class DriftCheck:
     """Tests the window; returns True if drift has begun or ended."""
     from scipy import stats  # slow to import, and training does not need it
 
-    confidences = np.array(self._rows)
-    found = stats.ks_2samp(self.confidences, confidences, method='asymp')
+    confidences, reference = np.array(self._rows), self.confidences
+    if self.drifted and self.during is not None:
+      reference = self.during
+    # Equal logits differ by rounding, of one softmax in float32.
+    both = reference.round(6), confidences.round(6)
+    found = stats.ks_2samp(*both, method='asymp')
     distance, confidence_p = float(found.statistic), float(found.pvalue)
-    expected, sure = map(self.sure, (self.confidences, confidences))
+    expected, sure = map(self.sure, (reference, confidences))
     psi, share_p = share_test(expected, sure)
     self._report = {
       'tests': self._report['tests'] + 1,
@@ -234,13 +247,15 @@ def monitor_of(
 ) -> Monitor:
   """Returns a monitor with a drift check for each source; '' is all others.
 
-  A check is None, or has `confidences` and `threshold`; see `DriftCheck`.
+  A check is None, or has `confidences`, `threshold` and maybe `during`; see
+  `DriftCheck`.
   """
   found: dict[str, Any] = {
     source: None
     if one is None
     else DriftCheck(
       np.array(one['confidences'], np.float64), float(one['threshold']),
+      None if one.get('during') is None else np.array(one['during'], float),
       source=source, on_drift=on_drift,
     )
     for source, one in checks.items()

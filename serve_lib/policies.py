@@ -54,7 +54,6 @@ class ExitPolicy(ClassifierPolicy):
     default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
   )
   _: dataclasses.KW_ONLY
-  temperatures: Any = ()  # of each head, float32 [E]; () for 1
   options: Any = dataclasses.field(default_factory=ExitOptions)
 
   def __post_init__(self):

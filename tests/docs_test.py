@@ -14,6 +14,9 @@ import sys
 
 import pytest
 
+import adatape.task
+import albert_act.task
+import eat.task
 from tests.golden import standin
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -221,3 +224,14 @@ def test_links_of_a_page_lead_somewhere(page):
   text = (ROOT / page).read_text()
   for link in re.findall(r'\]\(([^)#]+)', text):
     assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_the_grids_of_certificates_are_those_of_the_code():
+  text = (ROOT / 'docs/serving.md').read_text()
+  most, (*scales,) = max(albert_act.task.EPSILONS), eat.task.SCALES
+  shares = adatape.task.SHARES
+  for words in (
+    f'| `epsilon` up to {most} |', ', '.join(f'{s:g}' for s in scales),
+    f'times {shares[0]} to {shares[-1]}',
+  ):  # fmt: skip
+    assert words in text

@@ -172,7 +172,10 @@ def build_evaluators(
   workdir: str,
   put: Any = None,
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds the evaluators, for training and for launch.evaluate."""
+  """Builds the evaluators, for training and for launch.evaluate.
+
+  Those whose files others read come first, in whatever order they are named.
+  """
 
   def jitted(method):
     def call(variables, batch):
@@ -202,4 +205,5 @@ def build_evaluators(
     cheaper=tuple((fields, outputs_with(fields)) for fields in task.cheaper()),
   )
   build = evaluator.build
-  return {k: build(k, entry.to_dict(), context) for k, entry in entries.items()}
+  built = {k: build(k, e.to_dict(), context) for k, e in entries.items()}
+  return dict(sorted(built.items(), key=lambda item: not item[1].IS_FIRST))

@@ -40,6 +40,22 @@ def test_betting_equals_a_loop(epsilon):
   assert bounds.betting(losses, epsilon, DELTA) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+  ('test', 'epsilon', 'delta'),
+  [(bounds.binomial, 0.02, 0.1), (bounds.binomial, 0.3, 1e-6),
+   (bounds.betting, 0.02, 0.1), (bounds.betting, 0.5, 0.5)],
+)  # fmt: skip
+def test_the_fewest_rows_that_can_reject(test, epsilon, delta):
+  rows = bounds.least_rows(test, epsilon, delta)
+  if test is bounds.binomial:
+    expected = math.ceil(math.log(delta) / math.log(1 - epsilon))
+    assert rows == expected
+  else:
+    found = [by_loop(np.zeros(n), epsilon, delta) for n in (rows - 1, rows)]
+    assert found[1] <= delta < found[0]
+  assert bounds.least_rows(bounds.binomial, 1e-9, 0.1) == bounds.MANY_ROWS
+
+
 @pytest.mark.parametrize('rows', [1, 7, 40])
 @pytest.mark.parametrize('delta', [0.05, 0.3])
 def test_the_binomial_test_and_bound_are_those_of_the_textbook(rows, delta):

@@ -3,6 +3,8 @@
 import json
 import socket
 import subprocess
+import types
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import pytest
 
 from dataset_lib.errors import ConfigError
 from eval_lib import certificate, evaluator, predictions, risk
+from serve_lib.chain import Encoded, Row
+from serve_lib.decisions import ClassifierPolicy
 from tests.contexts import eval_context
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 from tests.launch import toy_runs
@@ -61,10 +65,6 @@ def test_the_certificate_is_that_of_the_grid(tmp_path):
   assert entry['mean'] == (differs != heads[-1].argmax(-1)).mean()
   assert entry['mean'] < entry['bound'] == bound <= 0.49
   assert (entry['rows'], entry['test'], entry['model']) == (700, 'binomial', {})
-  # No setting is certified for a bound that so few rows cannot reach.
-  result = build(tmp_path, risk='harm', epsilon=0.001).run(VARIABLES)
-  assert result == {'saved': 0.0, 'early': 0.0, 'bound': 0.0}
-  assert read(tmp_path)['sources']['']['tau'] is None
 
 
 def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
@@ -75,6 +75,52 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
   assert entry['saved'] >= 0.5
   file = certificate.CertificateFile(str(tmp_path))
   assert file.sources[''].changes == {'width': (2, 3)}
+
+
+# What 40 rows would need without any loss: log(delta) / log(1 - epsilon).
+@pytest.mark.parametrize(
+  ('entry', 'rows'),
+  [
+    (dict(risk='harm'), 114), (dict(risk='harm', delta=0.01), 228),
+    (dict(risk='disagreement', epsilon=0.05), 45),
+    # Two groups of thresholds, each at delta / 2.
+    (dict(risk='harm', layers=(4, 12), cheaper=True), 149),
+    (dict(risk='harm', method='pareto'), 227),
+    (dict(risk='harm', method='conformal'), 49),
+    (dict(), 153), (dict(risk='brier', delta=0.05), 199),
+  ],
+)  # fmt: skip
+def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
+  few = PARITY | {'test_examples': 40}
+  with pytest.raises(ConfigError, match=f'split: expected at least {rows} ro'):
+    build(tmp_path, dataset=few, **entry)
+  enough = PARITY | {'test_examples': rows}
+  build(tmp_path, dataset=enough, **entry)
+
+
+@pytest.mark.parametrize(
+  ('entry', 'saved'),
+  [
+    (dict(risk='harm', epsilon=0.01), 0.0),  # nothing can be certified
+    (dict(risk='disagreement', epsilon=0.3), None),  # a smaller share
+  ],
+)
+def test_a_certificate_is_not_replaced_by_less(entry, saved, tmp_path, caplog):
+  build(tmp_path, epsilon=0.5).run(VARIABLES)
+  before = read(tmp_path)
+  with pytest.raises(
+    ConfigError, match=r'True to replace .* 700 rows saves 34\.3%'
+  ):
+    build(tmp_path, **entry).run(VARIABLES)
+  assert read(tmp_path) == before
+  found = build(tmp_path, replace=True, **entry).run(VARIABLES)
+  after = read(tmp_path)['sources']['']
+  assert after['epsilon'] == entry['epsilon']
+  assert found['saved'] < before['sources']['']['saved']
+  assert ('tau' in found) == ('bound' in found) == (saved is None)
+  if saved is not None:
+    assert after['bound'] is None
+    assert 'at least 230 are needed' in caplog.text
 
 
 def test_sources_are_kept_for_the_same_parameters(tmp_path):
@@ -88,6 +134,56 @@ def test_sources_are_kept_for_the_same_parameters(tmp_path):
   assert rows == {'forum': 700, 'news': 500}
   build(tmp_path, epsilon=0.3).run({'scale': 2 * VARIABLES['scale']})
   assert [*read(tmp_path)['sources']] == ['']
+
+
+def surer(variables, batch):
+  """The answers of `trained`, of other confidences, for half of the FLOPs."""
+  found = smaller(variables, batch)
+  return found | {'logits': 0.3 * found['logits']}
+
+
+def test_drift_of_a_certified_model_ends(tmp_path):
+  context = eval_context(
+    PARITY, jax.jit(trained), 256, tmp_path, train_split='train',
+    cheaper=(({'width': 3}, jax.jit(surer)),),
+  )  # fmt: skip
+  given = dict(type='certificate', split='test', cheaper=True, epsilon=0.1)
+  unsure = {'scale': jnp.float32(0.2)}
+  built = evaluator.build('own', given, context)
+  built.run(unsure)
+  file, turns = certificate.CertificateFile(str(tmp_path)), []
+  model = types.SimpleNamespace(clone=dict)
+  models, fields = file.serve(model, 'first', lambda *turn: turns.append(turn))
+  [other] = models
+  _, known = built.rows('split', unsure, jax.jit(trained))
+  logits = {'first': known['logits'][:, 0]}
+  logits[other] = 0.3 * logits['first']
+  chain = types.SimpleNamespace(variants=('first', other))
+  reader = types.SimpleNamespace(read=lambda item, variant: Encoded(
+    {'row': item}, 1, variant, {}
+  ))  # fmt: skip
+  policy = ClassifierPolicy(chain, reader, ('a', 'b'), (1,), **fields)
+  numbers, rng = [], np.random.default_rng(0)
+
+  def serve(rows, shift):
+    for _ in range(rows):
+      row = Row(policy.encode(int(rng.integers(700))), 1, Future(), 0.0, 0.0)
+      numbers.append(row.encoded.variant)
+      found = logits[row.encoded.variant][row.encoded.inputs['row']]
+      row.outputs.append({'logits': shift * found})
+      policy.answer(row)
+
+  serve(3000, 1.0)
+  serve(1500, 5.0)
+  assert numbers[2999] == other  # no false alarm
+  assert numbers[4499] == 'first'
+  serve(3000, 1.0)
+  assert numbers[-1] == other
+  assert [drifted for drifted, _ in turns] == [True, False]
+  # A window of 512 rows, four tests in a row of 128 rows each, once no row of
+  # the shift is in the window.
+  assert numbers[4500:].count('first') <= 512 + 4 * 128
+  assert turns[1][1]['distance'] < 0.1
 
 
 def test_rows_that_something_was_fitted_to_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Sweeps against plain loops, the Pareto set, the evaluator and its CSV."""
 
 import csv
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset_lib.errors import ConfigError
-from eval_lib import evaluator, frontier, predictions
+from eval_lib import calibration, evaluator, frontier, predictions
 from eval_lib.calibration import fit_temperatures
 from tests.contexts import eval_context
 
@@ -172,6 +173,43 @@ def test_evaluator_fits_temperatures_on_another_split(tmp_path, monkeypatch):
   depth = scaled.run(VARIABLES)['depth_tau_0.9']
   assert depth == expected.depth > plain.run(VARIABLES)['depth_tau_0.9']
   assert not list(tmp_path.iterdir())  # nothing is written without a workdir
+
+
+@pytest.mark.parametrize('order', ['calibration first', 'frontier first'])
+def test_frontier_and_serving_have_the_same_temperatures(order, tmp_path):
+  both = [
+    build(tmp_path, type='calibration', calibration_split='train'),
+    build(tmp_path, thresholds=(0.9,), calibration_split='train'),
+  ]
+  both = both if order == 'calibration first' else both[::-1]
+  results = {k: v for one in both for k, v in one.run(VARIABLES).items()}
+  logits, labels = both[0].heads('split', VARIABLES)
+  served = calibration.CalibrationFile(str(tmp_path)).temperatures(3)
+  assert served[0] > 1.2
+  point = leave(
+    logits, labels, confident(logits, 0.9, np.array(served)), (1, 2, 3)
+  )
+  assert results['depth_tau_0.9'] == point.depth
+
+
+def test_frontier_reads_the_temperatures_that_serve(tmp_path):
+  content = {'temperatures': [3.0, 1.0, 1.0], 'calibration_split': 'train'}
+  content['parameters'] = calibration.fingerprint(VARIABLES)
+  (tmp_path / 'calibration.json').write_text(json.dumps(content))
+  for given in ({}, {'calibration_split': 'train'}):
+    built = build(tmp_path, thresholds=(0.6,), **given)
+    logits, labels = built.heads('split', VARIABLES)
+    exits = confident(logits, 0.6, np.array([3.0, 1.0, 1.0]))
+    found = built.run(VARIABLES)['depth_tau_0.6']
+    assert found == leave(logits, labels, exits, (1, 2, 3)).depth
+  with pytest.raises(ConfigError, match='no temperature was fitted to'):
+    build(tmp_path, split='train').run(VARIABLES)
+  other = {'scale': jnp.float32(0.5)}
+  with pytest.raises(ConfigError, match='--evals=calibration'):
+    build(tmp_path).run(other)
+  build(tmp_path, calibration_split='train').run(other)
+  content = json.loads((tmp_path / 'calibration.json').read_text())
+  assert content['parameters'] == calibration.fingerprint(other)
 
 
 def test_layers_must_fit_the_heads():

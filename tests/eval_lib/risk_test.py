@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.stats
+from sklearn.metrics import f1_score
 
 from eval_lib import predictions, risk, risk_peers
 from eval_lib.risk import Grid, Variant
@@ -123,6 +124,25 @@ def test_losses_by_hand():
   # F1 of [0, 0, 1, 1] for the answers [0, 1, 0, 1] is 1 / 2.
   half = risk.losses('f1', chosen, full, labels, 0.5)
   assert half[:, 1].mean() == pytest.approx(0.5)
+
+
+def test_the_bound_of_f1_is_of_one_minus_f1():
+  logits, labels = population(5000)
+  grid = risk.build_grid([variant(logits)], labels, 'f1', 0.3)
+  heads, rng = predictions.probabilities(logits), np.random.default_rng(0)
+  whole, below, bounds = heads[-1].argmax(-1), 0, []
+  for _ in range(DRAWS):
+    rows = rng.integers(5000, size=400)
+    best, bound = risk.choose(grid.take(rows), 'f1', 'sequence', 0.3, DELTA)
+    exits = predictions.confidence_exit(heads, grid.thresholds[best])
+    answers = heads.argmax(-1)[exits, np.arange(5000)]
+    losses = 1 - f1_score(whole, answers)
+    below += bound < losses
+    bounds.append(bound - losses)
+    found = risk.mean_risk('f1', grid.losses[rows, best])
+    assert found == pytest.approx(1 - f1_score(whole[rows], answers[rows]))
+  assert below <= ALLOWED
+  assert 0 < np.median(bounds) < 0.1  # not by being useless
 
 
 @pytest.mark.parametrize('classes', [2, 3])
