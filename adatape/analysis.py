@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
+from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from model_lib import flops
 
@@ -76,9 +77,11 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   )
 
 
-def spread_rows(config: ConfigLike, split: str, rows: int) -> builder.Dataset:
+def spread_rows(
+  config: ConfigLike, split: str, rows: int, run: DatasetInfo | None = None
+) -> builder.Dataset:
   """Opens at most `rows` records of a split; see `builder.spread`."""
-  return builder.spread(builder.build_source(config, split), rows, BATCH)
+  return builder.spread(builder.build_source(config, split, run), rows, BATCH)
 
 
 def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:

@@ -32,7 +32,7 @@ def write(
   Returns the tables to print. Raises ConfigError for a model without a bank.
   """
   task, names = loaded.task, loaded.task.label_names
-  data = analysis.spread_rows(config.dataset, split, flags.rows)
+  data = analysis.spread_rows(config.dataset, split, flags.rows, task.info)
   tapes = analysis.read(task, loaded.variables, data)
   grid = analysis.bank_grid(task.model, task.info.input_shape)
   found = tables(tapes, grid, names)

@@ -142,10 +142,12 @@ def write(flags: Any) -> None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
   others = _others(flags, loaded)
-  data = analysis.spread_rows(config.dataset, split, flags.rows)
+  info = loaded.task.info
+  data = analysis.spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
-  fitted = analysis.spread_rows(config.dataset, config.train_split, rows)
+  given = config.dataset, config.train_split, rows, info
+  fitted = analysis.spread_rows(*given)
   counts = analysis.read(loaded.task, variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(

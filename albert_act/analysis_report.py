@@ -229,7 +229,7 @@ def write(
 ) -> list[Table]:
   """Analyses a run, see `launch.analyze`; writes tables, curves and a page."""
   labelled = read_treebank(flags.treebank)
-  records = builder.build_source(config.dataset, split)
+  records = builder.build_source(config.dataset, split, loaded.task.info)
   words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   spread = functools.partial(builder.spread, records, seed=config.seed)

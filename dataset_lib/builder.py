@@ -1,6 +1,7 @@
 """From a configuration to global batches, sharded over hosts and resumable."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import errors, fields, source
+from dataset_lib import contract, errors, fields, source
 from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
@@ -32,6 +33,10 @@ SOURCES = {
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 
+# Fields that determine how evaluation prepares an input.
+_PREPARATION = (
+  'image_size', 'resize_small', 'tokenizer', 'max_length', 'length_buckets'
+)  # fmt: skip
 _MAX_THREADS = 32  # more threads are limited by the GIL
 _ROWS_PER_BLOCK = 32
 _ADVICE = (
@@ -71,14 +76,38 @@ def _find(name: Any) -> type:
   return kind
 
 
-def build_source(config: ConfigLike, split: str) -> Source:
-  """Opens the raw records of a split.
+def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
+  """Returns a data set that prepares inputs as a run does, unless it says how.
+
+  `run` is the complete configuration of the run's data set.
+  """
+  given, run = dict(config.items()), dict(run.items())
+  legal = {
+    field.name for field in dataclasses.fields(_find(given.get('name')))
+    if field.init
+  }  # fmt: skip
+  # A data set of images without the field has no central crop.
+  known = {'resize_small': run.get('image_size')} | run
+  return {
+    name: known[name] for name in _PREPARATION
+    if name in legal and known.get(name) is not None
+  } | given  # fmt: skip
+
+
+def build_source(
+  config: ConfigLike, split: str, run: DatasetInfo | None = None
+) -> Source:
+  """Opens the raw records of a split, for a `run` of its inputs and classes.
 
   Raises ConfigError, MissingDataError if the data is not there, or
   InvalidDataError if its layout is not usable.
   """
   complete = validate(config, split)
-  return _find(complete.pop('name'))(split=split, **complete)
+  opened = _find(complete.pop('name'))(split=split, **complete)
+  if run is not None:
+    contract.check_inputs(run, opened.info)
+    contract.check(run, opened.info, contract.LABELS, 'dataset')
+  return opened
 
 
 def default_num_threads() -> int:
@@ -204,6 +233,7 @@ class Dataset:
     self.source, self._order, self._rows = source, order, rows
     self._records = records
     self.info: DatasetInfo = source.info
+    self._class_ids: Int[np.ndarray, ' C'] | None = None
     self.steps_per_epoch = order.steps_per_epoch
     reads_many = hasattr(source, 'records') or hasattr(source, 'draw')
     limit = len(rows) if reads_many else _ROWS_PER_BLOCK
@@ -223,6 +253,16 @@ class Dataset:
   def bad_records(self) -> dict[str, dict[str, Any]]:
     """{kind: {'count': n, 'first': [{'file', 'row', 'message'}, ...]}}."""
     return self._bad_records.summary()
+
+  def label_as(self, run: DatasetInfo) -> None:
+    """Makes batches have the labels of a run; see `contract.class_ids`."""
+    ids, classes = contract.class_ids(run, self.info), run.num_classes
+    # -1, no label, reads the last one.
+    self._class_ids = None if ids is None else np.append(ids, np.int32(-1))
+    names = run.class_names or self.info.class_names
+    self.info = dataclasses.replace(
+      self.info, num_classes=classes, class_names=names
+    )
 
   def row_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
     """Returns shape and dtype of a row of each array, of the longest rows."""
@@ -278,6 +318,8 @@ class Dataset:
       arrays = source.records(indices)
     else:
       indices, arrays = self._one_by_one(places)
+    if self._class_ids is not None:
+      arrays = arrays | {'label': self._class_ids[arrays['label']]}
     mask = np.ones(len(indices), np.float32)
     batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
     missing = len(rows) - len(indices)
@@ -289,7 +331,7 @@ class Dataset:
 
   def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
     """Returns checked records, bad ones replaced, and their indices."""
-    info, indices = self.info, np.array(places.indices)
+    info, indices = self.source.info, np.array(places.indices)
     inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
     labels = np.zeros((len(indices), *info.label_shape), info.label_dtype)
     keys = zip(places.epochs.tolist(), indices.tolist(), strict=True)
@@ -311,7 +353,7 @@ class Dataset:
         candidate = int(rng.integers(len(self.source)))
 
   def _read(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
-    record, info = self.source.record(index), self.info
+    record, info = self.source.record(index), self.source.info
     label = source.check_labels(record['label'], info)
     value = record[info.input_key]
     if hasattr(self.source, 'transform'):

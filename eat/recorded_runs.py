@@ -142,7 +142,7 @@ def load(
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
   own = config.evals.get('dev', {}).get('split', 'validation')
   split, dataset = given['split'] or own, config.dataset.to_dict()
-  rows: Any = builder.build_source(dataset, split)
+  rows: Any = builder.build_source(dataset, split, loaded.task.info)
   count = min(given['limit'] or len(rows), len(rows))
   records = rows.records(np.arange(count))
   if sources := getattr(rows, 'sources', ()):

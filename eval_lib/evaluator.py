@@ -14,9 +14,10 @@ from typing import Annotated, Any, ClassVar
 import jax
 from annotated_types import Interval, MinLen
 
-from dataset_lib import builder, fields
+from dataset_lib import builder, contract, fields
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
+from dataset_lib.source import DatasetInfo
 from eval_lib import metrics
 
 EVALUATORS = {
@@ -52,7 +53,7 @@ class EvalContext:
   batch_size: int  # rows of a global batch
   dataset: ConfigLike
   workdir: str  # '' to write no files
-  num_classes: int | None = None  # of the model; None skips the check
+  info: DatasetInfo | None = None  # of the run; None skips the check
   train_split: str = ''  # '' skips the check
   layers: tuple[int, ...] = ()  # of the heads; () for one unnamed head
   # Changes of model fields that save more, and `outputs` with each.
@@ -70,6 +71,7 @@ class Evaluator:
 
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
+  ANY_CLASSES: ClassVar[bool] = False  # instead of those of the run
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -90,8 +92,12 @@ class Evaluator:
     return pathlib.Path(self.context.workdir) / name
 
   def open(self, split: str) -> builder.Dataset:
-    """Opens a split for evaluation: this process's rows, in order."""
-    return builder.build(
+    """Opens a split for evaluation: this process's rows, in order.
+
+    Raises ConfigError for inputs or, unless `ANY_CLASSES`, classes that the run
+    does not have; classes in another order get the labels of the run.
+    """
+    opened = builder.build(
       self.data,
       split=split,
       train=False,
@@ -100,6 +106,11 @@ class Evaluator:
       host_index=jax.process_index(),
       host_count=jax.process_count(),
     )
+    if (run := self.context.info) is not None:
+      contract.check_inputs(run, opened.info)
+      if not self.ANY_CLASSES:
+        opened.label_as(run)
+    return opened
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,11 +126,6 @@ class Classification(Evaluator):
 
   def __post_init__(self):
     self._data = self.open(self.split)
-    classes, wanted = self._data.info.num_classes, self.context.num_classes
-    if wanted not in (None, classes):
-      given = f'{classes} classes in split {self.split!r}'
-      expected = f'the {wanted} classes of the model; few-shot takes any'
-      raise ConfigError('dataset', given, expected)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
@@ -157,6 +163,10 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   kind = locate(name, f'{prefix}.type')
   complete = fields.check(kind, given, prefix, without=('context',))
   own = complete['dataset']
+  if own is not None:
+    run_dataset = builder.validate(run_dataset)
+    with fields.errors_under(prefix):
+      own = builder.prepared_alike(own, run_dataset)
   dataset = run_dataset if own is None else own
   for field, split in complete.items():
     if field.endswith('split'):
@@ -167,7 +177,7 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
         raise ConfigError(wrong, error.given, error.expected) from error
   if own is not None:
     complete['dataset'] = dataset = builder.validate(dataset)
-    _check_inputs(dataset, builder.validate(run_dataset), f'{prefix}.dataset')
+    _check_inputs(dataset, run_dataset, f'{prefix}.dataset')
   return {'type': str(name), **complete}
 
 

@@ -9,14 +9,15 @@ are not among the shots. NumPy in float64 gives the same result everywhere.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 
-from dataset_lib import fields
+from dataset_lib import contract, fields
+from dataset_lib.errors import ConfigError
 from eval_lib import evaluator, predictions
 from eval_lib.report import print_table
 
@@ -132,6 +133,7 @@ class Evaluator(evaluator.Evaluator):
   The draws do not depend on the run's seed: all runs have the same shots.
   """
 
+  ANY_CLASSES: ClassVar[bool] = True
   train_split: evaluator.Split = 'train'  # to draw shots from
   test_split: evaluator.Split = 'test'
   shots: Annotated[
@@ -142,7 +144,12 @@ class Evaluator(evaluator.Evaluator):
   seeds: Annotated[int, Interval(ge=1, le=1000)] = 3  # number of draws
 
   def __post_init__(self):
-    self._splits = [self.open(self.train_split), self.open(self.test_split)]
+    train, test = self.open(self.train_split), self.open(self.test_split)
+    if (kind := contract.label_kind(train.info)) not in ('', 'class'):
+      expected = 'one class for each row; of images max_labels=0'
+      raise ConfigError('dataset.label_kind', kind, expected)
+    test.label_as(train.info)
+    self._splits = train, test
 
   def run(self, variables: Any) -> dict[str, float]:
     """Extracts features, regresses, prints a table.

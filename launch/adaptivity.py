@@ -111,7 +111,7 @@ def _read(
     given = variables['params'], variables['model_state'], batch
     return known | task.outputs(*given)
 
-  source = builder.build_source(config.dataset, split)
+  source = builder.build_source(config.dataset, split, task.info)
   data = builder.spread(source, flags.rows, BATCH)
   rows = predictions.collect(data, found.variables, outputs)
   return found, rows, data

@@ -11,8 +11,8 @@ Few-shot linear regression on frozen features, on the run's images or others:
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
 
---datasets takes several and prints one table. Each has the image size of the
-run unless given; `train_split` and `test_split` replace train and test:
+--datasets takes several and prints one table. Inputs are prepared as those of
+the run unless given; `train_split` and `test_split` replace train and test:
 
   python -m launch.evaluate --workdir=/tmp/run \\
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
@@ -71,7 +71,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   from train_lib import config_schema, loading
 
   config = loading.load_config(flags.workdir).to_dict()
-  evals, image_size = config['evals'], config['dataset'].get('image_size')
+  evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
   if flags.evals is not None:
     names = flags.evals.split(',')
@@ -101,7 +101,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       raise ConfigError('--evals', name, expected)
     if flags.dataset is not None:
       given = command_line.parse_fields('--dataset', flags.dataset)
-      evals[name]['dataset'] = _sized(given, image_size)
+      evals[name]['dataset'] = given
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
@@ -117,26 +117,10 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       raise ConfigError('--datasets', name, taken)
     splits = ('train_split', 'test_split')
     entry = {key: given.pop(key) for key in splits if key in given}
-    entry['dataset'] = _sized(given, image_size)
+    entry['dataset'] = given
     plain['evals'][name] = plain['evals']['fewshot'] | entry
     listed.append(name)
   return config_schema.validate(plain), [*names, *listed], listed
-
-
-def _sized(given: Mapping[str, Any], image_size: int | None) -> dict[str, Any]:
-  """Returns a data set with the image size of the run unless given."""
-  from dataset_lib import builder
-
-  sized = dict(given)
-  if image_size is not None:
-    sized.setdefault('image_size', image_size)
-  try:
-    builder.validate(sized)
-  except ConfigError as error:
-    # Other errors are raised again, with the name of the evaluator.
-    if error.field == 'dataset.image_size':
-      return dict(given)
-  return sized
 
 
 def run(flags: Flags) -> None:

@@ -70,10 +70,12 @@ def export_bundle(flags: Flags) -> None:
   from serve_lib import bundle
   from serve_lib.programs import Programs
   from train_lib import checkpoint_io
+  from train_lib.run_directory import load_info
 
   saved = checkpoint_io.find(flags.workdir, flags.step)
   chain, policy, grid = serving.load_run(flags)
-  about: dict[str, Any] = {'step': saved.step}
+  info = dataclasses.asdict(load_info(flags.workdir))
+  about: dict[str, Any] = {'step': saved.step, 'contract': info}
   for name in RECORDS:
     if (file := pathlib.Path(flags.workdir, name)).is_file():
       about[name] = text_files.read_object(file)

@@ -79,13 +79,14 @@ def run(flags: Flags) -> None:
 
 def open_splits(flags: Flags) -> dict[str, Any]:
   """Returns the rows of the splits of --glue by the names of their files."""
-  from dataset_lib import builder
+  from dataset_lib import builder, contract
   from eval_lib import glue, submission
   from train_lib import loading
 
   command_line.check_place('--out', flags.out)
   data = submission.unlabelled(loading.load_config(flags.workdir).dataset)
   data |= {'directory': flags.data} if flags.data else {}
+  info = loading.load_info(flags.workdir)
   found = {}
   for split in flags.glue.split(','):
     name = glue.name_of(data['task'], split)
@@ -101,6 +102,8 @@ def open_splits(flags: Flags) -> dict[str, Any]:
     except ConfigError as error:
       field = '--glue' if error.field == 'split' else error.field
       raise ConfigError(field, error.given, error.expected) from error
+    contract.check_inputs(info, rows.info)
+    contract.class_ids(info, rows.info)  # answers go by name
     found[name] = rows.source
   return found
 

@@ -256,6 +256,20 @@ def read(
     raise BundleError(f'{path}: {message}') from error
 
 
+def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
+  """Raises ValueError if items are not read as those of the run."""
+  run = manifest['about'].get('contract', {})  # none in older bundles
+  prepared = run.get('preprocessing', {})
+  words, names = recipe.get('tokenizer'), run.get('class_names')
+  given = dict(recipe, tokenizer=words and words.digest)
+  for name in ('image_size', 'resize_small', 'tokenizer'):
+    if given.get(name) and prepared.get(name, given[name]) != given[name]:
+      got = f'{prepared[name]}, got {given[name]}'
+      raise ValueError(f'{name}: expected that of the run, {got}')
+  if names and manifest['policy'].get('class_names', names) != names:
+    raise ValueError('class_names: expected those of the run')
+
+
 def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
@@ -266,6 +280,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
     recipe['tokenizer'] = words and tokenizer.from_json(
       bytes(words['data']), TOKENIZER
     )
+  _check_contract(manifest, recipe)
   reader = items.KINDS[recipe.pop('kind')](**recipe)
   programs, numbers = [], dict[Any, int]()
   for number, one in enumerate(manifest['programs']):

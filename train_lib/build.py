@@ -1,6 +1,7 @@
 """Builds a run from its configuration, before the first step."""
 
 import copy
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from model_lib import blocks
-from train_lib import optimizers, sharding, train_step
+from train_lib import optimizers, run_directory, sharding, train_step
 from train_lib.stages import Stage, build_stages
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState
@@ -119,7 +120,13 @@ class Setup(Plan):
 
   def __init__(self, config: Any, workdir: str = ''):
     self.dataset = build_dataset(config)
-    super().__init__(config, self.dataset.info, self.dataset.steps_per_epoch)
+    info, steps = self.dataset.info, self.dataset.steps_per_epoch
+    if saved := run_directory.trained_on(workdir):
+      # The schedule of a run is kept where its data have grown.
+      own = max(1, saved.num_examples // config.batch_size)
+      steps = saved.steps_per_epoch or own
+    self.info = dataclasses.replace(info, steps_per_epoch=steps)
+    super().__init__(config, self.info, steps)
     config = self.config
     with jax.set_mesh(self.mesh):
       # Constants of the loss, e.g. a teacher.
@@ -199,7 +206,7 @@ def build_evaluators(
     batch_size=config.batch_size,
     dataset=config.dataset,
     workdir=workdir,
-    num_classes=task.info.num_classes,
+    info=task.info,
     train_split=config.train_split,
     layers=task.head_layers,
     cheaper=tuple((fields, outputs_with(fields)) for fields in task.cheaper()),

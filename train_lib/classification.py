@@ -91,7 +91,7 @@ class Classification(Task):
     # Images are sent as uint8 (a quarter of float32) and scaled on the device.
     if inputs.dtype != jnp.uint8:
       return inputs
-    given = np.float32([self.info.mean, self.info.std])
+    given = np.array([self.info.mean, self.info.std], np.float32)
     mean, std = given.reshape(2, 1, 1, 1, -1)
     return inputs.astype(jnp.float32) / (255 * std) - mean / std
 
@@ -257,8 +257,10 @@ class Classification(Task):
       return token_rows(info.input_shape[0], info.vocab_size, length)
     if info.input_key != 'image':
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
-    dataset = builder.validate(self.config['dataset'])
-    size = dataset['image_size']
-    # A data set without the field has no central crop.
-    resize = dataset.get('resize_small', size)
+    # A data set that does not say has no central crop.
+    size = info.input_shape[0]
+    resize = info.preprocessing.get('resize_small')
+    if resize is None:
+      dataset = builder.validate(self.config['dataset'])
+      resize = dataset.get('resize_small', size)
     return images(size, resize, length)

@@ -163,8 +163,10 @@ class Run:
   `dtype` is that of the computation; parameters are float32. `batch_size` is
   the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
   disables the EMA, which is debiased. Up to `max_nonfinite_steps` consecutive
-  non-finite steps are skipped; one more stops the run. After `watchdog_seconds`
-  without progress all processes stop, see `train_lib.watchdog`.
+  non-finite steps are skipped; one more stops the run. With `allow_other_rows`
+  a run is resumed on more rows of its classes, or fewer, and keeps its
+  schedule. After `watchdog_seconds` without progress all processes stop, see
+  `train_lib.watchdog`.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -182,6 +184,7 @@ class Run:
   train_split: Annotated[
     str, MinLen(1), "the name of a split, e.g. 'train'"
   ] = 'train'
+  allow_other_rows: bool = False
   mesh: Mesh
   blocks: blocks.Options
   model: dict = dataclasses.field(default_factory=dict)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError
+from dataset_lib import contract
 from train_lib import loading
 
 TEACHER = 'loss.teacher'
@@ -19,30 +19,21 @@ class Student:
 
   config: Any
   info: Any
+  _class_ids: Any = None  # the teacher's, by class
 
   @functools.cached_property
   def teacher(self) -> Any:
-    """The teacher, or None; ConfigError if it has other classes or images."""
+    """The teacher, or None; ConfigError if it has other classes or inputs."""
     directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None
     config = loading.load_config(directory, key=TEACHER)
     teacher = loading.restore(directory, config)
-    theirs = teacher.task.info
-    if theirs.num_classes != info.num_classes:
-      given = f'{directory} with {theirs.num_classes} classes'
-      expected = f'a run with the {info.num_classes} classes of the data set'
-      raise ConfigError(TEACHER, given, expected)
-    names = theirs.class_names, info.class_names
-    if all(names) and names[0] != names[1]:
-      pairs = enumerate(zip(*names, strict=True))
-      index, (one, other) = next((i, p) for i, p in pairs if p[0] != p[1])
-      given = f'{directory}, whose class {index} is {one!r}'
-      raise ConfigError(TEACHER, given, f'a run whose class is {other!r}')
-    shapes = theirs.input_shape, info.input_shape
-    if info.input_key == 'image' and shapes[0] != shapes[1]:
-      given = f'{directory} with images of {shapes[0]}'
-      raise ConfigError(TEACHER, given, f'a run with images of {shapes[1]}')
+    theirs, whose = teacher.task.info, f'{directory} has'
+    contract.check_inputs(theirs, info, TEACHER, whose)
+    same = *contract.SCALING, 'resize_small', 'crop', 'num_classes'
+    contract.check(theirs, info, same, TEACHER, whose)
+    self._class_ids = contract.class_ids(theirs, info, TEACHER, whose)
     return teacher
 
   def init_frozen(self) -> Any:
@@ -53,9 +44,13 @@ class Student:
     return dataclasses.replace(self.teacher, mesh=mesh).variables
 
   def teacher_logits(self, frozen: Any, batch: Any) -> Float[Array, 'B O']:
-    """Returns the logits of the teacher, without noise and gradient."""
+    """Returns the logits of the teacher, without noise and gradient.
+
+    Classes are in the order of the student's data.
+    """
     given = frozen['params'], frozen['model_state'], batch
-    return jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
+    logits = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
+    return logits if self._class_ids is None else logits[:, self._class_ids]
 
 
 def divergence(

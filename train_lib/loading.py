@@ -14,14 +14,21 @@ import jax.numpy as jnp
 import ml_collections
 from absl import logging
 
-from dataset_lib import builder, text_files
+from dataset_lib import builder, contract, text_files, tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert, convert_vit
 from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, sharding
-from train_lib.run_directory import CONFIG, DATASET_INFO, TOKENIZER, Path
+from train_lib.run_directory import (
+  CHECKPOINTS,
+  CONFIG,
+  DATASET_INFO,
+  TOKENIZER,
+  Path,
+  load_info,
+)
 from train_lib.task import Task, build_task
 
 
@@ -88,25 +95,31 @@ def load_config(
   return config
 
 
-def load_info(workdir: Path) -> DatasetInfo:
-  """Returns the shapes and classes of the training data of a run."""
-  path = pathlib.Path(workdir) / DATASET_INFO
-  try:
-    return DatasetInfo(**text_files.with_tuples(text_files.read_object(path)))
-  except (OSError, TypeError) as error:
-    raise InvalidDataError(f'{path} is damaged ({error})') from error
-
-
 def restore(
   workdir: Path,
   config: Any,
   step: int | str | None = None,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
-  """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors."""
-  saved = checkpoint_io.find(workdir, step)
+  """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors.
+
+  Raises InvalidDataError if the contract of the run is not that of the
+  checkpoint, and ConfigError for another tokenizer.
+  """
+  saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
+  trained = text_files.with_tuples(saved.extra.get('contract', {}))
+  if trained:
+    for one in contract.differences(DatasetInfo(**trained), info):
+      place = pathlib.Path(workdir) / DATASET_INFO
+      words = f'was changed after step {saved.step}: {one}; restore it'
+      raise InvalidDataError(f'{place} {words}')
+  path = config.dataset.get('tokenizer', '')
+  if 'tokenizer' in info.preprocessing and os.path.exists(path):
+    given = {'tokenizer': tokenizer.load(path).digest}
+    own = dataclasses.replace(info, preprocessing=given)
+    contract.check(info, own, ['tokenizer'], 'dataset', f'{workdir} has')
   changes = config.stages[saved.extra['stage']].get('model', {})
-  return Trained(saved, build_task(config, load_info(workdir), changes), mesh)
+  return Trained(saved, build_task(config, info, changes), mesh)
 
 
 def serve(
@@ -139,13 +152,18 @@ def serve(
   return *served, served[1].lengths
 
 
-def start_from(state: Any, config: Any, model: Any = ()) -> Any:
+def start_from(
+  state: Any, config: Any, model: Any = (), task: Task | None = None
+) -> Any:
   """Replaces parameters of a fresh state with those of `config.warm_start`.
 
-  `model` is `config.model`; a published ViT is checked against its fields.
+  `model` is `config.model`; a published ViT is checked against its fields. The
+  contract of a run is compared with that of `task`.
   """
   if not config.workdir:
     return state
+  if task is not None:
+    _check_source(config, task)
   given = config.workdir, config.renames, config.skip, model
   try:
     params = warm_start(state.params, *given)
@@ -155,6 +173,40 @@ def start_from(state: Any, config: Any, model: Any = ()) -> Any:
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
   return state.replace(params=params, ema_params=average)
+
+
+def _check_source(config: Any, task: Task) -> None:
+  """Raises ConfigError if a run has other inputs, or its heads other classes.
+
+  Sizes of inputs are left to the arrays, and heads that are skipped may differ.
+  """
+  folder = pathlib.Path(config.workdir)
+  folder = folder.parent if folder.name == CHECKPOINTS else folder
+  if not (folder / CONFIG).is_file() or not (folder / DATASET_INFO).is_file():
+    return
+  theirs, whose = load_info(folder), f'{folder} has'
+  inputs = 'input_key', *contract.SCALING, 'tokenizer'
+  contract.check(theirs, task.info, inputs, 'warm_start', whose)
+  classes = contract.differences(theirs, task.info, contract.LABELS)
+  skip = config.skip if classes else ()
+  heads = _of_classes(task) if classes else set()
+  if any(not any(re.search(p, name) for p in skip) for name in heads):
+    whose += f'; skip {", ".join(sorted(heads))} by warm_start.skip'
+    raise classes[-1].error('warm_start', whose)
+
+
+def _of_classes(task: Task) -> set[str]:
+  """Returns the names of the parameters whose shape has the classes."""
+
+  def shapes(more: int) -> dict[str, Any]:
+    count = task.info.num_classes + more
+    info = dataclasses.replace(task.info, num_classes=count, class_names=())
+    other = type(task)(task.config, info)
+    params, _ = jax.eval_shape(other.init, jax.random.key(0))
+    return checkpoint_io.flatten(params)
+
+  one, more = shapes(0), shapes(1)
+  return {name for name in one if one[name].shape != more[name].shape}
 
 
 def warm_start(

@@ -4,6 +4,7 @@ Only the primary process of a run holds the lock and writes.
 """
 
 import contextlib
+import dataclasses
 import errno
 import importlib.metadata
 import os
@@ -21,8 +22,9 @@ from typing import Any
 
 import filelock
 
-from dataset_lib import text_files
+from dataset_lib import contract, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.source import DatasetInfo
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -33,6 +35,7 @@ TOKENIZER = 'tokenizer.json'  # of a run on texts
 # values, up to rounding.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|watchdog_seconds|'
+  r'allow_other_rows|'
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]
@@ -74,18 +77,23 @@ class RunDirectory(contextlib.ExitStack):
   """A context in which a run owns its directory.
 
   If the directory has checkpoints, the configuration must not differ from the
-  saved one. Only one process is `primary`.
+  saved one, nor the data `info` from what the run was trained on. Only one
+  process is `primary`.
 
   Raises (on entering):
     RunLockedError, ConfigChangedError, InvalidDataError, WriteError.
   """
 
   def __init__(
-    self, workdir: Path, config: Mapping[str, Any], primary: bool = True
+    self,
+    workdir: Path,
+    config: Mapping[str, Any],
+    primary: bool = True,
+    info: DatasetInfo | None = None,
   ):
     super().__init__()
     self.workdir = pathlib.Path(workdir).absolute()
-    self._config, self._primary = config, primary
+    self._config, self._primary, self._info = config, primary, info
 
   def __enter__(self) -> 'RunDirectory':
     with writing(self.workdir):
@@ -102,6 +110,8 @@ class RunDirectory(contextlib.ExitStack):
         opened.enter_context(_locked(self.workdir))
         self._check_config()
         self.write(CONFIG, self._config)
+        if self._info is not None:
+          self.write(DATASET_INFO, dataclasses.asdict(self._info))
         self.write('versions.json', versions())
         self.push(opened.pop_all())
     return self
@@ -154,6 +164,17 @@ class RunDirectory(contextlib.ExitStack):
           f'{self.workdir} has checkpoints of a run with another '
           f'configuration:\n  {lines}\nUse the saved values, use another '
           f'workdir, or edit {path} to resume with the new ones deliberately.'
+        )
+    saved = trained_on(self.workdir)
+    if saved and self._info:
+      rows = () if self._config['allow_other_rows'] else ('num_examples',)
+      others = contract.differences(saved, self._info, (*contract.ALL, *rows))
+      if others:
+        lines = '\n  '.join(map(str, others))
+        raise ConfigChangedError(
+          f'{self.workdir} has checkpoints of a run on other data:\n  {lines}\n'
+          'Restore the data or use another workdir; allow_other_rows=True '
+          'continues with more rows or fewer, and keeps the schedule.'
         )
 
 
@@ -231,6 +252,23 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
     words = 'process {pid} on host {host}, started {started}'.format(**fields)
     return fields['host'], words
   return '', 'a process that is just starting'
+
+
+def load_info(workdir: Path) -> DatasetInfo:
+  """Returns the contract of a run; InvalidDataError if it is damaged."""
+  path = pathlib.Path(workdir) / DATASET_INFO
+  try:
+    return DatasetInfo(**text_files.with_tuples(text_files.read_object(path)))
+  except (OSError, TypeError) as error:
+    raise InvalidDataError(f'{path} is damaged ({error})') from error
+
+
+def trained_on(workdir: Path) -> DatasetInfo | None:
+  """Returns the contract of a run with checkpoints, None without one."""
+  folder = pathlib.Path(workdir)
+  has_steps = steps_in(folder / CHECKPOINTS)
+  is_saved = has_steps and (folder / DATASET_INFO).exists()
+  return load_info(folder) if is_saved else None
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:

@@ -24,7 +24,6 @@ from train_lib.console import Console, print_dry_run
 from train_lib.loading import start_from
 from train_lib.run_directory import (
   CHECKPOINTS,
-  DATASET_INFO,
   RunDirectory,
   WriteError,
   steps_in,
@@ -58,7 +57,7 @@ def train(
     stack.enter_context(jax.set_mesh(setup.mesh))
     state: Any = None
     if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
-      given = setup.config.warm_start, setup.config.model
+      given = setup.config.warm_start, setup.config.model, setup.task
       state = start_from(setup.init(), *given)
     if dry_run:
       print_dry_run(setup)
@@ -93,8 +92,8 @@ class _Loop:
     self.seconds_before = 0.0  # of earlier processes of this run
     self.is_compiling = False  # the program of an evaluation
     saving, primary = self.config.checkpoint, jax.process_index() == 0
-    self.run = enter(RunDirectory(workdir, self.config.to_dict(), primary))
-    self.run.write(DATASET_INFO, dataclasses.asdict(setup.dataset.info))
+    given = workdir, self.config.to_dict(), primary, setup.info
+    self.run = enter(RunDirectory(*given))
     if primary:
       with writing(self.run.workdir):
         setup.task.save_assets(self.run.workdir)
@@ -239,6 +238,7 @@ class _Loop:
     """Returns the values of a checkpoint that are not arrays."""
     return {
       'stage': stage,
+      'contract': dataclasses.asdict(self.setup.info),
       'results': self.results,
       'seconds': self._seconds(),
       'rows': self.console.unwritten(),

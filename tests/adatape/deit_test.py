@@ -169,7 +169,9 @@ def test_a_run_of_ours_teaches_and_the_student_is_read_back(teacher, tmp_path):
 @pytest.mark.nightly
 def test_a_teacher_of_other_images_is_refused(teacher, tmp_path):
   config = load('vit', 'dataset.image_size=8')
-  with pytest.raises(ConfigError, match=r'loss\.teacher: .* images of \(8, 8'):
+  with pytest.raises(
+    ConfigError, match=r'loss\.teacher\.input_shape: .* got \(8, 8'
+  ):
     train(distilled(config, teacher), tmp_path / 'student')
 
 

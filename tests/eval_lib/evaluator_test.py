@@ -85,15 +85,19 @@ def test_wrong_entries_are_named(runs, entry, match):
 
 
 def test_classes_must_be_those_of_the_model():
-  context = contexts.eval_context(DIGITS, num_classes=10)
+  info = builder.build_source(DIGITS, 'test').info
+  context = contexts.eval_context(DIGITS, info=info)
   other = FAKE | dict(num_classes=7)
   evaluator.build('own', dict(type='classification'), context)
   evaluator.build('few', dict(type='fewshot', dataset=other), context)
   entry = dict(type='classification', dataset=other)
-  with pytest.raises(ConfigError, match=r'^evals.far.dataset: .*10 classes'):
+  with pytest.raises(
+    ConfigError, match=r'^evals.far.dataset.class_names.*10 c'
+  ):
     evaluator.build('far', entry, context)
-  one_more = dataclasses.replace(context, num_classes=11)
-  with pytest.raises(ConfigError, match=r'^evals.own.dataset: .*11 class'):
+  more = dataclasses.replace(info, num_classes=11, class_names=())
+  one_more = dataclasses.replace(context, info=more)
+  with pytest.raises(ConfigError, match=r'^evals.own.dataset.num_class.*11'):
     evaluator.build('own', dict(type='classification'), one_more)
 
 

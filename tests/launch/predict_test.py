@@ -11,7 +11,9 @@ import types
 
 import pytest
 
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from eval_lib import submission
 from launch import command_line, predict, serving
 from serve_lib import backends
 from serve_lib.chain import Failure, InputError
@@ -244,6 +246,9 @@ def test_whole_splits_of_mnli_have_a_file_each(tmp_path, monkeypatch):
   data = dict(name='glue', task='mnli', directory=str(tmp_path))
   config = types.SimpleNamespace(dataset=data | {'tokenizer': str(tmp_path)})
   monkeypatch.setattr(loading, 'load_config', lambda _: config)
+  texts = data | {'tokenizer': str(tmp_path)}
+  info = builder.build_source(submission.unlabelled(texts), 'test').info
+  monkeypatch.setattr(loading, 'load_info', lambda _: info)
 
   def names(splits):
     flags = predict.Flags(workdir='run', out=str(tmp_path), glue=splits)

@@ -1,0 +1,414 @@
+"""Each part of a run's contract, changed, where the run is used.
+
+A user refuses the change (R), maps it (M), or the part is not its concern (.).
+"""
+
+import contextlib
+import copy
+import dataclasses
+import json
+import shutil
+import types
+
+import flax.linen as nn
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from dataset_lib import builder, contract, text_files
+from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.source import DatasetInfo
+from eval_lib import evaluator
+from launch import command_line, evaluate, export, predict, serve, serving
+from serve_lib import bundle
+from tests import contexts
+from tests.launch import toy_runs
+from train_lib import build, config_schema, loading, run_directory, trainer
+from train_lib.checkpoint import Checkpointer
+from train_lib.distillation import Student
+from train_lib.run_directory import ConfigChangedError, RunDirectory
+
+REFUSALS = ConfigError, InvalidDataError, ConfigChangedError, SystemExit
+SMALL = ['mesh.data=1', 'tensorboard=false', 'model.width=16']
+TEXT = [
+  'model.mlp_dim=16', 'model.num_heads=2', 'model.vocab_size=44',
+  'model.max_positions=30', 'dataset.max_length=16',
+]  # fmt: skip
+DIGITS = ['model.mlp_dim=16', 'model.num_heads=2']
+GLUE = 'variant=tiny,data={0},vocabulary={0}'
+FAMILIES = {
+  'images': ('adatape/digits.py:model=vit', DIGITS),
+  'texts': (f'eat/glue.py:model=dense,{GLUE}', TEXT),
+  'adatape': ('adatape/digits.py:model=input', [*DIGITS, 'model.query_dim=8']),
+  'eat': (
+    f'eat/glue.py:model=eat,{GLUE}',
+    [*TEXT, 'model.depth=3', 'model.exit_layers=1,2', 'model.prune_layers=()',
+     'model.prune_ratios=()'],
+  ),
+  'albert': (
+    'albert_act/glue.py:data={0}',
+    [*TEXT, 'dataset.tokenizer={0}', 'dataset.length_buckets=16,',
+     'model.embedding_width=16', 'model.max_iterations=2'],
+  ),
+  'parity': ('adatape/parity.py:n=8', []),
+}  # fmt: skip
+NIGHTLY = ('adatape', 'eat', 'albert', 'parity')
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """Returns untrained runs by name: folder, config, info, task, variables."""
+  folder, found = tmp_path_factory.mktemp('runs'), {}
+  toy_runs.write_data(folder)
+
+  def run_of(name):
+    if name not in found:
+      found[name] = made(folder, name)
+    return found[name]
+
+  return run_of
+
+
+def made(folder, name):
+  argument, changes = FAMILIES[name]
+  config = command_line.load_config(
+    f'configs/{argument.format(folder)}',
+    [*SMALL, *(change.format(folder) for change in changes)],
+  )
+  info = builder.build_source(config.dataset, config.train_split).info
+  info = dataclasses.replace(info, steps_per_epoch=7)
+  task = build.build_task(config, info)
+  names = 'params', 'model_state'
+  tree = nn.unbox(dict(zip(names, task.init(jax.random.key(0)), strict=True)))
+  place = folder / name
+  with RunDirectory(place, config.to_dict(), info=info) as run:
+    task.save_assets(run.workdir)
+  extra = {'stage': next(iter(config.stages))}
+  extra['contract'] = dataclasses.asdict(info)
+  with Checkpointer(place / 'checkpoints') as checkpointer:
+    checkpointer.save(1, tree, extra)
+  return types.SimpleNamespace(
+    folder=place, config=config, info=info, task=task, variables=tree
+  )
+
+
+@contextlib.contextmanager
+def saved(run, info):
+  """Writes another contract into the folder of a run, for a while."""
+  file = run.folder / run_directory.DATASET_INFO
+  before = file.read_text()
+  file.write_text(json.dumps(dataclasses.asdict(info)))
+  try:
+    yield
+  finally:
+    file.write_text(before)
+
+
+def resume(run, info, patch):
+  given = run.folder, run.config.to_dict()
+  with saved(run, run.info), RunDirectory(*given, info=info):
+    pass
+
+
+def opened(run, info, patch, kind, **splits):
+  """Builds an evaluator on data with another contract."""
+  real = builder.build_source
+
+  def build_source(*given):
+    source = real(*given)
+    source.info = info
+    return source
+
+  patch.setattr(builder, 'build_source', build_source)
+  context = contexts.eval_context(run.config.dataset, info=run.info)
+  return evaluator.build('x', dict(type=kind, **splits), context)
+
+
+def evaluate_on(run, info, patch):
+  data = opened(run, info, patch, 'classification', split='train')._data
+  assert data.info.class_names == run.info.class_names
+  batch = next(data.batches())
+  raw = [data.source.record(int(row))['label'] for row in batch['index']]
+  names = [run.info.class_names[label] for label in batch['label']]
+  assert names == [info.class_names[label] for label in raw]
+  return 'mapped' if batch['label'].tolist() != raw else None
+
+
+def few_shot(run, info, patch):
+  opened(run, info, patch, 'fewshot', test_split='train')
+
+
+def engine_of(command):
+  def load(run, info, patch):
+    flags = [f'--workdir={run.folder}', '--compilation_cache=none']
+    with saved(run, info):
+      serving.load_run(command.main.parse(flags))
+
+  return load
+
+
+def bundled(run, info, patch):
+  flags = export.main.parse(
+    [f'--workdir={run.folder}', f'--bundle={run.folder}/b', '--batches=1']
+  )
+  patch.setattr(bundle, 'write', lambda path, *_: path.write_bytes(b'') or 1)
+  with saved(run, info):
+    export.export_bundle(flags)
+
+
+def teach(run, info, patch):
+  student = Student()
+  student.config, student.info = {'loss': {'teacher': str(run.folder)}}, info
+  assert student.teacher.task.info == run.info
+  if student._class_ids is None:
+    return None
+  own = student.teacher.task.example()
+  given = run.variables['params'], run.variables['model_state'], own
+  logits = student.teacher.task.apply(*given)[0]
+  mapped = student.teacher_logits(run.variables, own)
+  for label, name in enumerate(info.class_names):
+    theirs = run.info.class_names.index(name)
+    np.testing.assert_array_equal(mapped[:, label], logits[:, theirs])
+  return 'mapped'
+
+
+def begin(run, info, patch, skip=()):
+  task = copy.copy(run.task)
+  task.info = info
+  config = copy.deepcopy(run.config.warm_start).unlock()
+  config.workdir, config.skip = str(run.folder), skip
+  loading._check_source(config, task)
+
+
+USERS = {
+  'resume': resume,
+  'evaluate': evaluate_on,
+  'few-shot': few_shot,
+  'predict': engine_of(predict),
+  'serve': engine_of(serve),
+  'bundle': bundled,
+  'teacher': teach,
+  'warm start': begin,
+  'without its head': lambda *given: begin(*given, skip=('^(head|exit_)',)),
+}
+# Of each part the change, the field that is named, and what each user does.
+PARTS = {
+  'nothing': (lambda info: {}, '', '.........'),
+  'a name': (
+    lambda info: {'class_names': (*info.class_names[:-1], 'other')},
+    'class_names', 'RR.RRRRR.'),
+  'order': (
+    lambda info: {'class_names': info.class_names[::-1]},
+    'class_names', 'RM.RRRMR.'),
+  'a class more': (
+    lambda info: {'num_classes': info.num_classes + 1,
+                  'class_names': (*info.class_names, 'other')},
+    'class', 'RR.RRRRR.'),
+  'normalisation': (lambda info: {'mean': (0.4,)}, 'mean', 'R..RRRRRR'),
+  'size': (
+    lambda info: {'input_shape': (2 * info.input_shape[0],
+                                  *info.input_shape[1:])},
+    'input_shape', 'RRRRRRR..'),
+  'resizing': (
+    lambda info: {'preprocessing': {**info.preprocessing, 'resize_small': 99}},
+    'resize_small', 'R..RRRR..'),
+  'tokenizer': (
+    lambda info: {'preprocessing': {**info.preprocessing, 'tokenizer': 'x'}},
+    'tokenizer', 'RRRRRRRRR'),
+  'kind': (
+    lambda info: {'label_kind': 'number'}, 'label_kind', 'RRRRRRRR.'),
+  'rows': (
+    lambda info: {'num_examples': info.num_examples + 1},
+    'num_examples', 'R........'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('part', PARTS)
+@pytest.mark.parametrize('family', [
+  pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name
+  for name in FAMILIES
+])  # fmt: skip
+def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
+  run, (change, field, expected) = runs(family), PARTS[part]
+  of_others = {'resize_small', 'tokenizer'} - {*run.info.preprocessing}
+  expected = '.' * len(USERS) if field in of_others else expected
+  info = dataclasses.replace(run.info, **change(run.info))
+  found = {}
+  for name, use in USERS.items():
+    with pytest.MonkeyPatch.context() as patch:
+      try:
+        found[name] = {'mapped': 'M'}.get(use(run, info, patch), '.')
+      except REFUSALS as error:
+        found[name] = 'R' if field in str(error) else error
+  assert found == dict(zip(USERS, expected, strict=True))
+
+
+RUN = {'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40}
+TEXTS = {
+  'name': 'glue', 'task': 'sst2', 'directory': '/a', 'tokenizer': '/run/t.json',
+  'max_length': 48, 'length_buckets': (16,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('run', 'given', 'expected'),
+  [
+    (RUN, {'name': 'folder', 'root': '/b'}, {'resize_small': 40}),
+    (RUN, {'name': 'folder', 'root': '/b', 'resize_small': 0},
+     {'resize_small': 0, 'image_size': 16}),
+    (RUN, {'name': 'tfds', 'builder': 'cifar10'}, {'resize_small': 40}),
+    (RUN, {'name': 'digits'}, {'image_size': 16}),
+    # A run on whole images.
+    ({'name': 'digits', 'image_size': 16}, {'name': 'folder', 'root': '/b'},
+     {'resize_small': 16}),
+    (TEXTS, {'name': 'glue', 'task': 'sst2', 'directory': '/b'},
+     {'tokenizer': '/run/t.json', 'max_length': 48, 'length_buckets': (16,)}),
+    (TEXTS, {'name': 'probing', 'task': 'x', 'directory': '/b',
+             'max_length': 16, 'tokenizer': '/mine'},
+     {'tokenizer': '/mine', 'max_length': 16}),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize('kind', ['classification', 'fewshot'])
+def test_other_data_are_prepared_as_those_of_the_run(
+  run, given, expected, kind
+):
+  entries = {'x': {'type': kind, 'dataset': given}}
+  complete = evaluator.validate({'dataset': run, 'evals': entries})
+  assert complete['x']['dataset'].items() >= expected.items()
+
+
+def test_what_an_older_run_did_not_save_is_not_compared(runs):
+  run = runs('texts')
+  new = ('label_kind', 'unlabelled', 'mean', 'std', 'preprocessing')
+  old = dataclasses.asdict(run.info)
+  for name in (*new, 'steps_per_epoch'):
+    del old[name]
+  old = DatasetInfo(**old)
+  assert (
+    contract.differences(old, run.info, (*contract.ALL, 'num_examples')) == []
+  )
+  contract.check_inputs(old, run.info)
+  assert contract.class_ids(old, run.info) is None
+
+
+@pytest.mark.parametrize(
+  ('known', 'names', 'expected'),
+  [
+    ('abc', 'abc', None), ('abc', 'ab', None), ('abc', 'cb', [2, 1]),
+    ('abc', 'cab', [2, 0, 1]), ('', 'abc', None), ('abc', '', None),
+    # Equal names decide nothing, unless all are in order.
+    ('aab', 'aab', None), ('aab', 'aba', 'class_names'),
+    ('abc', 'abd', 'class_names'), ('', 'ab', 'num_classes'),
+  ],
+)  # fmt: skip
+def test_classes_are_matched_by_name(known, names, expected):
+  run, data = (
+    DatasetInfo('image', (2, 2, 3), 'uint8', len(one) or 3, tuple(one), 5)
+    for one in (known, names)
+  )
+  if isinstance(expected, str):
+    with pytest.raises(ConfigError, match=f'^dataset.{expected}: '):
+      contract.class_ids(run, data)
+    return
+  ids = contract.class_ids(run, data)
+  assert (ids if ids is None else ids.tolist()) == expected
+
+
+COLOURS = {'blue': (0, 0, 200), 'green': (0, 200, 0), 'red': (200, 0, 0)}
+
+
+def images(root, count, **names):
+  """Writes `count` images of each colour, by the names of the classes."""
+  draw = np.random.default_rng(0)
+  for split in ('train', 'test'):
+    for colour, value in COLOURS.items():
+      folder = root / split / names.get(colour, colour)
+      folder.mkdir(parents=True)
+      for number in range(count):
+        noise = draw.integers(0, 50, (16, 16, 3)) + np.array(value)
+        image = PIL.Image.fromarray(noise.astype(np.uint8))
+        image.save(folder / f'{number}.png')
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  """Returns a run on three colours, stopped in the middle, and its data."""
+  root = tmp_path_factory.mktemp('colours')
+  images(root / 'own', 12)
+  images(root / 'numbers', 4, blue='2', green='0', red='1')
+  images(root / 'fewer', 4)
+  for split in ('train', 'test'):
+    for file in (root / 'fewer' / split / 'blue').iterdir():
+      file.unlink()
+    (root / 'fewer' / split / 'blue').rmdir()
+  config = {
+    'batch_size': 12, 'tensorboard': False, 'log_every': 1,
+    'mesh': {'data': 1},
+    'dataset': {'name': 'folder', 'root': str(root / 'own'), 'image_size': 16},
+    'model': {'name': 'model_lib.vit:ViT', 'depth': 1, 'width': 16,
+              'num_heads': 2, 'mlp_dim': 32, 'patch_size': 8},
+    'optimizer': {'lr': 1e-2, 'warmup_steps': 0.1},
+    'stages': {'stage1': {'epochs': 10.0}},
+    'evals': {'test': {'type': 'classification'}},
+    'checkpoint': {'every_steps': 20, 'keep': 9},
+  }  # fmt: skip
+  config = config_schema.validate(config)
+  trainer.train(config, str(root / 'run'))
+  return root, config
+
+
+@pytest.mark.slow
+def test_another_folder_is_read_by_its_names(folders, capsys, refused):
+  root, _ = folders
+  given = [f'--workdir={root}/run', '--dataset']
+  for name in ('own', 'fewer'):
+    assert evaluate.main([*given, f'name=folder,root={root}/{name}']) == 0
+    rows = json.loads((root / 'run' / 'evaluation.json').read_text())
+    assert rows[0]['test/accuracy'] == 1.0
+  numbers = f'name=folder,root={root}/numbers'
+  refused(evaluate.main, [*given, numbers], ['test.dataset.class_names', "'0'"])
+  wrong = [given[0], '--config.dataset.image_size=32']
+  refused(evaluate.main, wrong, ['evals.test.dataset.input_shape'])
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_on_its_classes_and_its_schedule(folders, tmp_path):
+  root, config = folders
+  data = tmp_path / 'data'
+  shutil.copytree(root / 'own', data)
+  run = tmp_path / 'run'
+  shutil.copytree(root / 'run', run)
+  shutil.rmtree(run / 'checkpoints' / '30')
+  config = config.copy_and_resolve_references().unlock()
+  config.dataset.root = str(data)
+  text_files.write_json(run / 'config.json', config.to_dict())
+
+  def resumed():
+    return trainer.train(config_schema.validate(config), str(run))
+
+  info = (run / 'dataset_info.json').read_bytes()
+  for split in ('train', 'test'):
+    (data / split / 'blue').rename(data / split / 'white')
+  with pytest.raises(ConfigChangedError, match=r"class_names.*'blue'.*'white'"):
+    resumed()
+  for split in ('train', 'test'):
+    (data / split / 'white').rename(data / split / 'blue')
+  for number in range(12):
+    file = data / 'train' / 'red' / f'{number}.png'
+    shutil.copy(file, file.with_name(f'more_{number}.png'))
+  with pytest.raises(
+    ConfigChangedError, match='num_examples: expected 36, got'
+  ):
+    resumed()
+  assert (run / 'dataset_info.json').read_bytes() == info
+  config.allow_other_rows = True
+  assert resumed()['steps'] == 30  # 10 epochs of 3 steps, and not of 4
+  rates = []
+  for file in (root / 'run' / 'metrics.jsonl', run / 'metrics.jsonl'):
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rates.append([row['train/learning_rate'] for row in rows])
+  assert rates[0] == rates[1]
+  # Later resumes know the new rows, and still the schedule.
+  config.allow_other_rows = False
+  assert resumed()['steps'] == 30
