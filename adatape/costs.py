@@ -86,7 +86,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
   `flags.config(table, row)` returns the complete configuration of a row.
   """
-  tables = [t for t in TABLES if flags.table in ('all', str(t))]
+  tables = [t for t in TABLES if flags.table == 'all' or str(t) in flags.table]
   groups = [(table, group) for table in tables for group in TABLES[table]]
   legal = [row.name for _, group in groups for row in group]
   if unknown := set(flags.rows) - set(legal):

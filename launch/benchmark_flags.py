@@ -97,7 +97,9 @@ class Cost(Timing):
   """Parameters, FLOPs and throughput of AdaTape's Tables 1, 6 and 7."""
 
   module = 'adatape.costs'
-  table: Literal['all', '1', '6', '7'] = flag('1, 6, 7 or all', 'all')
+  table: tuple[Literal['1', '6', '7'], ...] | Literal['all'] = flag(
+    'a list of 1, 6, 7, or all', 'all'
+  )
   rows: tuple[str, ...] = flag('rows such as AdaTape-B/32-Learn', ())
   batch: Positive = flag('images per call', 8, names='--batch --batch_size')
   phases: Literal['forward', 'all'] = flag('all: also training', 'forward')

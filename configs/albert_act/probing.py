@@ -1,7 +1,7 @@
 r"""ALBERT with halting on a probing task of SentEval.
 
-  python -m launch.train --workdir=/tmp/albert_tense --config=\
-      configs/albert_act/probing.py:task=past_present,checkpoint=/tmp/albert,data=D
+  python -m launch.train --workdir=/tmp/albert_depth \
+      --config=configs/albert_act/probing.py:task=tree_depth,checkpoint=A,data=D
 
 Arguments: see `configs.albert_act.glue`; and `held_out`, percent of the train
 split to evaluate on, 10 by default, 0 for the validation split of the files.
