@@ -218,7 +218,9 @@ def _others(
     table = pathlib.Path(flags.sweep, 'sweep.csv')
     if not table.is_file():
       raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')
-    for run in csv.DictReader(table.read_text().splitlines()):
+    for run in csv.DictReader(
+      text_files.read_bytes(table).decode().splitlines()
+    ):
       words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
       name = name.replace(':model=', '')

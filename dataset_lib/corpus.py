@@ -22,6 +22,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +32,7 @@ import numpy as np
 from annotated_types import Ge, Interval, MinLen
 from jaxtyping import Bool, Int64, Shaped
 
-from dataset_lib import corpus_rows, text_files, tokenizer
+from dataset_lib import corpus_rows, data_files, text_files, tokenizer
 from dataset_lib import sentencepiece_model as sentencepiece
 from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus_rows import TRAIN, VALIDATION, Part, Rows, blocks
@@ -281,7 +282,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
     )
   try:
-    manifest = json.loads(path.read_text(encoding='utf-8'))
+    manifest = text_files.read_object(path)
     if manifest['format'] != FORMAT:
       raise ValueError(f'expected format {FORMAT}, got {manifest["format"]}')
     limits = manifest['max_length'], manifest['vocab_size']
@@ -301,7 +302,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
     try:
-      array = np.asarray(np.memmap(path, dtype, 'r'))
+      with data_files.opened(path, sys.maxsize) as opened:
+        array = np.asarray(np.memmap(opened, dtype, 'r'))
     except (OSError, ValueError) as error:
       raise _damaged(path, error) from error
     if len(array) != size:

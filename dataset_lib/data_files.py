@@ -1,18 +1,29 @@
 """Files of data sets, which others have written: regular, bounded, inside."""
 
+import contextlib
 import os
 import pathlib
 import stat
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Path = str | os.PathLike[str]
 
-MAX_BYTES = 2**26  # of a file with one image, or of one record
+MAX_BYTES = 2**26  # of a file with one image, of one record, of JSON
+MAX_LOG, MAX_WEIGHTS = 2**30, 2**34  # of metrics, of parameters or a bundle
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-  """Reads a regular file of at most `limit` bytes, by default `MAX_BYTES`.
+  """Reads a file; see `opened`."""
+  with opened(path, limit) as file:
+    return file.read(MAX_BYTES if limit is None else limit)
+
+
+@contextlib.contextmanager
+def opened(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
+  """Opens a regular file of at most `limit` bytes, by default `MAX_BYTES`.
 
   Raises BadRecord 'not_a_file' for a pipe, folder or device and 'too_large' for
   more bytes, before it reads; OSError if the file cannot be opened.
@@ -26,7 +37,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
       raise BadRecord('not_a_file', str(path), 'not a regular file')
     check_size(found.st_size, limit, str(path))
     with open(descriptor, 'rb', closefd=False) as file:
-      return file.read(found.st_size)
+      yield file
   finally:
     os.close(descriptor)
 

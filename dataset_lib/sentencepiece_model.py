@@ -7,7 +7,6 @@ import heapq
 import io
 import json
 import os
-import pathlib
 import random
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from dataset_lib import data_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 
 MODEL_FILE = 'spiece.model'
@@ -117,7 +117,7 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   from sentencepiece import sentencepiece_model_pb2
 
   proto: Any = sentencepiece_model_pb2
-  model = proto.ModelProto.FromString(pathlib.Path(path).read_bytes())
+  model = proto.ModelProto.FromString(data_files.read_bytes(path))
   trainer, pieces = model.trainer_spec, model.pieces
   # The specs follow the pieces: a file that was cut short lacks the specs.
   if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):

@@ -5,17 +5,25 @@ NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 """
 
 import collections
+import contextlib
 import fcntl
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dataset_lib.errors import InvalidDataError
+from dataset_lib import data_files
+from dataset_lib.errors import InvalidDataError, MissingDataError
 
 Path = str | os.PathLike[str]
+
+# What reading a damaged file raises.
+DAMAGE = (
+  OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError
+)  # fmt: skip
+MAX_DEPTH = 100  # of values of a JSON file, which Python's own code recurses
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,7 +80,9 @@ def loads(text: str) -> Any:
   Numbers must be finite in float64, the names of an object distinct.
   """
   try:
-    numbers: Any = dict(parse_constant=_finite, parse_float=_finite)
+    numbers: Any = dict(
+      parse_constant=_finite, parse_float=_finite, parse_int=_integer
+    )
     return json.loads(text, object_pairs_hook=_distinct, **numbers)
   except RecursionError as error:
     raise ValueError('values that are nested too deeply') from error
@@ -83,6 +93,11 @@ def _finite(text: str) -> float:
   if not math.isfinite(value):
     raise ValueError(f'{text}, which is no finite number')
   return value
+
+
+def _integer(text: str) -> int:
+  _finite(text)
+  return int(text)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,18 +122,52 @@ def write_json(path: Path, value: Any) -> None:
   write_text(path, dumps(value, indent=2) + '\n')
 
 
-def read_object(path: Path) -> dict[str, Any]:
-  """Reads a file that holds one JSON object.
-
-  Raises FileNotFoundError without a file, InvalidDataError if it is unreadable
-  or holds something else.
-  """
+@contextlib.contextmanager
+def damage_of(path: Path) -> Iterator[None]:
+  """Turns `DAMAGE` into MissingDataError or InvalidDataError of a file."""
   try:
-    value = loads(pathlib.Path(path).read_text(encoding='utf-8'))
+    yield
+  except (MissingDataError, InvalidDataError):
+    raise
+  except FileNotFoundError as error:
+    raise MissingDataError(f'{path} is missing') from error
+  except DAMAGE as error:
+    reason = getattr(error, 'message', error)  # of BadRecord, without the path
+    raise InvalidDataError(f'{path} is damaged ({reason})') from error
+
+
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+  """Reads a file, see `data_files.opened`; errors are those of `damage_of`."""
+  with damage_of(path):
+    return data_files.read_bytes(path, limit)
+
+
+def parse(content: bytes) -> Any:
+  """Parses strict JSON, as `loads`, of at most `MAX_DEPTH` nested values."""
+  value = loads(content.decode())
+  level = [value]
+  for _ in range(MAX_DEPTH):
+    groups = [x for x in level if isinstance(x, (dict, list))]
+    level = [
+      item
+      for group in groups
+      for item in (group.values() if isinstance(group, dict) else group)
+    ]
+  if level:
+    raise ValueError(f'values that are nested more than {MAX_DEPTH} deep')
+  return value
+
+
+def read_json(path: Path) -> Any:
+  """Reads a file of JSON, see `parse`; errors are those of `damage_of`."""
+  with damage_of(path):
+    return parse(read_bytes(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+  """Reads a file of one JSON object; errors are those of `damage_of`."""
+  with damage_of(path):
+    value = read_json(path)
     if not isinstance(value, dict):
       raise ValueError(f'expected an object, got {type(value).__name__}')
-  except FileNotFoundError:
-    raise
-  except (OSError, ValueError) as error:
-    raise InvalidDataError(f'{path} is damaged ({error})') from error
   return value

@@ -11,7 +11,14 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import data_files, errors, fields, record_files, source
+from dataset_lib import (
+  data_files,
+  errors,
+  fields,
+  record_files,
+  source,
+  text_files,
+)
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.record_files import Kind, RecordFiles, Shard
@@ -165,10 +172,9 @@ def _refuse_foreign_code(file: pathlib.Path) -> None:
           expected = 'only features of tensorflow_datasets are read'
           raise InvalidDataError(f'{file} would import {text}; {expected}')
 
-  try:
-    json.loads(file.read_text(), object_pairs_hook=check)
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
-    raise InvalidDataError(f'{file} is damaged: {error}') from error
+  with text_files.damage_of(file):
+    text_files.read_json(file)  # refuses values that are nested too deeply
+    json.loads(text_files.read_bytes(file), object_pairs_hook=check)
 
 
 def load(module: str, user: str) -> Any:

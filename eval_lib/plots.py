@@ -5,7 +5,6 @@ extra and is imported when the first figure is made.
 """
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -16,6 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.ndimage
 from jaxtyping import Float
+
+from dataset_lib import data_files, text_files
+from dataset_lib.errors import InvalidDataError
 
 Path = str | os.PathLike[str]
 
@@ -235,23 +237,26 @@ def plot_run(workdir: Path) -> pathlib.Path:
 def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
   """Reads `metrics.jsonl`: one JSON object a line, each with its `step`.
 
-  A torn last line is ignored, another damaged one is a ValueError. Of several
+  A torn last line is ignored, another damaged one is refused. Of several
   values for a step, as a resumed run may write them, the last counts.
   """
   values: dict[str, dict[int, float]] = {}
-  text = path.read_text(encoding='utf-8', errors='replace')
+  text = text_files.read_bytes(path, data_files.MAX_LOG).decode(
+    'utf-8', 'replace'
+  )
   # The text after the last newline is a line still being written.
   for number, line in enumerate(text.split('\n')[:-1], 1):
     try:
-      row = json.loads(line.strip() or '{"step": 0}')
-      step = row.pop('step')
+      row = text_files.loads(line.strip() or '{"step": 0}')
+      row = {name: float(value) for name, value in row.items()}
+      step = int(row.pop('step'))
     except (ValueError, AttributeError, KeyError, TypeError):
-      raise ValueError(
+      raise InvalidDataError(
         f'{path}:{number}: expected a JSON object with a step, got '
         f'{line[:60]!r}; delete the line to draw the rest'
       ) from None
     for name, value in row.items():
-      values.setdefault(name, {})[step] = float(value)
+      values.setdefault(name, {})[step] = value
   return {
     name: tuple(np.array(sorted(points.items()), float).T)
     for name, points in values.items()

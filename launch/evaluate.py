@@ -27,6 +27,7 @@ evaluation.json keeps the other entries and steps of earlier calls.
   python -m launch.evaluate --workdir=/tmp/sst2 --submission=/tmp/dev/SST-2.tsv
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -34,7 +35,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count
@@ -216,13 +217,10 @@ def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns the rows of an earlier evaluation by step, {} without one."""
   from dataset_lib import text_files
 
-  try:
-    rows = text_files.loads(path.read_text(encoding='utf-8'))
+  with contextlib.suppress(FileNotFoundError), text_files.damage_of(path):
+    rows = text_files.read_json(path)
     return {int(row['step']): dict(row) for row in rows}
-  except FileNotFoundError:
-    return {}
-  except (ValueError, TypeError, KeyError) as error:
-    raise InvalidDataError(f'{path} is damaged ({error})') from error
+  return {}
 
 
 def data_of(config: Any, names: list[str]) -> dict[str, Any]:

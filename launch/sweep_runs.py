@@ -1,5 +1,6 @@
 """The runs of a sweep: flags, directories, the table and the best run."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -64,8 +65,9 @@ class Run(NamedTuple):
     """Reads result.json; None if the run has not finished."""
     from dataset_lib import text_files
 
-    path = self.workdir / 'result.json'
-    return text_files.loads(path.read_text()) if path.is_file() else None
+    with contextlib.suppress(FileNotFoundError):
+      return text_files.read_object(self.workdir / 'result.json')
+    return None
 
   def command(self) -> list[str]:
     """Returns the arguments of `python` that train it."""

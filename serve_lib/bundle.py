@@ -28,8 +28,8 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import text_files, tokenizer
-from dataset_lib.errors import ConfigError
+from dataset_lib import data_files, text_files, tokenizer
+from dataset_lib.errors import BadRecord, ConfigError
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.decisions import ClassifierPolicy
@@ -235,11 +235,13 @@ def read(
   was changed, or if a program is not pure.
   """
   try:
-    with open(path, 'rb') as file:  # read once: it may change meanwhile
-      head, content = file.readline(99), file.read()
-  except OSError as error:
+    # Read once: it may change meanwhile.
+    with data_files.opened(path, data_files.MAX_WEIGHTS) as file:
+      head = file.readline(99)
+      content = file.read() if head.startswith(MAGIC) else b''
+  except (OSError, BadRecord) as error:
     raise BundleError(f'{path}: expected a bundle, got {error}') from error
-  if not head.startswith(MAGIC):
+  if not content:
     expected = 'a file of python -m launch.export --bundle'
     raise BundleError(f'{path}: expected {expected}, got {head[:40]!r}')
   if head != (found := _header(content)):

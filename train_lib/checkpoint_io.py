@@ -11,7 +11,6 @@ bytes, so `find` verifies size and CRC-32 of all files before they are read.
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import warnings
@@ -33,7 +32,6 @@ MANIFEST = 'manifest.json'
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 ARRAYS = '_METADATA'  # orbax's list of the arrays
-_DAMAGE = (OSError, ValueError, TypeError, LookupError)  # of a manifest
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
@@ -140,10 +138,10 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 
 
 def _describe(path: pathlib.Path) -> Saved:
-  text = (path / MANIFEST).read_text(encoding='utf-8')
-  content = json.loads(text)['content']
+  text = text_files.read_bytes(path / MANIFEST)
+  content = text_files.parse(text)['content']
   # Re-encode to detect any change of the file, even of white space.
-  if text != _encode(content):
+  if text.decode() != _encode(content):
     raise ValueError('differs from the one written')
   if content['step'] != int(path.name):
     raise ValueError(f'is that of step {content["step"]}')
@@ -158,7 +156,7 @@ def best_step(root: pathlib.Path) -> int | None:
   found: list[Saved] = []
   for step in steps_in(root):
     # `find` reports damaged files.
-    with contextlib.suppress(*_DAMAGE):
+    with contextlib.suppress(*text_files.DAMAGE):
       found.append(_describe(root / str(step)))
   rule = found[-1].best if found else {}
   values = {s.step: float(s.metrics.get(rule['metric'], 'nan')) for s in found}
@@ -241,7 +239,7 @@ def verify(path: pathlib.Path) -> list[str]:
     listed, found = _describe(path).files, _measure_all(path)
     if ARRAYS not in listed:
       raise ValueError(f'does not list {ARRAYS}')
-  except _DAMAGE as error:
+  except text_files.DAMAGE as error:
     return [f'{path / MANIFEST}: {error}']
   return [
     f'{path / name}: expected {entry}, got {found.get(name, "no such file")}'

@@ -81,17 +81,15 @@ def load_config(
     raise ConfigError(key, str(workdir), expected)
   # A ConfigDict takes a field's type from its value, so a list could not later
   # be overridden by a tuple.
-  fields = text_files.with_tuples(text_files.read_object(path))
-  try:
-    config = ml_collections.ConfigDict(fields)
+  with text_files.damage_of(path):
+    values = text_files.with_tuples(text_files.read_object(path))
+    config = ml_collections.ConfigDict(values)
     config.warm_start.workdir = ''
     if 'teacher' in config.loss:
       config.loss.teacher = ''
     own = path.with_name(TOKENIZER)
     if 'tokenizer' in config.dataset and own.is_file():
       config.dataset.tokenizer = str(own)
-  except (ValueError, TypeError, AttributeError) as error:
-    raise InvalidDataError(f'{path} is damaged ({error})') from error
   return config
 
 

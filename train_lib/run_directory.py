@@ -22,7 +22,7 @@ from typing import Any
 
 import filelock
 
-from dataset_lib import contract, text_files
+from dataset_lib import contract, data_files, fields, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 
@@ -140,7 +140,7 @@ class RunDirectory(contextlib.ExitStack):
     if not self._primary or not path.exists():
       return
     # The last line may be incomplete and still parse; dropped without warning.
-    *lines, _ = path.read_bytes().split(b'\n')
+    *lines, _ = text_files.read_bytes(path, data_files.MAX_LOG).split(b'\n')
     kept = []
     for number, line in enumerate(lines, 1):
       try:
@@ -255,12 +255,11 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
 
 
 def load_info(workdir: Path) -> DatasetInfo:
-  """Returns the contract of a run; InvalidDataError if it is damaged."""
+  """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
-  try:
-    return DatasetInfo(**text_files.with_tuples(text_files.read_object(path)))
-  except (OSError, TypeError) as error:
-    raise InvalidDataError(f'{path} is damaged ({error})') from error
+  with text_files.damage_of(path):
+    values = fields.check(DatasetInfo, text_files.read_object(path), '')
+    return DatasetInfo(**text_files.with_tuples(values))
 
 
 def trained_on(workdir: Path) -> DatasetInfo | None:

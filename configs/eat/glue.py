@@ -163,7 +163,7 @@ def depth_of(checkpoint):
   """Reads the number of layers of a run or of a Hugging Face model."""
   try:
     with open(f'{checkpoint}/config.json', encoding='utf-8') as file:
-      found = json.load(file)
+      found = json.loads(file.read(2**26))
     found = found.get('model', found)
     names = ('depth', 'num_hidden_layers', 'n_layers')
     return int(next(found[name] for name in names if name in found))

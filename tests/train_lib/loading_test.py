@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.launch import toy_runs
@@ -39,7 +39,8 @@ def test_a_damaged_file_is_named(tmp_path, file, load, contents):
   for content in contents:
     if content is not None:
       (tmp_path / file).write_text(content, errors='surrogateescape')
-    with pytest.raises(InvalidDataError, match=f'{file} is damaged'):
+    error = MissingDataError if content is None else InvalidDataError
+    with pytest.raises(error, match=rf'{file} is (damaged|missing)'):
       load(tmp_path)
 
 
