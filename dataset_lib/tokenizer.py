@@ -119,9 +119,11 @@ class Tokenizer:
   def digest(self) -> str:
     """A checksum of all that determines the ids of a text.
 
-    Equal for a vocab.txt and for the tokenizer.json that is saved of it.
+    Equal for a file and for the tokenizer.json that is saved of it.
     """
-    parts = json.loads(self._library.to_str())
+    # Scores are float32; the library prints them with a digit too many.
+    text = self._library.to_str()
+    parts = json.loads(text, parse_float=lambda one: str(np.float32(one)))
     names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
     text = json.dumps([parts[name] for name in names], sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'

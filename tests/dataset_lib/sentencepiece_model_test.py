@@ -126,6 +126,8 @@ def test_typed_special_tokens_are_text_also_when_saved(trained, tmp_path):
     for file in (path, tmp_path / 'again.json')
   ]
   assert steps[0] == steps[1]
+  saved = tokenizer.load(tmp_path / 'again.json')
+  assert given.digest == again.digest == saved.digest
 
 
 def test_the_configuration_is_obeyed(trained, tmp_path):
