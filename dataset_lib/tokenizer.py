@@ -121,9 +121,9 @@ class Tokenizer:
 
     Equal for a file and for the tokenizer.json that is saved of it.
     """
-    # Scores are float32; the library prints them with a digit too many.
+    # The library reads scores back with another last digit.
     text = self._library.to_str()
-    parts = json.loads(text, parse_float=lambda one: str(np.float32(one)))
+    parts = json.loads(text, parse_float=lambda one: f'{float(one):.5g}')
     names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
     text = json.dumps([parts[name] for name in names], sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
