@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import contract, errors, fields, source
+from dataset_lib import contract, errors, fields, imports, source
 from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
@@ -68,7 +68,7 @@ def _find(name: Any) -> type:
   """Returns the class of a data set."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
-  kind = fields.locate(SOURCES.get(name, name), 'dataset.name')
+  kind = imports.locate(SOURCES.get(name, name), 'dataset.name')
   legal = getattr(kind, '__dataclass_fields__', {})
   if 'split' not in legal or not hasattr(kind, 'record'):
     expected = 'a dataclass with a field split and a method record'

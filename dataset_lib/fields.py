@@ -11,11 +11,9 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import importlib
 import math
 import numbers
 import operator
-import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -247,15 +245,3 @@ def errors_under(prefix: str) -> Iterator[None]:
     found: Any = error
     field = f'{prefix}.{found.field}'
     raise ConfigError(field, found.given, found.expected) from error
-
-
-def locate(name: Any, field: str) -> Any:
-  """Imports `name`, 'package.module:Name'; errors name `field`."""
-  expected = "'package.module:Name' of something that can be imported"
-  if not (isinstance(name, str) and re.fullmatch(r'\w+(\.\w+)*:\w+', name)):
-    raise ConfigError(field, name, expected)
-  module, _, attribute = name.partition(':')
-  try:
-    return getattr(importlib.import_module(module), attribute)
-  except (ImportError, AttributeError) as error:
-    raise ConfigError(field, name, f'{expected} ({error})') from error

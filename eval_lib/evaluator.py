@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import jax
 from annotated_types import Interval, MinLen
 
-from dataset_lib import builder, contract, fields
+from dataset_lib import builder, contract, fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.source import DatasetInfo
@@ -198,12 +198,9 @@ def _check_inputs(
 def locate(kind: Any, field: str) -> type[Evaluator]:
   """Finds an evaluator class by its name in `EVALUATORS` or 'module:Class'."""
   known = f'one of {", ".join(EVALUATORS)}'
-  try:
-    found = fields.locate(EVALUATORS.get(str(kind), kind), field)
-  except ConfigError as error:
-    raise ConfigError(field, kind, f'{known} or {error.expected}') from error
-  if not (isinstance(found, type) and issubclass(found, Evaluator)):
-    raise ConfigError(field, kind, f'{known} or a subclass of {Evaluator}')
+  expected = f"{known} or 'package.module:Name' of a subclass of {Evaluator}"
+  name = EVALUATORS.get(str(kind), kind)
+  found: type[Evaluator] = imports.locate(name, field, Evaluator, expected)
   return found
 
 

@@ -15,3 +15,7 @@ def _end_if_interrupted(kind: type[BaseException], *rest: Any) -> None:
 
 if sys.argv[0] == '-m':  # `python -m launch.train` imports its package first
   sys.excepthook = _end_if_interrupted
+  # Python puts the working directory first, which may be a run of others: its
+  # files must not replace modules.
+  if sys.path[0] != os.path.dirname(os.path.dirname(__file__)):
+    sys.path.append(sys.path.pop(0))

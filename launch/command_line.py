@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from annotated_types import Ge, MinLen, Predicate
 from ml_collections import ConfigDict
 
-from dataset_lib import fields
+from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 
@@ -55,11 +56,18 @@ Names = Annotated[  # read by `eval_lib.report.names`
   "a list such as 'ut=UT;vit=ViT'",
 ]
 Step = Literal['latest', 'best'] | Count
-Workdir = Annotated[
+Workdir = Annotated[  # of checkpoints, which TensorStore writes
   str,
   Predicate(lambda path: '..' not in path.split(os.sep)),
-  "a path without '..'",
+  Predicate(lambda path: not path or is_plain(os.path.abspath(path))),
+  "a path in UTF-8 without '..', ':/' and the characters [ * ? and \\",
 ]
+
+
+def is_plain(path: str) -> bool:
+  """Whether a path is no pattern of `glob` or URL; its parents count, too."""
+  is_text = path == path.encode(errors='ignore').decode()
+  return is_text and not re.search(r'[\[*?\\]|:/', path)
 
 
 class UsageError(ValueError):
@@ -124,6 +132,7 @@ class Command:
       argv = list(_with_overrides(argv))
     arguments, unknown = parser.parse_known_args(argv)
     given = vars(arguments)
+    imports.trust(*given.pop('trust').split(','))
     if isinstance(kind, dict):
       kind = kind[given.pop('command')]
     if unknown:
@@ -166,6 +175,8 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
         words += f' (default: {",".join(map(str, shown))})'
     words = words.replace('%', '%%')  # argparse formats them
     parser.add_argument(*_names(field), help=words, **options)
+  words = 'packages whose classes a saved run may name, besides those of here'
+  parser.add_argument('--trust', help=words, metavar='PACKAGE,...', default='')
 
 
 def _with_overrides(argv: Sequence[str]) -> Iterator[str]:
@@ -204,6 +215,7 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   # Imported late, so that wrong flags fail before jax is imported.
   from train_lib import config_schema
 
+  imports.trust_named([config, *overrides])
   run = config_schema.validate(config, overrides)
   config_schema.check_weights(run)
   return run
@@ -217,6 +229,7 @@ def parse_fields(flag: str, text: str) -> dict[str, Any]:
     if not separator:
       raise ConfigError(flag, item, 'key=value')
     values[name] = fields.Unread(value)
+  imports.trust_named(values)
   return values
 
 

@@ -35,6 +35,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from dataset_lib import imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
@@ -104,6 +105,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       given = command_line.parse_fields('--dataset', flags.dataset)
       evals[name]['dataset'] = given
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
+  imports.trust_named(flags.overrides)
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
     return config, names, []

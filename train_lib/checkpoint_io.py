@@ -31,7 +31,9 @@ from train_lib.run_directory import CHECKPOINTS, Path, steps_in
 MANIFEST = 'manifest.json'
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
-ARRAYS = '_METADATA'  # orbax's list of the arrays
+# orbax's list of the arrays, and the database of those of all processes. It is
+# not made, without an error, in a folder whose name is a pattern of `glob`.
+NEEDED = '_METADATA', 'manifest.ocdbt'
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
@@ -85,8 +87,12 @@ class Saved:
     tree = nest(wanted)
     arguments = ocp.checkpoint_utils.construct_restore_args(tree)
     options = ocp.args.PyTreeRestore(tree, arguments, partial_restore=True)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-      found = flatten(checkpointer.restore(self.path, args=options))
+    try:
+      with ocp.PyTreeCheckpointer() as checkpointer:
+        found = flatten(checkpointer.restore(self.path, args=options))
+    except (OSError, ValueError) as error:  # TensorStore's
+      message = f'{self.path} cannot be read: {str(error)[:200]}'
+      raise CheckpointError(message) from error
     structure = jax.tree.structure(abstract)
     return jax.tree.unflatten(structure, [found[name] for name in wanted])
 
@@ -215,8 +221,13 @@ def shortened(lines: list[str]) -> str:
 
 
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
-  """Writes the manifest into a folder of written arrays."""
+  """Writes the manifest into a folder of written arrays.
+
+  Raises ValueError, before the checkpoint is committed, if no reader could open
+  the arrays.
+  """
   content = {**description, 'files': _measure_all(path)}
+  _check_needed(content['files'])
   (path / MANIFEST).write_text(_encode(content), encoding='utf-8')
 
 
@@ -237,8 +248,7 @@ def verify(path: pathlib.Path) -> list[str]:
   """Returns a line for each file that differs from the manifest."""
   try:
     listed, found = _describe(path).files, _measure_all(path)
-    if ARRAYS not in listed:
-      raise ValueError(f'does not list {ARRAYS}')
+    _check_needed(listed)
   except text_files.DAMAGE as error:
     return [f'{path / MANIFEST}: {error}']
   return [
@@ -246,6 +256,12 @@ def verify(path: pathlib.Path) -> list[str]:
     for name, entry in listed.items()
     if found.get(name) != entry
   ]
+
+
+def _check_needed(files: Mapping[str, Any]) -> None:
+  for name in NEEDED:
+    if name not in files:
+      raise ValueError(f'does not list {name}, without which nothing is read')
 
 
 def _measure_all(path: pathlib.Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ evaluators on their classes.
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 import ml_collections
 from annotated_types import Interval, MinLen, Predicate
 
-from dataset_lib import builder, fields
+from dataset_lib import builder, fields, imports
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from model_lib import blocks
@@ -222,10 +221,8 @@ def validate(
   if metric and metric.partition('/')[0] not in run['evals']:
     expected = f"'<evaluation>/<metric>' of one of {_listed(run['evals'])}"
     raise ConfigError('checkpoint.best_metric', metric, expected)
-  task = fields.locate(run['task'], 'task')
-  is_task = inspect.isclass(task) and issubclass(task, Task)
-  if not is_task or inspect.isabstract(task):
-    raise ConfigError('task', run['task'], 'a subclass of train_lib.task.Task')
+  expected = "'package.module:Name' of a subclass of train_lib.task.Task"
+  task = imports.locate(run['task'], 'task', Task, expected)
   task.validate_config(run)
   for name, entry in run['evals'].items():
     kind = evaluator.locate(entry['type'], f'evals.{name}.type')

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_collections
 from absl import logging
 
-from dataset_lib import builder, contract, text_files, tokenizer
+from dataset_lib import builder, contract, imports, text_files, tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from model_lib import convert, convert_vit
@@ -76,6 +76,7 @@ def load_config(
   has no run, and InvalidDataError if its configuration is damaged.
   """
   path = pathlib.Path(workdir) / CONFIG
+  imports.keep_out(workdir)
   if not path.is_file():
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)

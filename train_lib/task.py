@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float, Key, Shaped
 
-from dataset_lib import fields
+from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
@@ -168,7 +168,7 @@ class Task(abc.ABC):
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
   """Builds the configured task; a stage may change model keywords."""
   config = with_model(config, changes)
-  task = fields.locate(config['task'], 'task')(config, info)
+  task = imports.locate(config['task'], 'task', Task)(config, info)
   table = getattr(task.model, 'type_vocab_size', 0)
   if 0 < table < info.token_types:  # an index outside is NaN
     expected = f'0, or at least {info.token_types}: the data are pairs of texts'
@@ -188,12 +188,10 @@ def complete_model(
   """Completes `config.model` with defaults; its module must subclass `kind`."""
   given = dict(model)
   name = given.pop('name', '')
-  module = fields.locate(name, 'model.name')
-  if not (isinstance(module, type) and issubclass(module, kind)):
-    expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
-    if kind is nn.Module:
-      expected = "'module:Class' of a Linen module"
-    raise ConfigError('model.name', name, expected)
+  expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
+  if kind is nn.Module:
+    expected = "'package.module:Name' of a Linen module"
+  module = imports.locate(name, 'model.name', kind, expected)
   set_by_task = ('num_classes', 'dtype')
   complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
@@ -206,7 +204,7 @@ def complete_model(
 def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
   given = dict(config['model'])
-  module = fields.locate(given.pop('name'), 'model.name')
+  module = imports.locate(given.pop('name'), 'model.name', nn.Module)
   dtype = jnp.dtype(config['dtype'])
   return module(num_classes=num_classes, dtype=dtype, **given)
 

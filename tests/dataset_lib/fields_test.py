@@ -178,12 +178,3 @@ def test_errors_get_a_prefix_and_survive_pickling():
     assert str(raised.value) == 'model.depth: expected 1, got 0'
   with pytest.raises(ValueError, match='other'), fields.errors_under('model'):
     raise ValueError('other')
-
-
-@pytest.mark.parametrize(
-  'name', ['', 'x', '../x:y', 'x:', ':y', '.x:y', 'a b:c', 3, 'os:nothing']
-)
-def test_locate_names_what_cannot_be_imported(name):
-  assert fields.locate('math:pi', 'x') == math.pi
-  with pytest.raises(ConfigError, match=r"task: expected 'package\.module:N"):
-    fields.locate(name, 'task')

@@ -1,0 +1,119 @@
+"""Classes by name, 'package.module:Class', and whose code may be imported.
+
+A configuration may come from others, with a run. So only packages of this
+project are imported, and those that the user has named (`trust`), and never
+from the folder of a run (`keep_out`).
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from dataset_lib.errors import ConfigError
+from dataset_lib.fields import ConfigLike
+from dataset_lib.text_files import Path
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
+_EXPECTED = "'package.module:Name' of a class that can be imported"
+_trusted: set[str] = set()  # packages
+_folders: set[pathlib.Path] = set()
+
+
+def trust(*packages: str) -> None:
+  """Allows names of classes of a package that the user names."""
+  _trusted.update(packages)
+
+
+def trust_named(given: Any) -> None:
+  """Trusts the packages of all names in a configuration of the user."""
+  if isinstance(given, ConfigLike):
+    trust_named(list(given.values()))
+  elif isinstance(given, str) and (found := _NAME.fullmatch(given)):
+    trust(found[2])
+  elif isinstance(given, list | tuple):
+    for item in given:
+      trust_named(item)
+
+
+def keep_out(folder: Path) -> None:
+  """Imports nothing from a folder from now on, whatever is trusted.
+
+  Nothing changes for a folder that holds this code itself.
+  """
+  inside = pathlib.Path(folder).resolve()
+  if not _ROOT.is_relative_to(inside):
+    _folders.add(inside)
+    sys.path[:] = [
+      path
+      for path in sys.path
+      if not pathlib.Path(path).resolve().is_relative_to(inside)
+    ]
+
+
+def locate(
+  name: Any, field: str, base: type = object, expected: str = _EXPECTED
+) -> Any:
+  """Returns the class `name`, a subclass of `base` that is not abstract.
+
+  Raises ConfigError for `field`, before anything is imported if the package is
+  not trusted; `expected` describes the class.
+  """
+  match = _NAME.fullmatch(name) if isinstance(name, str) else None
+  if not match or match[1] != name:
+    raise ConfigError(field, name, expected)
+  package, (module, _, attribute) = match[2], name.partition(':')
+  if package not in _trusted | _own_packages():
+    legal = f'{expected}, of this project or of a package that you trust: '
+    raise ConfigError(field, name, f'{legal}--trust={package}')
+  try:
+    _check_places(module, package)
+    found = getattr(importlib.import_module(module), attribute)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise ConfigError(field, name, f'{expected} ({error})') from error
+  if not (inspect.isclass(found) and issubclass(found, base)):
+    raise ConfigError(field, name, expected)
+  if inspect.isabstract(found):
+    raise ConfigError(field, name, f'{expected}, not abstract')
+  return found
+
+
+def _check_places(module: str, package: str) -> None:
+  """Raises ImportError if a module, or a package around it, is foreign."""
+  own = _ROOT / package
+  is_own = package in _own_packages()
+  parts = module.split('.')
+  for end in range(1, len(parts) + 1):
+    spec = importlib.util.find_spec('.'.join(parts[:end]))
+    for place in _places(spec):
+      if is_own and not place.is_relative_to(own):
+        raise ImportError(f'{place} has the name of a package of this project')
+      for folder in _folders:
+        is_around = is_own and folder.is_relative_to(own)
+        if is_around or place.is_relative_to(folder):
+          raise ImportError(f'{place} is in the folder of a run')
+
+
+def _places(spec: Any) -> Iterable[pathlib.Path]:
+  if spec is not None:
+    files = [spec.origin] if spec.has_location else []
+    places = [*(spec.submodule_search_locations or ()), *files]
+    yield from (pathlib.Path(place).resolve() for place in places)
+
+
+@functools.cache
+def _own_packages() -> frozenset[str]:
+  """Names the libraries and families; a checkout has those of its folders."""
+  if (_ROOT / 'launch' / 'command_line.py').is_file():
+    found = {path.parent.name for path in _ROOT.glob('*/__init__.py')}
+  else:
+    installed = importlib.metadata.distribution('adaptive-computation')
+    found = {*(installed.read_text('top_level.txt') or '').split()}
+  return frozenset(found - {'configs', 'launch', 'tests'})

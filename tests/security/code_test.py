@@ -1,0 +1,153 @@
+"""No name in a saved run makes a command import or call code of others."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from dataset_lib import imports
+from launch import analyze, command_line, evaluate, export, predict
+from tests.conftest import REPOSITORY
+from train_lib import trainer
+
+TINY = [
+  'batch_size=16', 'mesh.data=1', 'model.width=8', 'model.mlp_dim=8',
+  'model.num_heads=1', 'stages.stage1.steps=1', 'stages.stage1.epochs=0',
+  'tensorboard=false', 'dataset.image_size=8', 'model.depth=1',
+]  # fmt: skip
+# It is imported, called and subclassed at will, and tells so.
+EVIL = """
+import os, pathlib
+pathlib.Path(os.environ['MARKER']).touch()
+def Model(*args, **kwargs):
+  raise SystemExit(0)
+"""
+PLACES = (
+  'task', 'model.name', 'dataset.name', 'evals.test.type',
+  'evals.test.dataset.name', 'stages.stage1.model.name',
+)  # fmt: skip
+COMMANDS = {
+  'evaluate': (evaluate.main, ()),
+  'analyze': (analyze.main, ()),
+  'export': (export.main, ('--bundle={0}/../bundle',)),
+  'predict': (predict.main, ()),
+}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  config = command_line.load_config('configs/adatape/digits.py:model=vit', TINY)
+  directory = tmp_path_factory.mktemp('runs') / 'run'
+  trainer.train(config, str(directory))
+  return directory
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+  """A copy of a run with a module evil, where Python looks for modules."""
+  monkeypatch.setattr(imports, '_folders', set())
+  monkeypatch.setattr(imports, '_trusted', set())
+  monkeypatch.setenv('MARKER', str(tmp_path / 'marker'))
+  directory = shutil.copytree(trained, tmp_path / 'run')
+  for place in (directory, tmp_path):
+    monkeypatch.syspath_prepend(place)
+    (place / 'evil.py').write_text(EVIL)
+  yield directory
+  assert not (tmp_path / 'marker').exists()
+
+
+def change(directory, **values):
+  """Sets dotted fields of a saved configuration."""
+  path = directory / 'config.json'
+  config = json.loads(path.read_text())
+  for key, value in values.items():
+    *groups, name = key.split('.')
+    node = config
+    for group in groups:
+      if node.get(group) is None:
+        node[group] = {}
+      node = node[group]
+    node[name] = value
+  path.write_text(json.dumps(config))
+
+
+def refused(capsys, command, directory, *flags):
+  """Runs a command that ends with one line; returns it."""
+  main, others = COMMANDS[command]
+  capsys.readouterr()
+  given = [flag.format(directory) for flag in (*others, *flags)]
+  with pytest.raises(SystemExit) as stop:
+    main([f'--workdir={directory}', *given])
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  assert stop.value.code == command_line.USAGE
+  return line
+
+
+@pytest.mark.parametrize('place', PLACES)
+def test_no_place_of_a_name(place, run, capsys):
+  change(run, **{place: 'evil:Model'})
+  line = refused(capsys, 'evaluate', run)
+  assert place.rpartition('stages.stage1.')[2] in line
+  assert '--trust=evil' in line
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_no_command(command, run, capsys):
+  change(run, **{'model.name': 'evil:Model'})
+  assert 'model.name: expected' in refused(capsys, command, run)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'logging:basicConfig', 'setuptools:setup', 'os:system', 'builtins:exec',
+    'run.evil:Model', 'launch.train:Flags', 'tests.fakes:FakeImages',
+    'train_lib.task:Task', 'adatape.model:nn', 'adatape.model:none',
+    'eval_lib.evaluator:Classification', '__main__:x', 'adatape:x', 'a.b:c',
+    'evil:Model\n', ['evil:Model'], {'evil': 1}, None, 7,
+  ],
+)  # fmt: skip
+def test_no_other_name(name, run, capsys):
+  victim = run / 'victim'
+  victim.write_text('kept')
+  values = {'name': name, 'filename': str(victim), 'filemode': 'w'}
+  change(run, model=values)
+  assert 'model.name' in refused(capsys, 'analyze', run)
+  assert victim.read_text() == 'kept'
+
+
+@pytest.mark.parametrize('name', ['evil:Model', 'run.evil:Model'])
+def test_no_code_of_the_run_even_if_trusted(name, run, capsys, monkeypatch):
+  (run.parent / 'evil.py').unlink()
+  monkeypatch.chdir(run)
+  change(run, **{'model.name': name})
+  package = name.partition('.')[0].partition(':')[0]
+  refused(capsys, 'analyze', run, f'--trust={package}')
+
+
+def test_code_of_the_user_if_trusted(run, monkeypatch, capsys):
+  text = 'from adatape.model import *\nfrom model_lib.vit import *\n'
+  (run.parent / 'mine.py').write_text(text)
+  before = json.loads((run / 'config.json').read_text())['model']['name']
+  change(run, **{'model.name': f'mine:{before.partition(":")[2]}'})
+  assert '--trust=mine' in refused(capsys, 'evaluate', run)
+  assert evaluate.main([f'--workdir={run}', '--trust=mine']) == 0
+
+
+@pytest.mark.parametrize('shadow', ['adatape', 'model_lib', 'numpy', 'onnx'])
+def test_a_run_that_shadows_a_package(shadow, run, tmp_path):
+  """The working directory is the run's, and Python looks there first."""
+  (run / shadow).mkdir()
+  (run / shadow / '__init__.py').write_text(EVIL)
+  code = f'from {shadow}.model import Model\n' if shadow == 'adatape' else ''
+  (run / shadow / 'model.py').write_text(code + EVIL)
+  change(run, **{'model.name': f'{shadow}.model:Model'})
+  done = subprocess.run(
+    [sys.executable, '-m', 'launch.analyze', '--workdir=.'],
+    cwd=run, env=os.environ | {'PYTHONPATH': str(REPOSITORY)},
+    capture_output=True, text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == command_line.USAGE, done.stderr
