@@ -1,10 +1,10 @@
 """Compiled programs kept for the next process: only what its user wrote is run.
 
 JAX keeps compiled programs as files, `<name>-cache`, and executes what it finds
-under the name of a program. Before they are used, each must be a file of this
-user that nobody else can write to, and match the code beside it: HMAC-SHA256 of
-name and content with a key of the user. Others are deleted, which costs a
-compilation.
+under the name of a program. What it reads must be a file of this user that
+nobody else can write to, and match the code beside it: HMAC-SHA256 of name and
+content with a key of the user, made of what JAX wrote and not of what is in the
+file. Others are deleted, which costs a compilation.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
+from jax._src import compilation_cache, lru_cache
 
-from dataset_lib import data_files
+from dataset_lib import data_files, text_files
 from dataset_lib.errors import ConfigError
 
 # Copies compile in milliseconds; keep them too, for fast restarts.
@@ -27,7 +27,6 @@ _OPTIONS = {
   'jax_persistent_cache_min_compile_time_secs': 0.0,
   'jax_persistent_cache_min_entry_size_bytes': -1,
 }
-_ENTRIES, _CODE = '*-cache', '.code'
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -39,7 +38,6 @@ class ProgramCache:
 
   def __init__(self, directory: str):
     self._path = pathlib.Path(directory).absolute() if directory else None
-    self._is_checked, self._key = False, b''
     if self._path:
       self._path.mkdir(0o700, parents=True, exist_ok=True)
       if not is_private(self._path):
@@ -53,34 +51,50 @@ class ProgramCache:
     if not self._path:
       yield
       return
-    if not self._is_checked:
-      self._delete_foreign(self._path)
-    self._is_checked = True
+    # JAX asks this function for the cache of the folder that is configured.
+    made = compilation_cache.get_file_cache
+    signed = _Signed(self._path, self._key)
+    compilation_cache.get_file_cache = lambda path: (signed, path)
     before = _configure(
       _OPTIONS | {'jax_compilation_cache_dir': f'{self._path}'}
     )
     try:
       yield
     finally:
+      compilation_cache.get_file_cache = made
       _configure(before)
-      for path in self._path.glob(_ENTRIES):
-        code = path.with_name(path.name + _CODE)
-        if not code.exists():
-          code.write_text(self._code(path))
 
-  def _delete_foreign(self, directory: pathlib.Path) -> None:
-    for path in directory.glob(_ENTRIES):
-      code, is_known = path.with_name(path.name + _CODE), False
-      with contextlib.suppress(OSError, UnicodeError):
-        is_known = _is_own_file(path) and _is_own_file(code)
-        is_known &= is_known and code.read_text() == self._code(path)
-      if not is_known:
-        path.unlink(missing_ok=True)
-        code.unlink(missing_ok=True)
 
-  def _code(self, path: pathlib.Path) -> str:
-    name = path.name.encode()
-    return hmac.digest(self._key, name + path.read_bytes(), 'sha256').hex()
+class _Signed(lru_cache.LRUCache):
+  """JAX's files, each with a code."""
+
+  def __init__(self, folder: pathlib.Path, key: bytes):
+    super().__init__(str(folder), max_size=-1)
+    self._folder, self._key = folder, key
+
+  def get(self, key: str) -> bytes | None:
+    """Returns the program that was put; deletes any other."""
+    value, (path, code) = super().get(key), self._files(key)
+    with contextlib.suppress(OSError, UnicodeError):
+      is_own = _is_own_file(path) and _is_own_file(code)
+      if value and is_own and code.read_text() == self._code(path.name, value):
+        return value
+    for file in (path, code):
+      file.unlink(missing_ok=True)
+    return None
+
+  def put(self, key: str, value: bytes) -> None:
+    """Writes a program and its code."""
+    super().put(key, value)
+    path, code = self._files(key)
+    text_files.write_text(code, self._code(path.name, value))
+
+  def _files(self, key: str) -> tuple[pathlib.Path, pathlib.Path]:
+    path = self._folder / f'{key}-cache'
+    return path, path.with_name(f'{path.name}.code')
+
+  def _code(self, name: str, value: bytes) -> str:
+    return hmac.digest(self._key, name.encode() + value, 'sha256').hex()
 
 
 def is_private(path: pathlib.Path) -> bool:

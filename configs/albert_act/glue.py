@@ -82,5 +82,5 @@ def fine_tuning(a, lr):
     fresh += '|score'
   c.warm_start = dict(workdir=a.checkpoint, skip=(f'^({fresh})/',))
   c.stages = dict(stage1=dict(epochs=3))
-  c.checkpoint = dict(every_steps=500, keep=1)
+  c.checkpoint = dict(every_steps=500)
   return c

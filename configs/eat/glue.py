@@ -114,7 +114,7 @@ def get_config(arg=''):
     c.evals.frontier = dict(type='frontier', **splits)
   if a.submit:
     c.evals.update(common.submissions(a.task))
-  c.checkpoint = dict(every_steps=500, keep=1)
+  c.checkpoint = dict(every_steps=500)
   return c
 
 

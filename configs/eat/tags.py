@@ -61,5 +61,5 @@ def get_config(arg=''):
     share = 100 - a.held_out
     c.train_split, split = f'train[:{share}%]', f'train[{share}%:]'
   c.evals = dict(dev=dict(type='classification', split=split))
-  c.checkpoint = dict(every_steps=500, keep=1)
+  c.checkpoint = dict(every_steps=500)
   return c

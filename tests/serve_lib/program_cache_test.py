@@ -6,8 +6,10 @@ import stat
 import jax
 import numpy as np
 import pytest
+from jax._src import lru_cache
 
 from dataset_lib.errors import ConfigError
+from serve_lib import program_cache
 from serve_lib.program_cache import ProgramCache
 
 X = np.arange(4.0, dtype=np.float32)
@@ -18,8 +20,11 @@ def user(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'user'))
 
 
-def compile_all(folder):
-  """Compiles two programs as a new process does; returns how many were kept."""
+def compile_all(folder, meanwhile=lambda *_: None):
+  """Compiles two programs as a new process does; returns how many were kept.
+
+  `meanwhile` changes their files before the context ends.
+  """
   kept = []
 
   def listen(event, **_):
@@ -33,6 +38,7 @@ def compile_all(folder):
       for factor in (2.0, 3.0):
         program = jax.jit(lambda x, factor=factor: x * factor)
         np.testing.assert_array_equal(program.lower(X).compile()(X), X * factor)
+      meanwhile(*sorted(folder.glob('*-cache')))
   finally:
     jax.monitoring.unregister_event_listener(listen)
   return len(kept)
@@ -82,13 +88,27 @@ def test_only_own_programs_are_executed(tmp_path, change, compiled_again):
   assert compile_all(folder) == 2
 
 
+@pytest.mark.parametrize('change', [exchange, exchange_with_codes])
+def test_a_program_put_there_in_use_is_not_signed(tmp_path, change):
+  folder = tmp_path / 'programs'
+  assert compile_all(folder, change) == 0
+  assert compile_all(folder) == 0
+
+
 def test_jax_alone_executes_an_exchanged_program(tmp_path, monkeypatch):
   """Else the test above would show nothing."""
-  monkeypatch.setattr(ProgramCache, '_delete_foreign', lambda *_: None)
+  monkeypatch.setattr(program_cache, '_Signed', Unsigned)
   compile_all(tmp_path / 'programs')
   exchange(*sorted((tmp_path / 'programs').glob('*-cache')))
   with pytest.raises(AssertionError, match='not equal'):
     compile_all(tmp_path / 'programs')
+
+
+class Unsigned(lru_cache.LRUCache):
+  """JAX's own files."""
+
+  def __init__(self, folder, key):
+    super().__init__(str(folder), max_size=-1)
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
