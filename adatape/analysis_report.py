@@ -38,7 +38,6 @@ def write(
   found = tables(tapes, grid, names)
   rows, shown = examples(tapes, data.source, flags.images, names)
   found.append(Table('examples', '', rows, ''))
-  out.mkdir(parents=True, exist_ok=True)
   for table in found:
     report.write_csv(out / f'{table.name}.csv', table.rows)
   with adaptive_plots.if_installed():

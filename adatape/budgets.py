@@ -182,7 +182,6 @@ def write(flags: Any) -> None:
     _time(timed, table, data, first, flags)
   rows = [*table.values()]
   out = pathlib.Path(flags.out or pathlib.Path(flags.workdir, 'budgets'))
-  out.mkdir(parents=True, exist_ok=True)
   report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
   report.print_table(title, rows, columns=SHOWN)

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from albert_act import analysis
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
-from dataset_lib import builder, source, tagged_words, tokenizer
+from dataset_lib import builder, source, tagged_words, text_files, tokenizer
 from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
@@ -276,13 +276,12 @@ def write_files(
   out: pathlib.Path, found: Analysis, written: Sequence[Table], page: str = ''
 ) -> None:
   """Writes tables, the curves of `found`, and a page if there is one."""
-  out.mkdir(parents=True, exist_ok=True)
   for table in written:
     write_csv(out / f'{table.name}.csv', table.rows)
   if page:
     # A lone surrogate in a token cannot be written.
-    path, errors = out / 'sentences.html', 'xmlcharrefreplace'
-    path.write_text(page, encoding='utf-8', errors=errors)
+    content = page.encode(errors='xmlcharrefreplace')
+    text_files.write_bytes(out / 'sentences.html', content)
   title = 'Similarity of consecutive states'
   with adaptive_plots.if_installed():
     adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)

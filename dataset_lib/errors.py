@@ -33,6 +33,12 @@ class InvalidDataError(ValueError):
   exit_code = 4
 
 
+class WriteError(OSError):
+  """A file cannot be written, e.g. because the disk is full."""
+
+  exit_code = 6
+
+
 class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """One record that cannot be used; the reader counts and replaces it.
 

@@ -6,16 +6,17 @@ NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 
 import collections
 import contextlib
+import contextvars
 import fcntl
 import json
 import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from dataset_lib import data_files
-from dataset_lib.errors import InvalidDataError, MissingDataError
+from dataset_lib.errors import InvalidDataError, MissingDataError, WriteError
 
 Path = str | os.PathLike[str]
 
@@ -24,6 +25,37 @@ DAMAGE = (
   OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError
 )  # fmt: skip
 MAX_DEPTH = 100  # of values of a JSON file, which Python's own code recurses
+_late: contextvars.ContextVar[list[WriteError] | None] = contextvars.ContextVar(
+  'late', default=None
+)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+  """Turns an OSError of writing a file into a WriteError that names it."""
+  try:
+    yield
+  except WriteError:
+    raise
+  except OSError as error:
+    reason = error.strerror or error
+    raise WriteError(f'{path} cannot be written: {reason}') from error
+
+
+@contextlib.contextmanager
+def failing_late() -> Iterator[None]:
+  """Raises the first WriteError of this module at the end of the context.
+
+  So results that cannot be written are still printed within it.
+  """
+  errors: list[WriteError] = []
+  token = _late.set(errors)
+  try:
+    yield
+  finally:
+    _late.reset(token)
+  if errors:
+    raise errors[0]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,17 +64,34 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-  """Replaces a file atomically, with fsync."""
+  """Replaces a file, or a link, atomically, with fsync; makes its folder.
+
+  Raises WriteError, see `failing_late`.
+  """
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   try:
-    with temporary.open('wb') as file:
-      file.write(content)
-      file.flush()
-      os.fsync(file.fileno())
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)
+    with writing(path):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      temporary.unlink(missing_ok=True)  # of a killed process, or a link
+      try:
+        with temporary.open('xb') as file:
+          file.write(content)
+          file.flush()
+          os.fsync(file.fileno())
+        temporary.replace(path)
+      finally:
+        temporary.unlink(missing_ok=True)
+  except WriteError as error:
+    if (errors := _late.get()) is None:
+      raise
+    errors.append(error)
+
+
+def open_append(path: Path) -> BinaryIO:
+  """Opens a file to append, unbuffered; an OSError if it is a link."""
+  flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+  return open(os.open(path, flags, 0o666), 'ab', buffering=0)
 
 
 def lock_directory(path: Path) -> int:

@@ -5,6 +5,7 @@ extra and is imported when the first figure is made.
 """
 
 import contextlib
+import io
 import math
 import os
 import pathlib
@@ -114,10 +115,13 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
     # No pyplot: no window, no global state.
     result = Figure(figsize=size, layout='constrained')
     yield result
-    path = pathlib.Path(path)
-    result.savefig(path.with_suffix('.png'), dpi=160)
     # Without a date the same numbers give the same file.
-    result.savefig(path.with_suffix('.pdf'), metadata={'CreationDate': None})
+    given = {'png': {'dpi': 160}, 'pdf': {'metadata': {'CreationDate': None}}}
+    for kind, options in given.items():
+      file = io.BytesIO()
+      result.savefig(file, format=kind, **options)
+      path = pathlib.Path(path).with_suffix(f'.{kind}')
+      text_files.write_bytes(path, file.getvalue())
 
 
 def look(number: int) -> tuple[str, str]:

@@ -59,7 +59,6 @@ def write(
     cells = [f'{x:.3f}' for x in np.clip(answers, 0.0, MAX_SCORE)]
   lines = [HEADER, *(f'{index}\t{cell}' for index, cell in enumerate(cells))]
   path = Path(folder) / f'{name}.tsv'
-  path.parent.mkdir(parents=True, exist_ok=True)
   text_files.write_text(path, '\n'.join(lines) + '\n')
   return path
 

@@ -75,7 +75,6 @@ def write(flags: Any) -> None:
       'right': right, **numbers, 'text': text(index),
     })  # fmt: skip
   out = pathlib.Path(flags.out)
-  out.mkdir(parents=True, exist_ok=True)
   for file, title, lines in (
     ('correlations', f'rank correlations, {len(logits)} rows', table),
     ('examples', 'cheapest and most expensive rows', shown),

@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Predicate
 
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
@@ -100,8 +101,11 @@ def run(flags: Flags) -> None:
   out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  for table in module.write(flags, config, split, loaded, out):
-    print_table(table.title, table.rows, table.note, table.columns)
+  if not flags.out and out.is_symlink():
+    raise ConfigError('--out', str(out), 'a folder in the run, not a link')
+  with text_files.failing_late():
+    for table in module.write(flags, config, split, loaded, out):
+      print_table(table.title, table.rows, table.note, table.columns)
   print(f'step {loaded.saved.step}, written: {out}')
 
 

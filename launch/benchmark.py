@@ -26,6 +26,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dataset_lib import text_files
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
@@ -50,7 +51,8 @@ def run(flags: Any) -> None:
     return
   if not isinstance(flags, Serve):  # whose --out is a file
     command_line.check_place('--out', flags.out or flags.workdir)
-  importlib.import_module(flags.module).write(flags)
+  with text_files.failing_late():
+    importlib.import_module(flags.module).write(flags)
 
 
 def time_candidates(flags: Timing) -> None:

@@ -5,8 +5,10 @@ it. Nothing here imports jax, so that a wrong flag is answered at once.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
+import errno
 import os
 import pathlib
 import re
@@ -24,6 +26,8 @@ from dataset_lib.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
 UNAVAILABLE, PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 69, 75, 130, 141
+
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 OVERRIDE = '--config.KEY'
 EXAMPLE = 'configs/adatape/parity.py'
@@ -103,10 +107,19 @@ class Command:
     """Runs the command; an expected error becomes a line and its exit code."""
     try:
       flags = self.parse(sys.argv[1:] if argv is None else argv)
-      return self.run(flags) or OK
+      code = self.run(flags) or OK
+      sys.stdout.flush()
+      return code
     except KeyboardInterrupt:
       fail('interrupted', INTERRUPTED)
+    except BrokenPipeError:
+      _discard_output()
+      raise SystemExit(OUTPUT_CLOSED) from None
     except Exception as error:
+      if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        _discard_output()
+        file = error.filename or 'output'
+        fail(f'{file} cannot be written: {error.strerror}', CHECKPOINT)
       if not hasattr(error, 'exit_code'):
         raise
       fail(error, error.exit_code)
@@ -146,6 +159,12 @@ class Command:
     except ConfigError as error:
       name = f'--{error.field.removeprefix("--")}'
       raise ConfigError(name, error.given, error.expected) from error
+
+
+def _discard_output() -> None:
+  """Lets Python flush stdout at exit without another error."""
+  with contextlib.suppress(OSError, ValueError):  # a test's stdout has no file
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -69,7 +69,6 @@ def write(flags: Any) -> None:
     print(f'timing {len(timed)} settings', flush=True)
     tables['timings'] = _time(timed, given)
   every = [setting_row(one, reference) for one in settings.values()]
-  out.mkdir(parents=True, exist_ok=True)
   for name, rows in (tables | {'settings': every}).items():
     if rows:
       report.write_csv(out / f'{name}.csv', rows)

@@ -145,8 +145,8 @@ def run(flags: Flags) -> None:
   mesh = sharding.make_mesh(config.mesh)
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
-  rows = []
-  with jax.set_mesh(mesh):
+  rows: list[dict[str, Any]] = []
+  with text_files.failing_late(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
         loaded = loading.restore(workdir, config, step, mesh)
@@ -173,8 +173,8 @@ def run(flags: Flags) -> None:
       text_files.write_json(path, [written[step] for step in sorted(written)])
       if flags.watch:
         _print(workdir, [row])
-  if not flags.watch:
-    _print(workdir, rows)
+    if not flags.watch:
+      _print(workdir, rows)
   print(f'written: {path}')
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from launch import command_line, sweep_runs
 from launch.command_line import UsageError
@@ -164,7 +165,13 @@ class Search:
 
   def run_of(self, trial: Any) -> Run:
     """Returns the training of a trial."""
-    items = trial.user_attrs['point'].items()
+    point = trial.user_attrs['point']
+    for key, value in point.items():  # from a file, which may be of others
+      legal = self.space.get(key, ('', ()))[1]
+      is_number = legal and isinstance(value, int | float)
+      if not (is_number or value in legal):
+        raise UsageError(f'trial {trial.number} of the study: {key}={value!r}')
+    items = point.items()
     name = ' '.join(
       f'{k}={v:.4g}' if isinstance(v, float) else f'{k}={v}' for k, v in items
     )
@@ -212,9 +219,9 @@ class Search:
 
     run.workdir.mkdir(parents=True, exist_ok=True)
     reported = {*self.study.trials[trial.number].intermediate_values}
-    beat, is_bad, curves = time.time(), False, {}
+    beat, is_bad, curves = time.monotonic(), False, {}
     with (
-      (run.workdir / 'train.log').open('a') as log,
+      text_files.open_append(run.workdir / 'train.log') as log,
       subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
         [sys.executable, *run.command()], env=environment, process_group=0,
@@ -225,9 +232,9 @@ class Search:
       stack.callback(process.terminate)  # nothing if it has ended
       while process.poll() is None and not (is_bad or self.stop.is_set()):
         self.stop.wait(POLL_SECONDS)
-        if time.time() - beat > BEAT_SECONDS:
-          beat = time.time()
-          trial.set_user_attr('beat', beat)
+        if time.monotonic() - beat > BEAT_SECONDS:
+          beat = time.monotonic()
+          trial.set_user_attr('beat', time.time())
         if self.flags.prune:
           with contextlib.suppress(OSError, ValueError):
             curves = plots.read_curves(run.workdir / 'metrics.jsonl')
@@ -318,10 +325,26 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   return environment, cores[slot::slots] or cores
 
 
+def _repair(journal: pathlib.Path) -> None:
+  """Drops a last line that is torn, e.g. by a full disk or a killed process."""
+  if journal.is_symlink():
+    raise UsageError(f'{journal} is a link: remove it')
+  if not journal.exists():
+    return
+  lock = optuna.storages.journal.JournalFileSymlinkLock(str(journal))
+  lock.acquire()
+  try:
+    whole, end, _ = journal.read_bytes().rpartition(b'\n')
+    os.truncate(journal, len(whole + end))
+  finally:
+    lock.release()
+
+
 def _open(flags: Flags) -> Any:
   """Opens or creates the study; raises ConfigError if it is another search."""
   journal = pathlib.Path(flags.workdir, 'search.journal')
   journal.parent.mkdir(parents=True, exist_ok=True)
+  _repair(journal)
   try:
     storage: Any = flags.storage or optuna.storages.JournalStorage(
       optuna.storages.journal.JournalFileBackend(str(journal))

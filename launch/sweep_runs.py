@@ -142,7 +142,6 @@ def report(
   found.sort(key=lambda f: (f[1][metric] is None, sign * (f[1][metric] or 0.0)))
   rows = [row for _, row in found]
   path = pathlib.Path(flags.workdir, 'sweep.csv')
-  path.parent.mkdir(parents=True, exist_ok=True)
   write_csv(path, rows)
   print_table(f'best first, {path}', [
     {'run': row['run'], metric: row[metric] and round(row[metric], 4)}

@@ -30,7 +30,7 @@ from dataset_lib.fields import flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
-STARTED = time.time()
+STARTED = time.monotonic()
 _ORBAX = os.path.join('orbax', 'checkpoint')
 
 

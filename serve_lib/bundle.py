@@ -218,7 +218,6 @@ def _plain(value: Any) -> Any:
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
-  path.parent.mkdir(parents=True, exist_ok=True)
   text_files.write_bytes(path, _header(content) + content)
 
 

@@ -25,6 +25,7 @@ import filelock
 from dataset_lib import contract, data_files, fields, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
+from dataset_lib.text_files import writing
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -55,22 +56,6 @@ class ConfigChangedError(ValueError):
   """The directory belongs to a run of another configuration; names the keys."""
 
   exit_code = 2
-
-
-class WriteError(RuntimeError):
-  """A file of the run cannot be written, e.g. because the disk is full."""
-
-  exit_code = 6
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-  """Turns an OSError of writing a file into a WriteError that names it."""
-  try:
-    yield
-  except OSError as error:
-    reason = error.strerror or error
-    raise WriteError(f'{path} cannot be written: {reason}') from error
 
 
 class RunDirectory(contextlib.ExitStack):
@@ -128,7 +113,7 @@ class RunDirectory(contextlib.ExitStack):
       line = text_files.dumps({'step': step, **values}) + '\n'
       path = self.workdir / METRICS
       # One write: a killed process leaves at most this line incomplete.
-      with writing(path), path.open('ab', buffering=0) as file:
+      with writing(path), text_files.open_append(path) as file:
         size = file.tell()
         if file.write(line.encode()) != len(line.encode()):
           file.truncate(size)  # no part of a line
@@ -153,7 +138,11 @@ class RunDirectory(contextlib.ExitStack):
       text_files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
-    path = self.workdir / CONFIG
+    path, own = self.workdir / CONFIG, self.workdir.resolve()
+    other = (self.workdir / CHECKPOINTS).resolve().parent
+    if other != own and (other / CONFIG).exists():
+      line = f'is a link to those of {other}, which training would delete'
+      raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
     if steps_in(self.workdir / CHECKPOINTS) and path.exists():
@@ -182,6 +171,8 @@ class RunDirectory(contextlib.ExitStack):
 def _locked(workdir: pathlib.Path) -> Iterator[None]:
   """Locks a run. The kernel frees the lock of a killed process."""
   path, host = workdir / 'run.lock', socket.gethostname()
+  if path.is_symlink():  # that would be followed
+    raise InvalidDataError(f'{path} is a link: remove it')
   try:
     lock = filelock.FileLock(path, timeout=0).acquire()
   except filelock.Timeout:

@@ -44,12 +44,12 @@ def train(
   """Trains to the last step, from the newest good checkpoint if there is one.
 
   Returns the content of `result.json`. `config` is validated, `started` the
-  `time.time()` of the process start. A `dry_run` builds, compiles and prints
-  everything and writes nothing. Raises NonFiniteError for a non-finite step
-  (after `max_nonfinite_steps` of them), Preempted after a signal and a save.
-  On an error one of several processes ends at once, see `Watchdog`.
+  `time.monotonic()` of the process start. A `dry_run` builds, compiles and
+  prints everything and writes nothing. Raises NonFiniteError for a non-finite
+  step (after `max_nonfinite_steps` of them), Preempted after a signal and a
+  save. On an error one of several processes ends at once, see `Watchdog`.
   """
-  started = started or time.time()
+  started = started or time.monotonic()
   with contextlib.ExitStack() as stack:
     watchdog = stack.enter_context(Watchdog(config.watchdog_seconds))
     # Nothing is written before everything is built.
@@ -210,7 +210,7 @@ class _Loop:
       step, stage, metrics, batch = self.pending.popleft()
       skipped = int(metrics['nonfinite'].compute())
       if self.first_step_seconds is None:
-        self.first_step_seconds = time.time() - self.started
+        self.first_step_seconds = time.monotonic() - self.started
       if skipped > self.config.max_nonfinite_steps:
         task, knobs = self.setup.tasks[stage.name], stage.knob_values(step - 1)
         given = self.state, self.setup.frozen, batch, knobs
@@ -267,7 +267,7 @@ class _Loop:
       self.console.warn(error)
 
   def _seconds(self) -> float:
-    return self.seconds_before + time.time() - self.started
+    return self.seconds_before + time.monotonic() - self.started
 
   def finish(self) -> dict[str, Any]:
     """Writes the result; `seconds` counts all processes of the run."""
@@ -276,7 +276,7 @@ class _Loop:
     for name in sorted(self.results, key=lambda name: name != 'test/accuracy'):
       if name.endswith('/accuracy'):
         result.setdefault('accuracy', self.results[name])
-    steps, elapsed = self.done - self.start, time.time() - self.started
+    steps, elapsed = self.done - self.start, time.monotonic() - self.started
     result |= {
       'steps': self.done,
       'steps_this_process': steps,
