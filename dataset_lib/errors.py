@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+MAX_SHOWN = 1000  # characters of a value
+
 
 class ConfigError(ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
@@ -14,11 +16,19 @@ class ConfigError(ValueError):
   exit_code = 2  # of a command that ends with the error
 
   def __init__(self, field: str, given: Any, expected: str):
-    super().__init__(f'{field}: expected {expected}, got {given!r}')
+    super().__init__(f'{field}: expected {expected}, got {_shown(given)}')
     self.field, self.given, self.expected = field, given, expected
 
   def __reduce__(self) -> tuple[Any, ...]:
     return type(self), (self.field, self.given, self.expected)
+
+
+def _shown(given: Any) -> str:
+  try:
+    text = repr(given)
+  except (ValueError, RecursionError):  # an integer of thousands of digits
+    return f'a {type(given).__name__} that is too long to show'
+  return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}...'
 
 
 class MissingDataError(FileNotFoundError):

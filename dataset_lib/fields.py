@@ -145,7 +145,10 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
 
 def _readings(text: str) -> Iterator[Any]:
   """Yields the possible meanings of a command line's text, best first."""
-  with contextlib.suppress(ValueError, SyntaxError):
+  # Thousands of signs or brackets end the parser in other ways.
+  with contextlib.suppress(
+    ValueError, SyntaxError, RecursionError, MemoryError
+  ):
     value = ast.literal_eval(text)
     yield value
     if isinstance(value, float) and value.is_integer():
@@ -178,7 +181,9 @@ def accepts(hint: Any, value: Any) -> bool:
   if kind in (int, float):
     kind = numbers.Integral if kind is int else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    # A longer integer fits into no array.
+    is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
+    return is_number and is_short and math.isfinite(value)
   if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
     return isinstance(value, ConfigLike)
   return kind is Any or isinstance(value, kind)

@@ -94,6 +94,17 @@ def open_append(path: Path) -> BinaryIO:
   return open(os.open(path, flags, 0o666), 'ab', buffering=0)
 
 
+def printable(text: object) -> str:
+  """Returns a text of others with escapes for what a terminal acts on.
+
+  Of control and format characters and lone surrogates only newlines stay.
+  """
+  return ''.join(
+    c if c.isprintable() or c == '\n' else c.encode('unicode_escape').decode()
+    for c in str(text)
+  )
+
+
 def lock_directory(path: Path) -> int:
   """Locks a directory until the returned descriptor is closed.
 

@@ -231,7 +231,8 @@ def plot_trials(
   ]
   panels = [Panel('All trials', label, 'trial', lines, ticks=8)]
   for number, (field, x) in enumerate(fields, 2):
-    lines = [Line('', np.array(x), y, number, style=points)]
+    places = [plots.shown(v) if isinstance(v, str) else v for v in x]
+    lines = [Line('', np.array(places), y, number, style=points)]
     whole = all(isinstance(value, int) for value in x)
     ticks = 6 if whole and field not in logs else 0
     panels.append(
@@ -262,8 +263,8 @@ def plot_bars(
       )
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
-        list(table), middle, height=0.6, color=plots.look(number)[0],
-        xerr=errors, error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
+        [*map(plots.shown, table)], middle, height=0.6, xerr=errors,
+        color=plots.look(number)[0], error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
       )  # fmt: skip
       # The number comes after the error bar.
       axes.bar_label(

@@ -40,9 +40,11 @@ _STYLE: Any = {
   'legend.columnspacing': 1.4, 'legend.fontsize': 9,
   'legend.frameon': False, 'legend.handlelength': 1.6,
   'pdf.fonttype': 42,  # text stays text
+  'text.parse_math': False,  # a $ is part of a name
   'xtick.color': GREY, 'ytick.color': GREY, 'ytick.major.size': 0,
 }  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 66  # in a row; a line counts as 6
+_LINES, _CHARACTERS = 12, 120  # of a text
 
 # Names of points closer than this, in pixels of the figure, are left out.
 NAME_DISTANCE = 34.0
@@ -108,6 +110,7 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   try:
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
   except ImportError as error:
     message = "plots need matplotlib: pip install -e '.[plots]'"
     raise ImportError(message) from error
@@ -115,13 +118,25 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
     # No pyplot: no window, no global state.
     result = Figure(figsize=size, layout='constrained')
     yield result
-    # Without a date the same numbers give the same file.
-    given = {'png': {'dpi': 160}, 'pdf': {'metadata': {'CreationDate': None}}}
-    for kind, options in given.items():
-      file = io.BytesIO()
-      result.savefig(file, format=kind, **options)
-      path = pathlib.Path(path).with_suffix(f'.{kind}')
-      text_files.write_bytes(path, file.getvalue())
+    for text in result.findobj(Text):
+      text.set_text(shown(text.get_text()))
+    write(result, pathlib.Path(path))
+
+
+def shown(name: str) -> str:
+  """Returns a name that can be drawn: escaped, each line cut to fit."""
+  lines = text_files.printable(name).split('\n')[:_LINES]
+  return '\n'.join(line[:_CHARACTERS] for line in lines)
+
+
+def write(drawn: Any, path: pathlib.Path) -> None:
+  """Writes a figure as PNG and PDF."""
+  # Without a date the same numbers give the same file.
+  given = {'png': {'dpi': 160}, 'pdf': {'metadata': {'CreationDate': None}}}
+  for kind, options in given.items():
+    file = io.BytesIO()
+    drawn.savefig(file, format=kind, **options)
+    text_files.write_bytes(path.with_suffix(f'.{kind}'), file.getvalue())
 
 
 def look(number: int) -> tuple[str, str]:
@@ -165,7 +180,12 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     axes.set_xscale('log', base=2)
     axes.xaxis.set_major_formatter('{x:g}')
   if panel.log:
+    from matplotlib.ticker import LogFormatter
+
     axes.set_xscale('log')
+    # The default writes mathematics.
+    axes.xaxis.set_major_formatter(LogFormatter())
+    axes.xaxis.set_minor_formatter(LogFormatter())
   axes.yaxis.set_major_formatter('{x:g}')
   axes.set_xlim(panel.x_limits)
   axes.set_ylim(panel.y_limits)

@@ -20,6 +20,7 @@ import rich.text
 from jaxtyping import Float
 
 from dataset_lib import text_files
+from dataset_lib.text_files import printable
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -135,15 +136,21 @@ def print_table(
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
   for place, name in enumerate(names):
-    table.add_column(name, justify='right' if place else 'left', no_wrap=True)
+    table.add_column(
+      _cell(name), justify='right' if place else 'left', no_wrap=True
+    )
   for row in rows:
     cells = ['' if row.get(name) is None else f'{row[name]}' for name in names]
     # Brackets in a value are a range, not markup.
-    table.add_row(*map(rich.text.Text, cells))
+    table.add_row(*map(_cell, cells))
   console = rich.console.Console(highlight=False, width=100_000)
-  for text in (title, table, note):
+  for text in (printable(title), table, printable(note)):
     if text:
       console.print(text, markup=False)
+
+
+def _cell(text: str) -> rich.text.Text:
+  return rich.text.Text(printable(text).replace('\n', '\\n'))
 
 
 def _readable(name: str, value: Any) -> tuple[str, Any]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from annotated_types import Ge, MinLen, Predicate
 from ml_collections import ConfigDict
 
-from dataset_lib import fields, imports
+from dataset_lib import fields, imports, text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 
@@ -116,10 +116,13 @@ class Command:
       _discard_output()
       raise SystemExit(OUTPUT_CLOSED) from None
     except Exception as error:
-      if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        _discard_output()
-        file = error.filename or 'output'
-        fail(f'{file} cannot be written: {error.strerror}', CHECKPOINT)
+      if isinstance(error, OSError) and not hasattr(error, 'exit_code'):
+        _discard_output()  # which may be what cannot be written
+        is_full = error.errno in _UNWRITABLE
+        name = error.filename or 'standard output'
+        fail(
+          f'{name!s:.200}: {error.strerror}', CHECKPOINT if is_full else DATA
+        )
       if not hasattr(error, 'exit_code'):
         raise
       fail(error, error.exit_code)
@@ -262,7 +265,8 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr and exits with the code."""
-  print('error:', ' '.join(str(message).split()), file=sys.stderr)
+  line = ' '.join(str(message).split())
+  print('error:', text_files.printable(line), file=sys.stderr)
   raise SystemExit(code)
 
 

@@ -65,7 +65,7 @@ def parse_range(text: str) -> tuple[str, Range]:
     parts = re.split(r',(?![^(\[]*[)\]])', inside)
     values = tuple(convert(part.strip()) for part in parts)
     suggest(optuna.trial.FixedTrial({key: values[0]}), key, (kind, values))
-  except (ValueError, TypeError) as error:
+  except (ValueError, TypeError, OverflowError) as error:
     raise ConfigError(f'--vary={key}', body, FORMS) from error
   return key, (kind, values)
 
@@ -209,7 +209,8 @@ class Search:
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
     self.study.tell(trial, value, state, skip_if_finished=True)
-    print(f'{place} {state.name.lower()}: {reason or value}', flush=True)
+    shown = text_files.printable(reason or value)
+    print(f'{place} {state.name.lower()}: {shown}', flush=True)
 
   def _run(
     self, trial: Any, run: Run, environment: Mapping[str, str]

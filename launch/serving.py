@@ -16,6 +16,7 @@ from annotated_types import Interval
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
+from dataset_lib.text_files import printable
 from launch import command_line
 from launch.command_line import Count, Sizes
 
@@ -158,7 +159,7 @@ def cache_directory(flag: str) -> str:
 def log(line: str) -> None:
   """Prints a line on stderr."""
   with contextlib.suppress(OSError):  # stderr may be closed
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import rich.table
 from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress
 
+from dataset_lib.text_files import printable
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory, writing
 
@@ -72,11 +73,12 @@ class Console(contextlib.ExitStack):
   def print(self, line: str) -> None:
     """Prints a line."""
     if self._primary:
-      self._console.print(line, markup=False)
+      self._console.print(printable(line), markup=False)
 
   def warn(self, error: Exception) -> None:
     """Prints a warning, in every process."""
-    self._console.print(f'warning: {error}', style='red', markup=False)
+    line = f'warning: {printable(error)}'
+    self._console.print(line, style='red', markup=False)
 
   def trace(self, step: int) -> None:
     """Traces `profile.steps` steps from `profile.start_step` on."""
