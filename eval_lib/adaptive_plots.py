@@ -264,7 +264,8 @@ def plot_bars(
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
         [*map(plots.shown, table)], middle, height=0.6, xerr=errors,
-        color=plots.look(number)[0], error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
+        error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
+        color=plots.look(number)[0],
       )  # fmt: skip
       # The number comes after the error bar.
       axes.bar_label(

@@ -117,12 +117,11 @@ class Command:
       raise SystemExit(OUTPUT_CLOSED) from None
     except Exception as error:
       if isinstance(error, OSError) and not hasattr(error, 'exit_code'):
-        _discard_output()  # which may be what cannot be written
-        is_full = error.errno in _UNWRITABLE
+        if error.filename is None:
+          _discard_output()
         name = error.filename or 'standard output'
-        fail(
-          f'{name!s:.200}: {error.strerror}', CHECKPOINT if is_full else DATA
-        )
+        code = CHECKPOINT if error.errno in _UNWRITABLE else DATA
+        fail(f'{name!s:.200}: {error.strerror}', code)
       if not hasattr(error, 'exit_code'):
         raise
       fail(error, error.exit_code)

@@ -145,7 +145,13 @@ class RunDirectory(contextlib.ExitStack):
       raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
-    if steps_in(self.workdir / CHECKPOINTS) and path.exists():
+    steps = steps_in(self.workdir / CHECKPOINTS)
+    if steps and not path.exists():
+      raise ConfigChangedError(
+        f'{path} is missing, so the configuration of the checkpoints {steps} '
+        'cannot be compared: put it back, or use another workdir.'
+      )
+    if steps:
       changed = changes(text_files.read_object(path), self._config)
       if changed:
         lines = '\n  '.join(changed)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, WriteError
 from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import compute
 from train_lib.build import Setup
@@ -25,7 +25,6 @@ from train_lib.loading import start_from
 from train_lib.run_directory import (
   CHECKPOINTS,
   RunDirectory,
-  WriteError,
   steps_in,
   writing,
 )

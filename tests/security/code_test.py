@@ -11,13 +11,7 @@ import pytest
 from dataset_lib import imports
 from launch import analyze, command_line, evaluate, export, predict
 from tests.conftest import REPOSITORY
-from train_lib import trainer
 
-TINY = [
-  'batch_size=16', 'mesh.data=1', 'model.width=8', 'model.mlp_dim=8',
-  'model.num_heads=1', 'stages.stage1.steps=1', 'stages.stage1.epochs=0',
-  'tensorboard=false', 'dataset.image_size=8', 'model.depth=1',
-]  # fmt: skip
 # It is imported, called and subclassed at will, and tells so.
 EVIL = """
 import os, pathlib
@@ -35,14 +29,6 @@ COMMANDS = {
   'export': (export.main, ('--bundle={0}/../bundle',)),
   'predict': (predict.main, ()),
 }
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-  config = command_line.load_config('configs/adatape/digits.py:model=vit', TINY)
-  directory = tmp_path_factory.mktemp('runs') / 'run'
-  trainer.train(config, str(directory))
-  return directory
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
+from dataset_lib.errors import InvalidDataError, WriteError
 from launch import command_line
 from tests.train_lib.states import start_python
 from train_lib import run_directory
@@ -28,7 +28,6 @@ from train_lib.run_directory import (
   ConfigChangedError,
   RunDirectory,
   RunLockedError,
-  WriteError,
 )
 
 CONFIG = {

@@ -1,0 +1,22 @@
+"""A run of one step, which tests change as others could."""
+
+import pytest
+
+from launch import command_line
+from train_lib import trainer
+
+CONFIG = 'configs/adatape/digits.py:model=vit'
+TINY = [
+  'batch_size=16', 'mesh.data=1', 'model.width=8', 'model.mlp_dim=8',
+  'model.num_heads=1', 'stages.stage1.steps=1', 'stages.stage1.epochs=0',
+  'tensorboard=false', 'dataset.image_size=8', 'model.depth=1',
+]  # fmt: skip
+FLAGS = [f'--config={CONFIG}', *(f'--config.{one}' for one in TINY)]
+
+
+@pytest.fixture(scope='session')
+def trained(tmp_path_factory):
+  config = command_line.load_config(CONFIG, TINY)
+  directory = tmp_path_factory.mktemp('runs') / 'run'
+  trainer.train(config, str(directory))
+  return directory

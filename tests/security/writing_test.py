@@ -1,0 +1,133 @@
+"""What a run of others holds is not written through; what fails is printed."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from dataset_lib import text_files
+from dataset_lib.errors import InvalidDataError, WriteError
+from launch import command_line, evaluate, train
+from tests.security.conftest import FLAGS
+from train_lib import run_directory
+from train_lib.run_directory import RunDirectory
+
+KEPT = 'of the user\n'
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+  return shutil.copytree(trained, tmp_path / 'run')
+
+
+@pytest.fixture
+def victim(tmp_path):
+  path = tmp_path / 'victim'
+  path.write_text(KEPT)
+  yield path
+  assert path.read_text() == KEPT
+
+
+WRITTEN = (
+  'run.png', 'run.pdf', 'metrics.jsonl', 'config.json', 'versions.json',
+  'dataset_info.json', 'result.json',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('dangling', [False, True])
+def test_training_replaces_links(run, victim, dangling):
+  target = victim.parent / 'missing' if dangling else victim
+  for name in WRITTEN:
+    if name != 'config.json' and not (dangling and name == 'metrics.jsonl'):
+      (run / name).unlink(missing_ok=True)
+      (run / name).symlink_to(target)
+  more = f'--workdir={run}', '--config.stages.stage1.steps=1'
+  assert train.main([*FLAGS, *more]) == 0
+  assert not (victim.parent / 'missing').exists()
+  assert not [name for name in WRITTEN if (run / name).is_symlink()]
+
+
+@pytest.mark.parametrize('write', ['write_text', 'open_append', 'pictures'])
+def test_no_writer_follows_a_link(write, victim, tmp_path):
+  link = tmp_path / 'a.png'
+  temporary = tmp_path / f'.a.png.{os.getpid()}.tmp'
+  for path in (link, temporary, tmp_path / 'a.pdf'):
+    path.symlink_to(victim)
+  if write == 'open_append':
+    with pytest.raises(OSError, match='symbolic links'):
+      text_files.open_append(link)
+  elif write == 'pictures':
+    plots = pytest.importorskip('eval_lib.plots')
+    pytest.importorskip('matplotlib')
+    with plots.figure(link, [1], (3.0, 3.0)) as drawn:
+      drawn.subplots()
+    assert not link.is_symlink()
+    assert not (tmp_path / 'a.pdf').is_symlink()
+  else:
+    text_files.write_text(link, 'new')
+    assert link.read_text() == 'new'
+    assert not link.is_symlink()
+
+
+def lock(run, victim):
+  (run / 'run.lock').unlink(missing_ok=True)
+  (run / 'run.lock').symlink_to(victim)
+
+
+def checkpoints(run, victim):
+  other = shutil.copytree(run, run.parent / 'other')
+  shutil.rmtree(run / 'checkpoints')
+  (run / 'checkpoints').symlink_to(other / 'checkpoints')
+
+
+@pytest.mark.parametrize('change', [lock, checkpoints])
+def test_a_link_that_cannot_be_replaced_is_refused(change, run, victim):
+  change(run, victim)
+  config = json.loads((run / 'config.json').read_text())
+  with (
+    pytest.raises(InvalidDataError, match='is a link'),
+    RunDirectory(run, config),
+  ):
+    pass
+
+
+def test_checkpoints_without_a_configuration_are_not_continued(run):
+  config = json.loads((run / 'config.json').read_text())
+  (run / 'config.json').unlink()
+  with pytest.raises(run_directory.ConfigChangedError, match=r'config\.json'):
+    RunDirectory(run, config).__enter__()
+
+
+@pytest.mark.parametrize('fault', ['full', 'read_only'])
+def test_numbers_that_cannot_be_written_are_printed(
+  fault, run, monkeypatch, capsys
+):
+  """Also those of an evaluator that writes a file of its own."""
+  code = {'full': 28, 'read_only': 30}[fault]
+
+  def fsync(_):
+    raise OSError(code, os.strerror(code))
+
+  monkeypatch.setattr(os, 'fsync', fsync)
+  with pytest.raises(SystemExit) as stop:
+    evaluate.main([f'--workdir={run}'])
+  shown = capsys.readouterr()
+  assert stop.value.code == command_line.CHECKPOINT
+  assert 'accuracy' in shown.out
+  (line,) = shown.err.strip().splitlines()
+  assert 'evaluation.json cannot be written' in line
+
+
+def test_failing_late_keeps_the_first_error(tmp_path):
+  (tmp_path / 'file').touch()
+
+  def write():
+    with text_files.failing_late():
+      text_files.write_text(tmp_path / 'file' / 'a', '')
+      text_files.write_text(tmp_path / 'file' / 'b', '')
+      (tmp_path / 'reached').touch()
+
+  with pytest.raises(WriteError, match='file/a'):
+    write()
+  assert (tmp_path / 'reached').exists()
