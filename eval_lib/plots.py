@@ -114,12 +114,17 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   except ImportError as error:
     message = "plots need matplotlib: pip install -e '.[plots]'"
     raise ImportError(message) from error
+
+  class Drawn(Figure):
+    def draw(self, renderer: Any) -> None:
+      for text in self.findobj(Text):
+        text.set_text(shown(text.get_text()))
+      super().draw(renderer)
+
   with matplotlib.rc_context(_STYLE):
     # No pyplot: no window, no global state.
-    result = Figure(figsize=size, layout='constrained')
+    result = Drawn(figsize=size, layout='constrained')
     yield result
-    for text in result.findobj(Text):
-      text.set_text(shown(text.get_text()))
     write(result, pathlib.Path(path))
 
 

@@ -1,0 +1,146 @@
+"""Numbers without end, and names of others where they are shown."""
+
+import dataclasses
+import re
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from annotated_types import Interval
+
+from dataset_lib import fields, text_files
+from dataset_lib.errors import ConfigError
+from launch import (
+  analyze,
+  benchmark,
+  command_line,
+  evaluate,
+  export,
+  predict,
+  search,
+  sweep_runs,
+  train,
+)
+
+LONG = {
+  '400 digits': '9' * 400, 'negative': '-' + '9' * 400,
+  'hex': '0x' + 'f' * 9999,
+  '5,000 digits': '9' * 5000, 'signs': '-' * 9999 + '1',
+  'not': '~' * 9999 + '1',
+  'brackets': '[' * 9999, 'sum': '1+' * 9999 + '1', 'float': '1e400',
+  'tuple': '(' + '9' * 400 + ',)', 'plus': '+' * 9999 + '1',
+}  # fmt: skip
+COMMANDS: dict[str, Any] = {
+  'train': (train.main, ()), 'evaluate': (evaluate.main, ()),
+  'analyze': (analyze.main, ()), 'export': (export.main, ()),
+  'predict': (predict.main, ()), 'benchmark': (benchmark.main, ('budgets',)),
+}  # fmt: skip
+NUMBERS = [
+  ('train', 'config.seed'), ('train', 'config.optimizer.lr'),
+  ('train', 'config.model.depth'), ('train', 'config.stages.stage1.steps'),
+  ('train', 'num_processes'), ('train', 'process_id'),
+  ('evaluate', 'step'), ('evaluate', 'batch_size'),
+  ('evaluate', 'config.seed'), ('analyze', 'rows'), ('analyze', 'images'),
+  ('export', 'step'), ('export', 'lengths'), ('predict', 'max_pending'),
+  ('predict', 'batches'), ('predict', 'log_every'), ('benchmark', 'rows'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('text', LONG.values(), ids=LONG)
+@pytest.mark.parametrize(('command', 'flag'), NUMBERS)
+def test_a_number_without_end_is_one_line(command, flag, text, trained, capsys):
+  main, before = COMMANDS[command]
+  given = '--config=configs/adatape/parity.py', '--dry_run'
+  where = given if command == 'train' else [f'--workdir={trained}']
+  more = ['--bundle=x'] if command == 'export' else []
+  with pytest.raises(SystemExit) as stop:
+    main([*before, *where, *more, f'--{flag}={text}'])
+  assert stop.value.code == command_line.USAGE
+  (line,) = capsys.readouterr().err.strip().splitlines()
+  name = flag.removeprefix('config.')
+  assert re.match(rf'error: (--)?(config\.)?{name}: expected', line), line[:200]
+  assert len(line) < 2500
+
+
+@dataclasses.dataclass
+class Limits:
+  count: Annotated[int, Interval(ge=0)]
+
+
+@pytest.mark.parametrize(
+  'value', [2**63, 10**400, 1 << 20_000, -(10**400)], ids=range(4)
+)
+def test_a_number_of_a_saved_configuration(value):
+  assert fields.check(Limits, {'count': 2**63 - 1}, '')['count'] == 2**63 - 1
+  with pytest.raises(ConfigError, match='count: expected'):
+    fields.check(Limits, {'count': value}, '')
+  assert not fields.accepts(float, value)
+
+
+HOSTILE = {
+  'dollar': '$0_to_$10', 'mathematics': r'$\frac{$', 'newline': 'a\nb',
+  'escape': '\x1b[2J\x1b]0;t\x07', 'nul': 'a\0b', 'surrogate': 'a\udc80',
+  'direction': 'a\u202eb', 'backslash': '\\', 'percent': '%s{x}$^_',
+  'markup': '[red]a[/red]', 'long': 'a$' * 5000, 'lines': '\n' * 5000,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings('ignore:constrained_layout not applied')
+def test_names_are_drawn(tmp_path):
+  pytest.importorskip('matplotlib')
+  from eval_lib import adaptive_plots as plots
+
+  names, name = [*HOSTILE.values()], r'$\frac{$' + '\x1b\n\0\udc80'
+  plots.plot_bars(tmp_path / 'bars', {k: {name: 1.0} for k in names}, name)
+  points = {k: {k: (1.0, 2.0), 'b': (2.0, 3.0)} for k in names}
+  plots.plot_frontier(tmp_path / 'lines', points, name, name)
+  columns = {name: [1.0] * len(names), 'x$\0': names}
+  columns['lr'] = [10.0**-n for n in range(len(names))]
+  plots.plot_trials(tmp_path / 'trials', columns, 'max', logs=['lr'])
+  plots.plot_examples(tmp_path / 'texts', {name: [(k, k) for k in names]})
+  plots.plot_heatmap(tmp_path / 'map', np.ones((2, 2)), name, name)
+  assert len([*tmp_path.glob('*.png'), *tmp_path.glob('*.pdf')]) == 10
+
+
+ACTS = re.compile('[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\udc80]')
+
+
+@pytest.mark.parametrize('name', HOSTILE.values(), ids=HOSTILE)
+def test_a_name_does_not_act_on_the_terminal(name, capsys):
+  from eval_lib import report
+  from launch import serving
+
+  report.print_table(name, [{name: name}], name)
+  serving.log(name)
+  with pytest.raises(SystemExit):
+    command_line.fail(name)
+  shown = capsys.readouterr()
+  assert not ACTS.search(shown.out + shown.err)
+  assert text_files.printable(name) == name or ACTS.search(name)
+
+
+def test_a_torn_line_of_the_journal_is_dropped(tmp_path):
+  pytest.importorskip('optuna')
+  given = dict(
+    config='a', workdir=str(tmp_path), metric='a/b', vary=('x=int(1,2)',)
+  )
+  flags = sweep_runs.Flags(**given)
+  study = search._open(flags)
+  study.ask()
+  path = tmp_path / 'search.journal'
+  whole = path.read_bytes()
+  last = whole.rstrip(b'\n').rpartition(b'\n')[2]
+  for torn in (last[: len(last) // 2], last, b'\0' * 7, b'{'):
+    path.write_bytes(whole + torn)
+    assert len(search._open(flags).get_trials()) == 1
+    assert path.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize(
+  'point', [{'model.name': 'evil:Model'}, {'x': 'evil:Model'}, {'y': 1}]
+)
+def test_a_point_of_the_journal_names_no_code(point):
+  trial = type('Trial', (), dict(number=0, user_attrs={'point': point}))
+  own = type('Search', (), dict(space={'x': ('choice', ('1', '2'))}))
+  with pytest.raises(command_line.UsageError, match='trial 0 of the study'):
+    search.Search.run_of(own, trial)
