@@ -39,7 +39,7 @@ exit codes:
   3   the loss was not finite; the last checkpoint is good
   4   a data set, a text or a tokenizer is missing or damaged
   5   another run is using the workdir
-  6   reading or writing a checkpoint, or writing a corpus, failed
+  6   reading a checkpoint or writing a file failed, e.g. on a full disk
   7   a compiled step does not fit into the memory of a device
   8   another process of a training failed or does not answer
   9   a training made no progress for watchdog_seconds

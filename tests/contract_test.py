@@ -127,6 +127,15 @@ def test_a_state_is_restored_as_it_was_saved(name, folders, tmp_path):
   assert largest_difference(state, restored) == 0
 
 
+def test_a_flipped_bit_loses_no_run(folders):
+  """Every configuration keeps a checkpoint before the newest."""
+  kept = {
+    name: adapter.load(*one, folders).checkpoint.keep
+    for name, one in variants().items()
+  }
+  assert min(kept.values()) >= 2, kept
+
+
 def test_every_task_has_a_configuration(folders):
   used = {
     adapter.load(flag, overrides, folders).task
