@@ -98,7 +98,7 @@ def _check_places(module: str, package: str) -> None:
       for folder in _folders:
         is_around = is_own and folder.is_relative_to(own)
         if is_around or place.is_relative_to(folder):
-          raise ImportError(f'{place} is in the folder of a run')
+          raise ImportError(f'{place} is in, or around, the folder of a run')
 
 
 def _places(spec: Any) -> Iterable[pathlib.Path]:

@@ -137,7 +137,10 @@ def shown(name: str) -> str:
 def write(drawn: Any, path: pathlib.Path) -> None:
   """Writes a figure as PNG and PDF."""
   # Without a date the same numbers give the same file.
-  given = {'png': {'dpi': 160}, 'pdf': {'metadata': {'CreationDate': None}}}
+  given: dict[str, Any] = {
+    'png': {'dpi': 160},
+    'pdf': {'metadata': {'CreationDate': None}},
+  }
   for kind, options in given.items():
     file = io.BytesIO()
     drawn.savefig(file, format=kind, **options)

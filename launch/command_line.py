@@ -119,7 +119,7 @@ class Command:
       if isinstance(error, OSError) and not hasattr(error, 'exit_code'):
         if error.filename is None:
           _discard_output()
-        name = error.filename or 'standard output'
+        name = error.filename or 'output'
         code = CHECKPOINT if error.errno in _UNWRITABLE else DATA
         fail(f'{name!s:.200}: {error.strerror}', code)
       if not hasattr(error, 'exit_code'):

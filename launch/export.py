@@ -116,7 +116,8 @@ def export_model(flags: Flags) -> None:
   params, names = loaded.variables['params'], loaded.task.info.class_names
   tokenizer = pathlib.Path(flags.workdir, TOKENIZER)
   try:
-    convert.save_model(flags.out, loaded.task.model, params, names, tokenizer)
+    with text_files.writing(flags.out):
+      convert.save_model(flags.out, loaded.task.model, params, names, tokenizer)
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
   print(f'step {loaded.saved.step}, written: {flags.out}')
