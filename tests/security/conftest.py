@@ -3,6 +3,7 @@
 import pytest
 
 from launch import command_line
+from tests.dataset_lib.conftest import cache, root  # noqa: F401  fixtures
 from train_lib import trainer
 
 CONFIG = 'configs/adatape/digits.py:model=vit'

@@ -30,7 +30,7 @@ def victim(tmp_path):
 
 
 WRITTEN = (
-  'run.png', 'run.pdf', 'versions.json', 'dataset_info.json', 'result.json',
+  'run.png', 'run.pdf', 'versions.json', 'result.json',
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataset_lib import corpus, tfds
 from eval_lib import calibration, certificate, plots
 from launch import evaluate, sweep_runs
 from serve_lib import bundle
-from tests.dataset_lib.security_test import (
+from tests.security.files_test import (
   within,
   write_loop,
   write_pipe,
