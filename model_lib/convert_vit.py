@@ -5,7 +5,6 @@ Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
 GELU by tanh (`activation='gelu_new'`).
 """
 
-import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -16,11 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from model_lib import convert_files
+from model_lib import convert_files, convert_pixels, position_grids
 from model_lib.convert import Checkpoint, Directory
+from model_lib.convert_pixels import HALF, Pixels
 from model_lib.errors import FieldError, check_option
+from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
+_PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
 # Our modules outside and inside a block, in the order of `_Layout`.
 _OUTER = (
   CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head',
@@ -120,8 +122,11 @@ def is_vit(path: Directory) -> bool:
   return is_vit or pathlib.Path(path).is_file()
 
 
-def load(path: Directory) -> Checkpoint:
-  """Reads and checks a published ViT.
+def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
+  """Reads and checks a published ViT, for inputs that `pixels` normalise.
+
+  What its files state of its own inputs is folded into the patch embedding, see
+  `convert_pixels`; `.npz` files are of inputs in [-1, 1].
 
   `fields` are those the tensors do not show: 'num_heads' and 'activation',
   where the file tells them (timm's tells none). `head` is absent if the file
@@ -164,22 +169,36 @@ def load(path: Directory) -> Checkpoint:
     )
     for name, x in tensors.items()
   }
-  _split_class_position(f'{path}: class token', params)
+  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
+  stated = layout.is_torch and file.is_file()
+  config = convert_files.read_object(file) if stated else {}
+  theirs = HALF
+  if layout.is_torch:
+    theirs = convert_pixels.read(file.parent, config)
+  patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
+  channels = patch.shape[1 if layout.is_torch else 2]
+  weights = convert_pixels.fold(
+    str(file.parent), *map(params.get, _PATCHES), channels, theirs, pixels
+  )
+  params |= dict(zip(_PATCHES, weights, strict=True))
+  image = _split_class_position(f'{path}: class token', params, _sides(config))
   fields = _fields(path, layout, tensors)
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
+  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)), image)
 
 
 def fit(
-  found: Mapping[str, Any], fresh: Mapping[str, Any]
+  found: Mapping[str, Any],
+  fresh: Mapping[str, Any],
+  old: Sides = SQUARE,
+  new: Sides = SQUARE,
 ) -> tuple[dict[str, Any], set[str]]:
   """Fits the parameters of a ViT to a model that contains one.
 
-  The position grid is resized as vit_jax and big_vision do, bilinearly with the
-  corners aligned and without antialiasing. `found` are parameters of `load`,
-  `fresh` those of the model, by path ('/' between the names).
+  `found` are parameters of `load`, `fresh` those of the model, by path ('/'
+  between the names); `old` and `new` are sides of their images.
 
   Returns `found` with resized positions, and the paths that keep fresh values:
   those of modules that a ViT lacks (AdaTape's own); and those of the head,
@@ -193,10 +212,7 @@ def fit(
   heads = [getattr(x.get('head/kernel'), 'shape', ()) for x in (found, fresh)]
   if heads[0] != heads[1] or 'pre_logits/kernel' in found:
     kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
-  resized = dict(found)
-  if POSITIONS in found and POSITIONS in fresh:
-    resized[POSITIONS] = _resize(found[POSITIONS], fresh[POSITIONS].shape[1])
-  return resized, kept
+  return position_grids.resize(found, fresh, old, new), kept
 
 
 def _module(name: str) -> str:
@@ -276,6 +292,8 @@ def _converted(
     rank += 1  # [D, heads, D / heads], and the transpose of `out`
   if tensor.ndim != rank or not tensor.size:
     raise FieldError(where, list(tensor.shape), f'an array of {rank} axes')
+  if is_patch and is_kernel and len({*tensor.shape[2 * is_torch :][:2]}) > 1:
+    raise FieldError(where, list(tensor.shape), 'square patches')
   if is_torch and is_kernel:
     tensor = tensor.transpose(2, 3, 1, 0) if is_patch else tensor.T
   if is_kernel:
@@ -287,31 +305,35 @@ def _converted(
   return np.ascontiguousarray(tensor, np.float32)
 
 
-def _split_class_position(where: str, params: dict[str, np.ndarray]) -> None:
-  """Adds the position of the class token, if there is one, to the token."""
+def _sides(config: Mapping[str, Any]) -> Sides:
+  """Returns height and width of images as config.json states them."""
+  timm = config.get('pretrained_cfg')
+  stated = timm if isinstance(timm, dict) else config
+  size = config.get('image_size', stated.get('input_size'))
+  sides = size[-2:] if isinstance(size, list) else [size, size]
+  is_legal = len(sides) == 2 and all(type(x) is int and x > 0 for x in sides)
+  return (sides[0], sides[1]) if is_legal else SQUARE
+
+
+def _split_class_position(
+  where: str, params: dict[str, np.ndarray], image: Sides
+) -> Sides:
+  """Adds the position of the class token, if there is one, to the token.
+
+  Returns the sides of the images: `image`, or a square where it does not fit.
+  """
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
-  # As big_vision does: the patches are a square.
-  if math.isqrt(count) ** 2 == count or math.isqrt(count - 1) ** 2 != count - 1:
-    return
+  for sides in (image, SQUARE):
+    if grid(count, sides):
+      return sides
+    if grid(count - 1, sides):
+      break
+  else:
+    return SQUARE
   first, params[POSITIONS] = np.split(params[POSITIONS], [1], axis=1)
   if CLASS in params:
     if params[CLASS].shape != first.shape:
       given = list(params[CLASS].shape)
       raise FieldError(where, given, str(list(first.shape)))
     params[CLASS] = params[CLASS] + first
-
-
-def _resize(positions: np.ndarray, count: int) -> np.ndarray:
-  """Resizes `[1, L, D]` to `[1, count, D]`, both of square grids."""
-  if positions.shape[1] == count:
-    return positions
-  old, new = math.isqrt(positions.shape[1]), math.isqrt(count)
-  if (old**2, new**2) != (positions.shape[1], count):
-    given = f'{positions.shape[1]} for {count} patches'
-    raise FieldError(POSITIONS, given, 'square grids to resize')
-  import scipy.ndimage  # slow to import
-
-  grid, by = positions.reshape(old, old, -1), new / old
-  # 'nearest' differs from vit_jax only if rounding leaves the grid.
-  grid = scipy.ndimage.zoom(grid, (by, by, 1), order=1, mode='nearest')
-  return grid.reshape(1, count, -1)
+  return sides

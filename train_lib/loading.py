@@ -17,7 +17,8 @@ from absl import logging
 from dataset_lib import builder, contract, imports, text_files, tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
-from model_lib import convert, convert_vit
+from model_lib import convert, convert_vit, position_grids
+from model_lib.convert_pixels import HALF, Pixels
 from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, sharding
@@ -163,7 +164,8 @@ def start_from(
     return state
   if task is not None:
     _check_source(config, task)
-  given = config.workdir, config.renames, config.skip, model
+  info = task and task.info
+  given = config.workdir, config.renames, config.skip, model, info
   try:
     params = warm_start(state.params, *given)
   except (ValueError, checkpoint_io.CheckpointError) as error:
@@ -174,13 +176,18 @@ def start_from(
   return state.replace(params=params, ema_params=average)
 
 
+def _folder(directory: Path) -> pathlib.Path:
+  """Returns the directory of a run, also from that of its checkpoints."""
+  folder = pathlib.Path(directory)
+  return folder.parent if folder.name == CHECKPOINTS else folder
+
+
 def _check_source(config: Any, task: Task) -> None:
   """Raises ConfigError if a run has other inputs, or its heads other classes.
 
   Sizes of inputs are left to the arrays, and heads that are skipped may differ.
   """
-  folder = pathlib.Path(config.workdir)
-  folder = folder.parent if folder.name == CHECKPOINTS else folder
+  folder = _folder(config.workdir)
   if not (folder / CONFIG).is_file() or not (folder / DATASET_INFO).is_file():
     return
   theirs, whose = load_info(folder), f'{folder} has'
@@ -214,11 +221,14 @@ def warm_start(
   renames: Sequence[str] = (),
   skip: Sequence[str] = (),
   model: Any = (),
+  info: DatasetInfo | None = None,
 ) -> Any:
   """Replaces fresh parameters with those (EMA if present) of a checkpoint.
 
-  Nothing is cast, except a published model in half or double precision. Of a
-  published ViT, parameters that `convert_vit.fit` keeps fresh are logged.
+  Nothing is cast, except a published model in half or double precision.
+  Positions of patches are resized. What a published model leaves fresh, or has
+  for other tasks, is logged: modules after a text encoder, and what
+  `convert_vit.fit` keeps.
 
   Args:
     params: their structure and shardings are kept.
@@ -229,29 +239,21 @@ def warm_start(
     skip: regular expressions, e.g. `^head/`, searched in the names of the
       checkpoint (after renaming) and of the model; matches keep fresh values.
     model: fields of the model that a ViT's file must agree with.
+    info: of the images, None for squares in [-1, 1].
 
   Raises ValueError if a rename or a skip matches nothing, parameters are left
   over on either side or differ in shape or dtype, or no file can be used.
   """
-  is_vit = convert_vit.is_vit(directory)
-  if is_vit:
-    published, fields = convert_vit.load(directory), dict(model)
-    source = published.params
-    for name, value in published.fields.items():
-      if fields.get(name, value) != value:
-        expected = f'{value!r}, as in {directory}'
-        raise FieldError(f'model.{name}', fields[name], expected)
-  elif convert.is_checkpoint(directory):
-    heads = 'pretraining' if 'predictions' in params else 'classifier'
-    source = convert.load(directory, heads).params
-  else:
-    source = checkpoint_io.find(directory).params()
-  found, fresh = checkpoint_io.flatten(source), checkpoint_io.flatten(params)
+  found, ignored, fit = _read(directory, params, dict(model), info)
+  fresh = checkpoint_io.flatten(params)
   found, skipped = _selected(found, fresh, directory, renames, skip)
-  if is_vit:
-    found, kept = convert_vit.fit(found, fresh)
-    skipped |= kept
-    logging.warning('%s: keep fresh values: %s', directory, sorted(skipped))
+  found, kept = fit(found, fresh)
+  if kept or ignored:
+    unused = sorted({*ignored, *(kept - {*fresh})})
+    new = sorted((skipped | kept) & {*fresh})
+    message = '%s: not used: %s; keep fresh values: %s'
+    logging.warning(message, directory, unused, new)
+  skipped |= kept
   found = {n: leaf for n, leaf in found.items() if n not in skipped}
   wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
   checkpoint_io.check_layout(
@@ -260,6 +262,46 @@ def warm_start(
   for name, leaf in wanted.items():
     fresh[name] = jax.device_put(found[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
+
+
+def _read(
+  directory: Path, params: Any, model: dict[str, Any], info: DatasetInfo | None
+) -> tuple[dict[str, Any], tuple[str, ...], Callable[..., Any]]:
+  """Reads a run or a published model; see `warm_start` for the arguments.
+
+  Returns its parameters by name, names that are ignored, and a function of
+  found and fresh parameters: fitted ones, and names that keep fresh values.
+  """
+  if convert_vit.is_vit(directory):
+    pixels = Pixels(info.mean, info.std) if info else HALF
+    published = convert_vit.load(directory, pixels)
+    for name, value in published.fields.items():
+      if model.get(name, value) != value:
+        expected = f'{value!r}, as in {directory}'
+        raise FieldError(f'model.{name}', model[name], expected)
+    sides = published.image, _sides(info)
+    fit = functools.partial(convert_vit.fit, old=sides[0], new=sides[1])
+  elif convert.is_checkpoint(directory):
+    heads = 'pretraining' if 'predictions' in params else 'classifier'
+    published, fit = convert.load(directory, heads), convert.fit
+  else:
+    folder = _folder(directory)
+    known = (folder / DATASET_INFO).is_file()
+    old = _sides(load_info(folder) if known else None)
+
+    def fit(found: Any, fresh: Any) -> tuple[Any, set[str]]:
+      new = _sides(info)
+      return position_grids.resize(found, fresh, old, new), set()
+
+    found = checkpoint_io.find(directory).params()
+    return checkpoint_io.flatten(found), (), fit
+  return checkpoint_io.flatten(published.params), published.ignored, fit
+
+
+def _sides(info: DatasetInfo | None) -> position_grids.Sides:
+  if info and info.input_key == 'image':
+    return info.input_shape[0], info.input_shape[1]
+  return position_grids.SQUARE
 
 
 def _selected(

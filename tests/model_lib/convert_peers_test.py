@@ -10,6 +10,7 @@ import pytest
 from model_lib import convert, convert_tables, sizes
 from tests.model_lib import checkpoints, plain
 from tests.peers import torch_and_transformers
+from train_lib import loading
 
 pytestmark = pytest.mark.peers
 _SIZES = {
@@ -263,3 +264,47 @@ def test_the_pretrained_minilm_has_the_states_of_transformers(peers):
     encoded['input_ids'], encoded['token_type_ids'], valid.sum(1), valid
   )  # fmt: skip
   compare_encoders(peers, theirs, directory, 'bert', batch, atol=1e-4)
+
+
+OTHER_HEADS = {
+  'bert': 'Model MaskedLM PreTraining NextSentencePrediction MultipleChoice '
+  'TokenClassification QuestionAnswering LMHeadModel',
+  'distilbert': 'Model MaskedLM MultipleChoice TokenClassification '
+  'QuestionAnswering',
+  'albert': 'Model MaskedLM PreTraining MultipleChoice TokenClassification '
+  'QuestionAnswering',
+  'pretraining': 'Model MaskedLM SequenceClassification',
+}
+
+
+@pytest.mark.parametrize(
+  ('kind', 'task'),
+  [(kind, task) for kind, all_ in OTHER_HEADS.items() for task in all_.split()],
+)
+def test_the_encoder_of_any_head_starts_a_run(
+  peers, tmp_path, kind, task, caplog
+):
+  family, heads = checkpoints.KINDS[kind][:2]
+  name = task if 'Model' in task else f'For{task}'
+  theirs = random_model(peers, family, name)
+  theirs.save_pretrained(tmp_path)
+  fields = convert.read_sizes(tmp_path)
+  fresh = jax.tree.map(jnp.asarray, checkpoints.fresh_params(kind, 3, fields))
+  started = loading.warm_start(fresh, tmp_path)
+  source = convert.load(tmp_path, heads)
+  for module, leaves in fresh.items():
+    want = source.params.get(module, leaves)
+    checkpoints.assert_trees_equal(started[module], want)
+  lines = [x for x in caplog.messages if 'keep fresh values' in x]
+  assert len(lines) == 1
+  new = {*fresh} - {*source.params}
+  assert new <= {'pooler', 'head', 'predictions', 'sop'}
+  left_out = {*source.ignored, *({*source.params} - {*fresh})}
+  assert all(name in lines[0] for name in new | left_out)
+  batch, base = text_batch(), getattr(theirs, theirs.base_model_prefix, theirs)
+  model, _ = checkpoints.model_of(kind, 3, fields)
+  given = [jnp.asarray(x, jnp.int32) for x in batch[:3]]
+  states = model.apply({'params': started}, *given, method='encode')
+  states = np.asarray(getattr(states, 'states', states))[batch[3]]
+  want = their_output(peers, base, batch).last_hidden_state.numpy()[batch[3]]
+  np.testing.assert_allclose(states, want, atol=1e-5)

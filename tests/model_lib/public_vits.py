@@ -126,16 +126,15 @@ def forward(arrays, images, layout='vit_jax', pool='cls'):
   return plain.dense(inside(arrays, 'head'), features)
 
 
-def resized(grid, new):
-  """A square of positions `[1, old**2, D]`, interpolated along each axis."""
-  old = round(grid.shape[1] ** 0.5)
-  at = np.linspace(0, old - 1, new)
-  square = grid.reshape(old, old, -1)
+def resized(grid, new, old=None):
+  """Positions `[1, L, D]`, interpolated along each axis to rows, columns."""
+  old = old or [round(grid.shape[1] ** 0.5)] * 2
+  new = [new, new] if isinstance(new, int) else new
+  x = grid.reshape(*old, -1)
   for axis in (0, 1):
-    square = np.apply_along_axis(
-      lambda line: np.interp(at, np.arange(old), line), axis, square
-    )
-  return square.reshape(1, new**2, -1).astype(np.float32)
+    at, known = np.linspace(0, old[axis] - 1, new[axis]), np.arange(old[axis])
+    x = np.apply_along_axis(lambda y: np.interp(at, known, y), axis, x)  # noqa: B023
+  return x.reshape(1, new[0] * new[1], -1).astype(np.float32)
 
 
 def torch_tensors(arrays, column, block):

@@ -1,5 +1,6 @@
 """Warm start: renames, leftovers are listed; public ViTs and their heads."""
 
+import dataclasses
 import logging
 
 import jax
@@ -9,7 +10,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
+from adatape.model import AdaTapeViT
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 from launch import command_line
 from model_lib import bert, convert, convert_vit, sizes
 from model_lib.vit import ViT
@@ -271,6 +275,84 @@ def test_fields_that_the_file_fixes_are_checked(file):
   assert error.value.field == 'warm_start.workdir'
   with pytest.raises(ValueError, match=r"model\.activation: .*'gelu_new'"):
     loading.warm_start(fresh_params(), file, model={'activation': 'gelu'})
+
+
+IMAGE_MODELS = {
+  'vit': lambda: ViT(**(public_vits.FIELDS | {'pool': 'cls'})),
+  'gap': lambda: ViT(**(public_vits.FIELDS | {'pool': 'gap'})),
+  'input': lambda: AdaTapeViT(
+    num_classes=5, width=16, depth=2, mlp_dim=24, num_heads=4, patch_size=4,
+    bank='input', bank_patch_size=2, tokens_per_step=2, max_steps=3,
+    threshold=1.5, query_dim=8,
+  ),
+}  # fmt: skip
+
+
+def info_of(sides):
+  return DatasetInfo('image', (*sides, 3), 'uint8', 5, (), 4)
+
+
+@pytest.mark.parametrize('folder', ['', 'checkpoints'])
+@pytest.mark.parametrize('model', IMAGE_MODELS)
+@pytest.mark.parametrize(
+  ('old', 'new'),
+  [
+    ((16, 16), (24, 24)),
+    ((16, 24), (24, 12)),
+    ((8, 32), (16, 16)),  # as many patches, at other places
+    ((16, 24), (8, 4)),
+    ((16, 24), (16, 24)),
+  ],
+)
+def test_positions_of_an_own_run_are_resized(
+  model, old, new, folder, tmp_path, caplog
+):
+  saved, fresh = (
+    jax.tree.map(
+      jnp.asarray,
+      plain.noise(IMAGE_MODELS[model](), jnp.zeros((1, *sides, 3)), seed=seed),
+    )
+    for seed, sides in enumerate((old, new))
+  )
+  save_all(tmp_path / 'checkpoints', [1], lambda _: {'params': saved})
+  record = text_files.dumps(dataclasses.asdict(info_of(old)))
+  (tmp_path / 'dataset_info.json').write_text(record)
+  started = warm_start(fresh, tmp_path / folder, info=info_of(new))
+  started, saved = map(checkpoint_io.flatten, (started, saved))
+  for name, leaf in saved.items():
+    if name.endswith('positions/embedding'):
+      patch = 2 if name.startswith('tape_bank') else 4
+      grids = [[side // patch for side in sides] for sides in (old, new)]
+      leaf = public_vits.resized(leaf, grids[1], grids[0])
+      assert (name in caplog.text) == (old != new)
+    np.testing.assert_allclose(started[name], leaf, rtol=0, atol=1e-5)
+
+
+def test_positions_that_are_no_grid_of_the_images_are_refused(tmp_path):
+  saved, fresh = fresh_params(), fresh_params()
+  embedding = saved['tokens']['positions']['embedding']
+  saved['tokens']['positions']['embedding'] = embedding[:, :11]
+  save_all(tmp_path, [1], lambda _: {'params': saved})
+  message = r'positions/embedding: expected grids .*\(1, 1\) and \(16, 16\)'
+  with pytest.raises(ValueError, match=message):
+    warm_start(fresh, tmp_path, info=info_of((16, 16)))
+
+
+def test_a_public_vit_of_images_that_are_no_squares(tmp_path):
+  arrays = public_vits.archive()
+  name = public_vits.NAMES['vit_jax'][0]
+  draw = np.random.default_rng(0)
+  arrays[name] = draw.normal(size=(1, 9, 16)).astype(np.float32)
+  given = {'image_size': [8, 16]}  # 2 x 4 patches and the class token
+  tensors = public_vits.hugging_face_tensors(arrays)
+  public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
+  fresh = fresh_params(num_classes=5)
+  started = warm_start(fresh, tmp_path, info=info_of((16, 16)))
+  want = public_vits.resized(arrays[name][:, 1:], (4, 4), (2, 4))
+  got = started['tokens']['positions']['embedding']
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+  token = arrays['cls'] + arrays[name][:, :1]
+  np.testing.assert_allclose(started['tokens']['cls'], token, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['vit.bin', 'missing.npz'])

@@ -1,0 +1,127 @@
+"""Pixels as a published ViT was trained on them, folded into its weights.
+
+`(factor * pixel - mean) / std` is affine in the pixels that our models read,
+and patches have no padding: kernel and bias of their projection absorb it.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+from jaxtyping import Float
+
+from model_lib import convert_files
+from model_lib.errors import FieldError
+
+PREPROCESSOR = 'preprocessor_config.json'
+# Other options that an image processor may turn on change what it computes.
+_KNOWN = (
+  'do_rescale', 'do_normalize', 'do_resize', 'do_center_crop', 'do_convert_rgb',
+)  # fmt: skip
+_OFFSETS = ('offset', 'rescale_offset')  # subtract 1 after the factor
+# Image processors whose mean and std are 0.5 unless they are stated.
+_VITS = ('ViT', 'DeiT')
+
+
+class Pixels(NamedTuple):
+  """A normalisation: one mean and std, or one per channel."""
+
+  mean: tuple[float, ...] = (0.5,)  # of `factor * pixel`
+  std: tuple[float, ...] = (0.5,)
+  factor: float = 1 / 255
+
+
+HALF = Pixels()  # inputs in [-1, 1]
+
+
+def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
+  """Returns what the files of timm or Hugging Face state, else warns.
+
+  timm's `config` has `pretrained_cfg`. Raises FieldError for an option that is
+  not an affine map of each channel.
+  """
+  file = directory / PREPROCESSOR
+  if file.is_file():
+    options = convert_files.read_object(file)
+    _warn_of_size(file, options, config.get('image_size'))
+    return _of_processor(file, options)
+  stated = config.get('pretrained_cfg', config)
+  if isinstance(stated, dict) and {'mean', 'std'} & {*stated}:
+    where = f'{directory / convert_files.CONFIG}: pretrained_cfg'
+    return Pixels(*(_numbers(where, stated, name) for name in ('mean', 'std')))
+  message = '%s states no mean and std of the pixels: taken to be 0.5'
+  logging.warning(message, directory)
+  return HALF
+
+
+def fold(
+  where: str,
+  kernel: Float[np.ndarray, 'P D'],
+  bias: Float[np.ndarray, ' D'],
+  channels: int,
+  theirs: Pixels,
+  ours: Pixels,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns kernel and bias for our pixels; channels are the last axis of P."""
+  for name, numbers in (('mean', theirs.mean), ('std', theirs.std)):
+    if len(numbers) not in (1, channels):
+      expected = f'1 number, or {channels}, one for each channel of a patch'
+      raise FieldError(f'{where}: {name}', list(numbers), expected)
+  mean, std = np.float64(theirs.mean), np.float64(theirs.std)
+  by = theirs.factor / ours.factor
+  scale = by * np.float64(ours.std) / std
+  shift = (by * np.float64(ours.mean) - mean) / std
+  parts = kernel.astype(np.float64).reshape(-1, channels, kernel.shape[-1])
+  bias = bias + (parts * shift[:, None]).sum((0, 1))
+  kernel = (parts * scale[:, None]).reshape(kernel.shape)
+  return kernel.astype(np.float32), bias.astype(np.float32)
+
+
+def _of_processor(file: pathlib.Path, options: Mapping[str, Any]) -> Pixels:
+  for name, value in options.items():
+    if value and (
+      name in _OFFSETS or (name.startswith('do_') and name not in _KNOWN)
+    ):
+      raise FieldError(f'{file}: {name}', value, 'false')
+  if not options.get('do_rescale', True):
+    expected = 'true: the unit of pixels that are scaled elsewhere is unknown'
+    raise FieldError(f'{file}: do_rescale', False, expected)
+  scaled = {'rescale_factor': HALF.factor} | dict(options)
+  factor = _numbers(file, scaled, 'rescale_factor')[0]
+  if not options.get('do_normalize', True):
+    return Pixels((0.0,), (1.0,), factor)
+  names = 'image_processor_type', 'feature_extractor_type'
+  kinds = [options[name] for name in names if name in options] or ['ViT']
+  is_half = str(kinds[0]).startswith(_VITS)
+  known = {'image_mean': 0.5, 'image_std': 0.5} if is_half else {}
+  stated = known | dict(options)
+  mean, std = (_numbers(file, stated, f'image_{n}') for n in ('mean', 'std'))
+  return Pixels(mean, std, factor)
+
+
+def _numbers(
+  where: Any, options: Mapping[str, Any], name: str
+) -> tuple[float, ...]:
+  """Returns a number or a list as a tuple; all but a mean are positive."""
+  given = options.get(name)
+  numbers = given if isinstance(given, list) else [given]
+  for number in numbers or [None]:
+    legal = type(number) in (int, float) and math.isfinite(number)
+    if not legal or (number <= 0 and 'mean' not in name):
+      expected = 'finite numbers' + ', above 0' * ('mean' not in name)
+      raise FieldError(f'{where}: {name}', given, expected)
+  return tuple(map(float, numbers))
+
+
+def _warn_of_size(file: Any, options: Mapping[str, Any], model: Any) -> None:
+  """Logs a line if the processor's images have not the size of the model's."""
+  size = options.get('crop_size' if options.get('do_center_crop') else 'size')
+  sides = size if isinstance(size, dict) else {'height': size, 'width': size}
+  given = [sides.get('height'), sides.get('width')]
+  wanted = model if isinstance(model, list) else [model, model]
+  if None not in (*given, *wanted) and given != wanted:
+    message = '%s: images of %s, the model has positions for images of %s'
+    logging.warning(message, file, given, wanted)
