@@ -4,7 +4,6 @@
 and patches have no padding: kernel and bias of their projection absorb it.
 """
 
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ PREPROCESSOR = 'preprocessor_config.json'
 _KNOWN = (
   'do_rescale', 'do_normalize', 'do_resize', 'do_center_crop', 'do_convert_rgb',
 )  # fmt: skip
+_LARGEST = 1e6  # mean, std or factor
 _OFFSETS = ('offset', 'rescale_offset')  # subtract 1 after the factor
 # Image processors whose mean and std are 0.5 unless they are stated.
 _VITS = ('ViT', 'DeiT')
@@ -51,7 +51,8 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
   stated = config.get('pretrained_cfg', config)
   if isinstance(stated, dict) and {'mean', 'std'} & {*stated}:
     where = f'{directory / convert_files.CONFIG}: pretrained_cfg'
-    return Pixels(*(_numbers(where, stated, name) for name in ('mean', 'std')))
+    mean, std = (_numbers(where, stated, name) for name in ('mean', 'std'))
+    return Pixels(mean, std)
   message = '%s states no mean and std of the pixels: taken to be 0.5'
   logging.warning(message, directory)
   return HALF
@@ -70,10 +71,9 @@ def fold(
     if len(numbers) not in (1, channels):
       expected = f'1 number, or {channels}, one for each channel of a patch'
       raise FieldError(f'{where}: {name}', list(numbers), expected)
-  mean, std = np.float64(theirs.mean), np.float64(theirs.std)
+  mean, std, our_mean, our_std = map(np.array, (*theirs[:2], *ours[:2]))
   by = theirs.factor / ours.factor
-  scale = by * np.float64(ours.std) / std
-  shift = (by * np.float64(ours.mean) - mean) / std
+  scale, shift = by * our_std / std, (by * our_mean - mean) / std
   parts = kernel.astype(np.float64).reshape(-1, channels, kernel.shape[-1])
   bias = bias + (parts * shift[:, None]).sum((0, 1))
   kernel = (parts * scale[:, None]).reshape(kernel.shape)
@@ -106,13 +106,17 @@ def _numbers(
   where: Any, options: Mapping[str, Any], name: str
 ) -> tuple[float, ...]:
   """Returns a number or a list as a tuple; all but a mean are positive."""
-  given = options.get(name)
+  given: Any = options.get(name)
   numbers = given if isinstance(given, list) else [given]
-  for number in numbers or [None]:
-    legal = type(number) in (int, float) and math.isfinite(number)
-    if not legal or (number <= 0 and 'mean' not in name):
-      expected = 'finite numbers' + ', above 0' * ('mean' not in name)
-      raise FieldError(f'{where}: {name}', given, expected)
+  positive = 'mean' not in name
+  if not numbers or any(
+    type(x) not in (int, float)
+    or not abs(x) < _LARGEST  # also NaN
+    or (positive and x <= 0)
+    for x in numbers
+  ):
+    expected = 'finite numbers' + ', above 0' * positive
+    raise FieldError(f'{where}: {name}', given, expected)
   return tuple(map(float, numbers))
 
 

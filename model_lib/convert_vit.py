@@ -177,10 +177,10 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
     theirs = convert_pixels.read(file.parent, config)
   patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
   channels = patch.shape[1 if layout.is_torch else 2]
-  weights = convert_pixels.fold(
-    str(file.parent), *map(params.get, _PATCHES), channels, theirs, pixels
+  kernel, bias = _PATCHES
+  params[kernel], params[bias] = convert_pixels.fold(
+    str(file.parent), params[kernel], params[bias], channels, theirs, pixels
   )
-  params |= dict(zip(_PATCHES, weights, strict=True))
   image = _split_class_position(f'{path}: class token', params, _sides(config))
   fields = _fields(path, layout, tensors)
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}

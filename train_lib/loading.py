@@ -164,7 +164,7 @@ def start_from(
     return state
   if task is not None:
     _check_source(config, task)
-  info = task and task.info
+  info = task.info if task else None
   given = config.workdir, config.renames, config.skip, model, info
   try:
     params = warm_start(state.params, *given)
@@ -272,6 +272,7 @@ def _read(
   Returns its parameters by name, names that are ignored, and a function of
   found and fresh parameters: fitted ones, and names that keep fresh values.
   """
+  new, fit = _sides(info), None
   if convert_vit.is_vit(directory):
     pixels = Pixels(info.mean, info.std) if info else HALF
     published = convert_vit.load(directory, pixels)
@@ -279,23 +280,23 @@ def _read(
       if model.get(name, value) != value:
         expected = f'{value!r}, as in {directory}'
         raise FieldError(f'model.{name}', model[name], expected)
-    sides = published.image, _sides(info)
-    fit = functools.partial(convert_vit.fit, old=sides[0], new=sides[1])
+    fit = functools.partial(convert_vit.fit, old=published.image, new=new)
   elif convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
-    published, fit = convert.load(directory, heads), convert.fit
+    published = convert.load(directory, heads)
   else:
     folder = _folder(directory)
     known = (folder / DATASET_INFO).is_file()
     old = _sides(load_info(folder) if known else None)
-
-    def fit(found: Any, fresh: Any) -> tuple[Any, set[str]]:
-      new = _sides(info)
-      return position_grids.resize(found, fresh, old, new), set()
-
+    resize = functools.partial(position_grids.resize, old=old, new=new)
     found = checkpoint_io.find(directory).params()
-    return checkpoint_io.flatten(found), (), fit
-  return checkpoint_io.flatten(published.params), published.ignored, fit
+    return (
+      checkpoint_io.flatten(found),
+      (),
+      lambda *trees: (resize(*trees), set()),
+    )
+  found = checkpoint_io.flatten(published.params)
+  return found, published.ignored, fit or convert.fit
 
 
 def _sides(info: DatasetInfo | None) -> position_grids.Sides:

@@ -87,6 +87,7 @@ CLIP = {'image_processor_type': 'CLIPImageProcessor'}
     (HUGGING_FACE, {'image_std': [0.2, 0.0, 0.2]}, 'image_std: .*above 0'),
     (HUGGING_FACE, {'image_std': []}, 'image_std: expected finite'),
     (HUGGING_FACE, {'image_mean': [float('nan')]}, 'image_mean: .*finite'),
+    (HUGGING_FACE, {'image_std': 10**400}, 'image_std: .*finite'),
     (HUGGING_FACE, {'image_mean': [0.1] * 4}, 'mean: expected 1 number, or 3'),
     (HUGGING_FACE, {'rescale_factor': '1/255'}, 'rescale_factor: expected'),
     (HUGGING_FACE, [], 'expected a JSON object'),
