@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import sys
 import threading
 import typing
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import contract, errors, fields, imports, source
+from dataset_lib import contract, errors, fields, imports, machine, source
 from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
@@ -112,9 +111,7 @@ def build_source(
 
 def default_num_threads() -> int:
   """Returns one thread for each core that this process may use."""
-  affinity = getattr(os, 'sched_getaffinity', None)
-  cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-  return min(cores, _MAX_THREADS)
+  return min(machine.cores(), _MAX_THREADS)
 
 
 def build(

@@ -189,7 +189,7 @@ def decode(
   is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
   is_cut = is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN)
   require(not is_cut, 'truncated', f'JPEG ends early, at {len(data)} bytes')
-  height, width = size or _header_size(data)  # OpenCV allocates up to 3 GiB
+  height, width = size or header_size(data)  # OpenCV allocates up to 3 GiB
   message = f'{height} x {width} pixels, more than {MAX_PIXELS}'
   require(height * width <= MAX_PIXELS, 'too_many_pixels', message)
   try:
@@ -201,7 +201,7 @@ def decode(
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 
 
-def _header_size(data: bytes) -> tuple[int, int]:
+def header_size(data: bytes) -> tuple[int, int]:
   """Returns (height, width) before EXIF rotation; decodes no pixels."""
   is_jpeg = data.startswith(_JPEG_START)
   read: Any = JpegImageFile if is_jpeg else PIL.Image.open

@@ -134,14 +134,17 @@ def _plain(value: Any) -> Any:
   raise TypeError(f'a value of type {type(value).__name__} is not JSON')
 
 
-def loads(text: str) -> Any:
+def loads(text: str, parse_int: Any = None) -> Any:
   """Parses strict JSON; raises ValueError for any other text.
 
-  Numbers must be finite in float64, the names of an object distinct.
+  Numbers must be finite in float64, the names of an object distinct. `int` as
+  `parse_int` leaves the range of integers to the caller.
   """
   try:
     numbers: Any = dict(
-      parse_constant=_finite, parse_float=_finite, parse_int=_integer
+      parse_constant=_finite,
+      parse_float=_finite,
+      parse_int=parse_int or _integer,
     )
     return json.loads(text, object_pairs_hook=_distinct, **numbers)
   except RecursionError as error:

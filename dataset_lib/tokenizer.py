@@ -29,6 +29,7 @@ MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 # Texts encoded at once: the library's objects take a hundred times the memory
 # of the ids.
 CHUNK = 4096
+PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
 WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
@@ -83,6 +84,23 @@ class Tokenizer:
     tokens, types, lengths = _encode(self._truncating(max_length), items, True)
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     return Encoded(tokens, types, offsets)
+
+  def shortened(self, text: str, max_length: int) -> str:
+    """Returns a part of a text, or all, from which `encode` gives equal rows.
+
+    Its cost grows with `max_length`, and with the characters that become no
+    tokens. Exceptions: the tokens of a SentencePiece word that is longer than
+    the row; and if both texts of a pair are, which of them keeps an odd token.
+    """
+    size = PART * max_length
+    while len(text) > size:
+      is_right = self.truncation_side == 'right'
+      part = text[:size] if is_right else text[-size:]
+      # The cut changes the tokens of one word.
+      if len(self.encode_plain([part])[0]) >= max_length + MAX_WORD:
+        return part
+      size *= 4
+    return text
 
   def encode_plain(
     self, texts: Sequence[str]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from dataset_lib import machine
 from eval_lib.benchmark import Call
-from serve_lib import process
 from serve_lib.items import TOKEN_IDS
 
 # By the name of the library, the packages that it needs.
@@ -115,7 +115,7 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   # DistilBERT has no types.
   count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2
   names = INPUTS[:count]
-  cores = process.cores()
+  cores = machine.cores()
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'
   if library == 'onnx':
     return _optimized(model, names, cores, wants_gpu)

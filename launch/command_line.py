@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from annotated_types import Ge, MinLen, Predicate
 from ml_collections import ConfigDict
 
-from dataset_lib import fields, imports, text_files
+from dataset_lib import fields, imports, machine, text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 
@@ -107,6 +107,7 @@ class Command:
     """Runs the command; an expected error becomes a line and its exit code."""
     try:
       flags = self.parse(sys.argv[1:] if argv is None else argv)
+      machine.use_threads(getattr(flags, 'threads', 0))
       code = self.run(flags) or OK
       sys.stdout.flush()
       return code

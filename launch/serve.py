@@ -10,12 +10,14 @@ lists requests, answers and metrics.
 
 import concurrent.futures
 import dataclasses
+import functools
+import gc
 import math
 import os
 import signal
 import socket
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -33,8 +35,16 @@ class Flags(serving.Flags):
   port: Annotated[int, Interval(ge=0, le=65535)] = flag('0: a free one', 8000)
   max_waiting: Count = flag('rows beyond max_pending', 1024, 'ROWS')
   max_body_bytes: Positive = flag('of a request', 2**22, 'BYTES')
+  max_pixels: Positive = flag(
+    'of the images of a request, and decoded at a time', 2**27, 'PIXELS'
+  )
   max_seconds: Annotated[float, Interval(gt=0.0, le=3600.0)] = flag(
     'from a request to its answer', 30.0, 'SECONDS'
+  )
+  keep_alive: Annotated[float, Interval(gt=0.0, le=86400.0)] = flag(
+    'from an answer to the next request; longer than a proxy keeps connections',
+    75.0,
+    'SECONDS',
   )
 
 
@@ -43,7 +53,7 @@ def run(flags: Flags) -> None:
   try:
     import uvicorn
 
-    from serve_lib import http
+    from serve_lib import connection, http
   except ImportError as error:
     missing = "the server needs the extra [serve]: pip install -e '.[serve]'"
     raise command_line.UsageError(missing) from error
@@ -53,9 +63,11 @@ def run(flags: Flags) -> None:
   with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)
+    protocol: Any = functools.partial(connection.Connection, flags.max_seconds)
     server = uvicorn.Server(uvicorn.Config(
-      service.app, http='h11', ws='none', lifespan='off', log_level='error',
+      service.app, http=protocol, ws='none', lifespan='off', log_level='error',
       log_config=None, access_log=False, server_header=False,
+      timeout_keep_alive=flags.keep_alive,  # type: ignore[arg-type]
       # Every request is answered by then; slow readers are cut off.
       timeout_graceful_shutdown=math.ceil(flags.max_seconds) + 1,
     ))  # fmt: skip
@@ -64,6 +76,7 @@ def run(flags: Flags) -> None:
       if future.exception():
         server.should_exit = True
       else:
+        gc.freeze()  # a full collection of what is loaded takes 0.1 s
         service.is_ready = True
 
     # For the signal that uvicorn repeats at the end.
@@ -79,6 +92,7 @@ def run(flags: Flags) -> None:
         # Nothing was accepted, and the compiler cannot be stopped.
         os._exit(command_line.OK)
       warm_up.result()
+      service.close()
       engine.close()
 
 

@@ -59,6 +59,11 @@ class Flags(ModelFlags):
     '',
     'DIRECTORY',
   )
+  threads: Annotated[int, Interval(ge=0, le=4096)] = flag(
+    'of programs; 0 (default) for the processors that the process may use: '
+    'by affinity and by the quota of its container',
+    0,
+  )
   log_every: Annotated[float, Interval(ge=0.0, le=1e6)] = flag(
     'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
   )

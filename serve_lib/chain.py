@@ -47,7 +47,8 @@ class Failure:
   # 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or 'engine' for a
   # defect of the engine itself.
   during: str
-  details: str = dataclasses.field(default='', repr=False)  # the traceback
+  # The traceback; of an `InputError` the last line.
+  details: str = dataclasses.field(default='', repr=False)
 
   @classmethod
   def of(
@@ -62,7 +63,13 @@ class Failure:
     """
     details = ''
     with contextlib.suppress(Exception):
-      details = ''.join(traceback.format_exception(error))[-MAX_DETAILS:]
+      # The traceback of an illegal item would take most of its time.
+      lines = (
+        traceback.format_exception_only(error)
+        if isinstance(error, InputError)
+        else traceback.format_exception(error)
+      )
+      details = ''.join(lines)[-MAX_DETAILS:]
     found: list[BaseException | None] = [error]
     while found:
       one = found.pop()
@@ -95,6 +102,7 @@ class Row:
   submitted: float  # seconds of a monotonic clock
   since: float  # when it began to wait for its next stage
   bytes: int = 0  # host memory of its inputs
+  turn: int = 0  # its place in the order of `RequestQueue`
   alone: bool = False  # runs in batches of its own
   # One dict {name: array [...]} per finished stage.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)

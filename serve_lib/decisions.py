@@ -134,8 +134,8 @@ class ClassifierPolicy:
         first = float(heads[0].max())
     depth, share, fields = self.describe(row)
     prediction = Prediction(label, probabilities, **fields)
-    reason = prediction.exit_reason
-    self.monitor.record_exit(depth, reason, first, share, source)
+    reason, is_cut = prediction.exit_reason, bool(prediction.truncated)
+    self.monitor.record_exit(depth, reason, first, share, source, is_cut)
     return prediction
 
 

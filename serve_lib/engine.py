@@ -25,7 +25,7 @@ from serve_lib import backends, process
 from serve_lib.backends import Backend
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
 from serve_lib.monitor import Monitor
-from serve_lib.pool import RequestQueue
+from serve_lib.pool import Flow, RequestQueue
 from serve_lib.programs import WarmUp
 from serve_lib.worker import Worker
 
@@ -134,15 +134,24 @@ class Engine:
   ) -> concurrent.futures.Future:
     """Accepts one item; its future gives the answer or a `Failure`.
 
+    A row whose future is cancelled frees its room and is not computed further.
     Raises OverloadedError if `max_pending` rows were pending for `timeout`
     seconds, ClosedError if the engine is closed.
     """
     return self.submit_all([item], timeout)[0]
 
   def submit_all(
-    self, items: Sequence[Any], timeout: float | None = None
+    self,
+    items: Sequence[Any],
+    timeout: float | None = None,
+    flow: Flow | None = None,
   ) -> list[concurrent.futures.Future]:
-    """Accepts items as `submit` does; after an error some may be accepted."""
+    """Accepts items as `submit` does; after an error some may be accepted.
+
+    Calls take turns, so that a long one does not hold up the others; `flow` is
+    of calls that count as one.
+    """
+    flow = flow or Flow()
     if self._warm_up is None:
       raise RuntimeError(
         'the engine has not compiled its programs: call warm_up() first, or '
@@ -157,7 +166,8 @@ class Engine:
         room = self._requests.reserve(min(wanted, self.grid.capacity), timeout)
         some = items[len(futures) :][:room]
         # Announces how many items follow: a partial batch waits for them.
-        futures += self._enqueue(some, wanted - room - announced)
+        more = wanted - room - announced
+        futures += self._enqueue(some, more, flow)
         announced = wanted - room
     finally:
       if announced:
@@ -256,19 +266,19 @@ class Engine:
     return is_worker or getattr(self._local, 'encodes', False)
 
   def _enqueue(
-    self, items: Sequence[Any], expected: int
+    self, items: Sequence[Any], expected: int, flow: Flow
   ) -> list[concurrent.futures.Future]:
     """Encodes and queues items; adds `expected` to the announced items."""
-    queued = 0
+    futures = [concurrent.futures.Future[Any]() for _ in items]
+    for future in futures:
+      future.add_done_callback(self._requests.release)
     try:
-      futures = [concurrent.futures.Future[Any]() for _ in items]
-      for future in futures:
-        future.set_running_or_notify_cancel()  # it cannot be cancelled any more
       rows = [row for row in map(self._encode, items, futures) if row]
-      self._requests.put(rows, expected)
-      queued = len(rows)
-    finally:
-      self._requests.release(len(items) - queued)
+      self._requests.put(rows, expected, flow)
+    except BaseException:
+      for future in futures:
+        future.cancel()
+      raise
     return futures
 
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:

@@ -1,22 +1,20 @@
 """An HTTP application in front of an engine: JSON in, JSON out.
 
 `POST /predict` takes an item or `{"items": [...]}`. `/healthz`, `/readyz` and
-`/metrics`, in the format of Prometheus, report the state. Rows wait in a line
-until the engine has room for them, and leave it when their time is over; a row
-that the engine has accepted is computed even if its request ends before.
+`/metrics`, in the format of Prometheus, report the state. Requests take turns
+(`serve_lib.turns`) at what they share: threads, and the engine's places. When
+the client has left or the time is over, the rows of a request leave all lines,
+those of the engine included.
 """
 
 import asyncio
-import base64
 import collections
-import dataclasses
+import concurrent.futures
 import json
-import math
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import prometheus_client
-from annotated_types import Interval, MinLen
 from prometheus_client import core, registry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,17 +22,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dataset_lib import fields, text_files
-from dataset_lib.errors import ConfigError
+from dataset_lib import machine
+from serve_lib import bodies, items, pool, process, turns
 from serve_lib.chain import ClosedError, Failure, InputError
 
 RETRY = {'Retry-After': '1'}  # seconds
 MAX_BODIES = 16  # of the largest size, held at a time
 MAX_ERROR = 2000  # characters; a message may contain a whole item
+MAX_INLINE = 2**14  # bytes of a body that is parsed in the event loop
+# Characters that are read at a time, 5 ms; more waits in another line.
+SLICE = 2**14
 # Metrics that are counted, and the labels of mappings; of others `source`.
 _COUNTS = (
   'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
-  'http_responses',
+  'engine_truncated', 'http_responses',
 )  # fmt: skip
 _LABELS = dict(
   engine_failures='during', engine_depth='depth', engine_reasons='reason',
@@ -43,29 +44,33 @@ _LABELS = dict(
 )  # fmt: skip
 
 
-@dataclasses.dataclass
-class _Batch:
-  items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
-  deadline_ms: Annotated[float, Interval(gt=0.0, le=3.6e6)] = math.inf
-
-
 class Service(registry.Collector):
   """The ASGI application `app` of an engine; set `is_ready` after the warm-up.
 
   The engine gets rows from here only. Attributes of `limits`: `max_pending`,
   rows in the engine and of a request; `max_waiting`, further rows, above which
   the answer is 503; `max_body_bytes` of a request (all together: `MAX_BODIES`
-  times that); `max_seconds` from the arrival of a request to its answer.
+  times that); `max_pixels` of a request, and of all that is decoded at a time;
+  `max_seconds` from the arrival of a request to its answer. A request of less
+  than its share of the rows or bytes is accepted above the limit of all.
   """
 
   def __init__(self, engine: Any, limits: Any):
     self.is_ready = False
     self._engine, self._limits = engine, limits
     self._closed = ''  # the error of an engine that a defect has ended
-    # Changed by the event loop only, as is the line.
-    self._running = self._waiting = self._bytes = 0
-    self._line, self._freed = asyncio.Lock(), asyncio.Event()
-    self._tasks: set[asyncio.Task[Any]] = set()
+    # Changed by the event loop only, as are the lines.
+    self._requests = self._waiting = self._bytes = 0
+    # Rows of a request in turn: several requests share a batch.
+    self._most_rows = max(engine.grid.capacity // 4, 1)
+    self._places = turns.Turns(limits.max_pending)  # in the engine
+    cores = machine.cores()
+    self._quick = turns.Lane(cores, cores)
+    # Photos and long bodies, which others need not wait for.
+    places = limits.max_pixels // items.PIXELS
+    self._slow = turns.Lane(
+      max(places, SLICE), max(cores // 2, 1), process.return_memory
+    )
     self._statuses = collections.Counter[int]()  # of the answers to /predict
     self.app = Starlette(
       routes=[
@@ -76,6 +81,12 @@ class Service(registry.Collector):
       ],
       exception_handlers={HTTPException: _refusal},  # such as 404, 405
     )
+    self.app.router.redirect_slashes = False  # to a host of the client's choice
+
+  def close(self) -> None:
+    """Ends the threads, when all requests are answered."""
+    self._quick.close()
+    self._slow.close()
 
   def _check(self, is_ready: bool) -> None:
     if self._closed or not is_ready:
@@ -119,25 +130,37 @@ class Service(registry.Collector):
 
   async def _predict(self, request: Request) -> Response:
     body = bytearray()
+    self._requests += 1
     try:
-      response = _json(*await self._answer(request, body))
+      response = await self._answer(request, body)
     except HTTPException as error:
       response = await _refusal(request, error)
     finally:
+      self._requests -= 1
       self._bytes -= len(body)
     self._statuses[response.status_code] += 1
     return response
 
-  async def _answer(self, request: Request, body: bytearray) -> tuple[Any, int]:
+  async def _answer(self, request: Request, body: bytearray) -> Response:
     self._check(self.is_ready)
+    tasks: list[asyncio.Task[Any]] = []
     now, late = asyncio.get_running_loop().time(), (408, 'body')
     try:
       async with asyncio.timeout_at(now + self._limits.max_seconds) as limit:
         await self._read(request, body)
-        items, own, is_batch = read_body(body, self._limits.max_pending)
-        limit.reschedule(now + min(self._limits.max_seconds, own))
         late = 504, 'deadline_ms'
-        answers = [*map(_fields, await self._answers(items))]
+
+        def reschedule(own: float) -> None:
+          limit.reschedule(now + min(self._limits.max_seconds, own))
+
+        tasks.append(asyncio.create_task(self._answers(body, reschedule)))
+        # After the body only the client's leaving is received.
+        left: Any = request.receive()
+        tasks.append(asyncio.create_task(left))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+          raise ClientDisconnect
+        return tasks[0].result()
     except TimeoutError as error:
       raise HTTPException(late[0], f'{late[1]}: the time is over') from error
     except ClientDisconnect as error:
@@ -145,9 +168,9 @@ class Service(registry.Collector):
     except ClosedError as error:
       self._closed = str(error)
       raise HTTPException(503, self._closed, RETRY) from error
-    if is_batch:
-      return {'answers': [value for value, _ in answers]}, 200
-    return answers[0]
+    finally:
+      for task in tasks:
+        task.cancel()
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes
@@ -156,82 +179,103 @@ class Service(registry.Collector):
       self._bytes += len(chunk)
       if len(body) > most:
         raise HTTPException(413, f'body: expected at most {most} bytes')
-      if self._bytes > MAX_BODIES * most:
+      if self._is_too_much(self._bytes, len(body), MAX_BODIES * most):
         raise HTTPException(503, 'body: too many requests; retry', RETRY)
 
-  async def _answers(self, items: Sequence[Any]) -> list[Any]:
-    """Encodes items in a thread once there is room, returns their answers."""
-    rows, room = len(items), self._limits.max_pending
-    most = room + self._limits.max_waiting
-    if self._running + self._waiting + rows > most:
+  def _is_too_much(self, held: int, own: int, most: int) -> bool:
+    """Returns True above a limit of all, unless a request has a small share."""
+    return held > most and own > most // self._requests
+
+  async def _answers(
+    self, body: bytearray, reschedule: Callable[[float], None]
+  ) -> Response:
+    """Returns the answers to a body; `reschedule` gets its deadline."""
+    flow = turns.new_flow()
+    if len(body) <= MAX_INLINE:
+      read = bodies.read(body, self._limits)
+    else:
+      lane, cost = self._lane(len(body) // 16)
+      read = await lane.run(flow, cost, bodies.read, body, self._limits)
+    reschedule(read.seconds)
+    answers = await self._submit(flow, read)
+    if not read.is_batch:
+      return _json(*_fields(answers[0]))
+    return await self._quick.run(flow, 1, _batch, answers)
+
+  def _lane(self, work: int) -> tuple[turns.Lane, int]:
+    """Returns threads for some work, and the places that it takes there."""
+    return (self._quick, 1) if work <= SLICE else (self._slow, work)
+
+  async def _submit(self, flow: turns.Flow, read: bodies.Body) -> list[Any]:
+    """Gives items to the engine, a slice at a time; returns their answers."""
+    futures: list[asyncio.Future[Any]] = []
+    rows_flow = pool.Flow()
+    left = len(read.items)
+    most = self._limits.max_pending + self._limits.max_waiting
+    held = self._places.taken + self._waiting + left
+    if self._is_too_much(held, left, most):
       raise HTTPException(503, f'max_waiting: {most} rows wait; retry', RETRY)
-    self._waiting += rows
+    self._waiting += left
     try:
-      async with self._line:  # in the order of the requests
-        while self._running + rows > room:
-          self._freed.clear()
-          await self._freed.wait()
-        self._running += rows
+      for some in slices(read.work, self._most_rows):
+        rows = read.items[some]
+        lane, cost = self._lane(sum(read.work[some]))
+        await self._take(flow, lane, cost, len(rows))
+        self._waiting -= len(rows)
+        left -= len(rows)
+        job = lane.start(cost, self._engine.submit_all, rows, None, rows_flow)
+        turns.call_when_done(job, self._placed, job, len(rows))
+        try:
+          futures += map(asyncio.wrap_future, await asyncio.wrap_future(job))
+        except asyncio.CancelledError:
+          turns.call_when_done(job, _drop, job)
+          raise
+      return await asyncio.gather(*futures)
     finally:
-      self._waiting -= rows
+      self._waiting -= left
+      for future in futures:
+        future.cancel()  # also in the engine
 
-    async def run() -> list[Any]:
-      try:
-        futures = await asyncio.to_thread(self._engine.submit_all, items)
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
-      finally:
-        self._running -= rows
-        self._freed.set()
+  async def _take(
+    self, flow: turns.Flow, lane: turns.Lane, cost: int, rows: int
+  ) -> None:
+    """Waits for places of rows in the engine and in a lane."""
+    # Rows that wait for a slow lane hold no places, quick rows no thread.
+    order: list[tuple[turns.Turns, int]] = [(self._places, rows), (lane, cost)]
+    first, second = order[:: -1 if lane is self._slow else 1]
+    await first[0].take(flow, first[1])
+    try:
+      await second[0].take(flow, second[1])
+    except asyncio.CancelledError:
+      first[0].free(first[1])
+      raise
 
-    # Not cancelled with its request: the rows take room until their answer.
-    task = asyncio.create_task(run())
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
-    return await asyncio.shield(task)
-
-
-def read_body(body: bytearray, max_rows: int) -> tuple[list[Any], float, bool]:
-  """Returns items, seconds that they may take, and if they are a batch.
-
-  An illegal item becomes an InputError. Raises HTTPException for other errors.
-  """
-  try:
-    value = text_files.loads(body.decode())
-  except ValueError as error:
-    expected = f'body: expected one JSON value in UTF-8, got {error}'
-    raise HTTPException(400, expected) from error
-  is_batch = isinstance(value, dict) and 'items' in value
-  if not is_batch:
-    value = {'items': [value]}
-    if isinstance(item := value['items'][0], dict) and 'deadline_ms' in item:
-      value['deadline_ms'] = item.pop('deadline_ms')
-  try:
-    items, milliseconds = fields.check(_Batch, value, '').values()
-  except ConfigError as error:
-    raise HTTPException(422, str(error)) from error
-  if len(items) > max_rows:
-    message = f'items: expected at most {max_rows}, got {len(items)}'
-    raise HTTPException(413, message)
-  return [*map(read_item, items)], milliseconds / 1e3, is_batch
+  def _placed(self, job: concurrent.futures.Future, rows: int) -> None:
+    """Frees the places of rows when they are answered, or were refused."""
+    found = _result(job)
+    self._places.free(rows - len(found))
+    for future in found:
+      turns.call_when_done(future, self._places.free, 1)
 
 
-def read_item(value: Any) -> Any:
-  """Returns an item as the engine takes it, an InputError for an illegal one.
+def _result(job: concurrent.futures.Future) -> list[Any]:
+  return [] if job.cancelled() or job.exception() else job.result()
 
-  No string reaches a reader of images, which would open it as a path.
-  """
-  if isinstance(value, str):
-    return {'text': value}
-  if not isinstance(value, dict):
-    legal = 'an object such as {"text": ...} or {"image": ...}'
-    return InputError(f'item: expected {legal}, got {type(value).__name__}')
-  if 'image' not in value:
-    return value
-  try:
-    return value | {'image': base64.b64decode(value['image'], validate=True)}
-  except (TypeError, ValueError) as error:
-    legal = 'the bytes of a file in base64'
-    return InputError(f'image: expected {legal}, got {error}')
+
+def _drop(job: concurrent.futures.Future) -> None:
+  for future in _result(job):
+    future.cancel()
+
+
+def slices(work: Sequence[int], most_rows: int) -> Iterator[slice]:
+  """Yields slices of `most_rows` items at most, and `SLICE` work if several."""
+  first = total = 0
+  for number, one in enumerate(work):
+    if number > first and (total + one > SLICE or number - first == most_rows):
+      yield slice(first, number)
+      first, total = number, 0
+    total += one
+  yield slice(first, len(work))
 
 
 def _fields(answer: Any) -> tuple[dict[str, Any], int]:
@@ -239,6 +283,10 @@ def _fields(answer: Any) -> tuple[dict[str, Any], int]:
     return answer.as_dict(), 200
   status = 422 if isinstance(answer.error, InputError) else 500
   return {'error': str(answer.error)[:MAX_ERROR]}, status
+
+
+def _batch(answers: Sequence[Any]) -> Response:
+  return _json({'answers': [_fields(answer)[0] for answer in answers]})
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:

@@ -5,6 +5,7 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ _WRONG_NUMBER = {
   2: 'a second text, got none; the model was trained on pairs: '
   "{'text': ..., 'pair': ...}",
 }
+PIXELS = 64  # decoded in the time in which a character is tokenized
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
@@ -89,11 +91,31 @@ def images(image_size: int, resize_small: int, length: int) -> ItemReader:
   return ItemReader('image', convert, example, length, recipe)
 
 
+def pixels(item: Any) -> int:
+  """Returns the pixels of an image by its header; 0 for any other item."""
+  data = item.get('image') if isinstance(item, Mapping) else None
+  if not isinstance(data, bytes):
+    return 0
+  from dataset_lib import image_ops
+
+  try:
+    return math.prod(image_ops.header_size(data))
+  except BadRecord:  # which `read` reports
+    return 0
+
+
+def work(item: Any, pixels: int) -> int:
+  """Returns the work of reading an item of `pixels` pixels, in characters."""
+  values = item.values() if isinstance(item, Mapping) else ()
+  texts = (len(one) for one in values if isinstance(one, (str, list)))
+  return pixels // PIXELS + sum(texts)
+
+
 def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
   """Returns a reader of rows of `count` token ids in [0, vocab_size)."""
 
   def convert(value: Any) -> np.ndarray:
-    tokens = _token_ids(value, vocab_size)
+    tokens = _token_ids('tokens', value, vocab_size)
     if len(tokens) != count:
       raise InputError(f'tokens: expected {count} ids, got {len(tokens)}')
     return tokens
@@ -105,17 +127,19 @@ def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
   )
 
 
-def _token_ids(value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
-  """Returns ids below `vocab_size` as int32; 0 for no limit."""
+def _token_ids(name: str, value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
+  """Returns ids below `vocab_size`, 0 for any, as int32; `name` for errors."""
+  limit = vocab_size or 2**31
   try:
     array = np.asarray(value)
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
       raise ValueError(f'shape {array.shape} and dtype {array.dtype}')
-    if array.min() < 0 or (vocab_size and array.max() >= vocab_size):
+    if isinstance(value, (list, tuple)) and bool in map(type, value):
+      raise ValueError('True or False')  # which NumPy takes for 1 or 0
+    if array.min() < 0 or array.max() >= limit:
       raise ValueError(f'{array.min()} to {array.max()}')
-  except ValueError as error:
-    legal = f'in [0, {vocab_size})' if vocab_size else '>= 0'
-    expected = f'tokens: expected a row of integers {legal}'
+  except (ValueError, OverflowError) as error:
+    expected = f'{name}: expected a row of integers in [0, {limit})'
     raise InputError(f'{expected}, got {error}') from error
   return array.astype(np.int32)
 
@@ -142,6 +166,7 @@ class TextReader:
   num_texts: int | None = None  # texts that the task has; None takes 1 and 2
   vocab_size: int = 0  # for items of token ids; 0 to check nothing
   padding_tokens: int = 1  # of rows of padding
+  num_types: int = 2  # token types that the model has
 
   @property
   def recipe(self) -> dict[str, Any]:
@@ -161,6 +186,9 @@ class TextReader:
       tokens, types = self._given(fields)
     else:
       texts = self._texts(fields)
+      if self.tokenizer:
+        shorten = self.tokenizer.shortened
+        texts = {key: shorten(one, limit + 1) for key, one in texts.items()}
       tokens, types = self._encode(texts, limit + 1)
       if len(tokens) > limit:  # encode again, so that [SEP] is last
         tokens[:limit], types[:limit] = self._encode(texts, limit)
@@ -221,8 +249,9 @@ class TextReader:
     return encoded.tokens, encoded.token_types
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
-    tokens = _token_ids(fields['tokens'], self.vocab_size)
-    types = _token_ids(fields.get('token_types', 0 * tokens), 0)
+    tokens = _token_ids('tokens', fields['tokens'], self.vocab_size)
+    types = fields.get('token_types', 0 * tokens)
+    types = _token_ids('token_types', types, self.num_types)
     if len(types) != len(tokens):
       expected = f'{len(tokens)}, one for each token'
       raise InputError(f'token_types: expected {expected}, got {len(types)}')

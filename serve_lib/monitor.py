@@ -148,6 +148,7 @@ class Monitor:
   ):
     self.drift, self.sources = drift, sources
     self._clock, self._lock, self._answers = clock, threading.Lock(), 0
+    self._truncated = 0
     self._counts = collections.defaultdict[str, Any](collections.Counter)
     self._latest = collections.defaultdict[str, Any](
       lambda: collections.deque(maxlen=window)
@@ -183,6 +184,7 @@ class Monitor:
     confidence: float | None,
     retention: float = 1.0,
     source: str = '',
+    truncated: bool = False,
   ) -> None:
     """Records a row that left, its depth and the share of its tokens kept.
 
@@ -195,6 +197,7 @@ class Monitor:
       known = reason in reasons or len(reasons) < MAX_REASONS
       reasons[reason if known else 'other'] += 1
       self._counts['depth'][depth] += 1
+      self._truncated += truncated
       self._latest['retention'].append(retention)
     drift = self.sources.get(source, self.drift)
     if drift is not None and confidence is not None:
@@ -215,6 +218,7 @@ class Monitor:
       passed = self._clock() - answered[0]
       result = {
         'answers': self._answers,
+        'truncated': self._truncated,
         'failures': dict(counts['failures']),
         'rows_per_second': (len(answered) - 1) / passed if passed else 0.0,
         'latency': self._percentiles('seconds', (50, 95, 99)),

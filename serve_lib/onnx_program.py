@@ -16,6 +16,7 @@ import onnxruntime
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
+from dataset_lib import machine
 from serve_lib import onnx_primitives, process
 from serve_lib.onnx_graph import Graph, Value, is_static
 
@@ -49,7 +50,7 @@ def build(
     _share_threads()
     options.use_per_session_threads = False
   else:
-    options.intra_op_num_threads = process.cores()
+    options.intra_op_num_threads = machine.cores()
     # Threads of a program that is not running take no time from the others.
     options.add_session_config_entry('session.force_spinning_stop', '1')
   options.log_severity_level = 3  # errors
@@ -70,7 +71,7 @@ def _share_threads() -> None:
   They look for work for some milliseconds before they sleep. Waking those of
   one session after another took a fifth of the time of an EAT's row alone.
   """
-  onnxruntime.set_global_thread_pool_sizes(process.cores(), 1)
+  onnxruntime.set_global_thread_pool_sizes(machine.cores(), 1)
 
 
 def translate(

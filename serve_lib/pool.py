@@ -1,7 +1,11 @@
 """Rows that wait: accepted ones on the host, others between two stages."""
 
+import bisect
 import collections
+import concurrent.futures
 import dataclasses
+import itertools
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +16,21 @@ from jaxtyping import Int
 from serve_lib.chain import ClosedError, Group, OverloadedError, Row
 
 
+@dataclasses.dataclass
+class Flow:
+  """Rows that belong together; those of other flows are served in between."""
+
+  turn: int = 0  # of its next row
+
+
 class RequestQueue:
   """Accepted rows by group, bounded and thread-safe.
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
-  Callers that wait for room are served in order. The reentrant `lock` guards
-  all that callers and worker share.
+  Callers that wait for room are served in order. Rows of several calls take
+  turns (start-time fair queueing, Goyal et al. 1996): the rows of a flow are
+  numbered from the turn that is being served, so a long call is overtaken. The
+  reentrant `lock` guards all that callers and worker share.
   """
 
   def __init__(self, max_pending: int):
@@ -26,8 +39,9 @@ class RequestQueue:
     self.changes = 0  # calls of `wake`
     self._freed = threading.Condition(self.lock)
     self._line: collections.deque[object] = collections.deque()
-    self._max_pending, self._coming = max_pending, 0
-    self.groups: dict[Group, collections.deque[Row]] = {}
+    self._max_pending, self._coming, self._turn = max_pending, 0, 0
+    self.groups: dict[Group, list[Row]] = {}  # each in the order of turns
+    self.has_cancelled = False  # rows that `purge` removes
     self.pending = self.peak_pending = 0
     self.is_closed = self.is_cancelled = False
 
@@ -90,30 +104,48 @@ class RequestQueue:
         if self._line:
           self._freed.notify_all()  # the next caller may have room too
 
-  def release(self, rows: int) -> None:
-    """Frees the room of rows that were answered or not queued."""
+  def release(self, future: concurrent.futures.Future) -> None:
+    """Frees the room of a row that was answered or cancelled."""
+    is_cancelled = future.cancelled()
+    if is_cancelled:
+      future.set_running_or_notify_cancel()  # for `concurrent.futures.wait`
     with self.lock:
-      self.pending -= rows
+      self.pending -= 1
+      if is_cancelled:
+        self.has_cancelled = True
+        self.wake()
       if self._line:
         self._freed.notify_all()
 
-  def put(self, rows: Sequence[Row], expected: int) -> None:
+  def put(self, rows: Sequence[Row], expected: int, flow: Flow) -> None:
     """Queues encoded rows; adds `expected` to the announced rows."""
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
-      for row in rows:
+      start = max(flow.turn, self._turn)
+      flow.turn = start + len(rows)
+      for turn, row in enumerate(rows, start):
+        row.turn = turn
         group = Group(0, row.encoded.variant, row.length)
-        self.groups.setdefault(group, collections.deque()).append(row)
+        queue = self.groups.setdefault(group, [])
+        bisect.insort(queue, row, key=operator.attrgetter('turn'))
       self._coming += expected
       self.wake()
+
+  def purge(self) -> None:
+    """Removes cancelled rows; the caller holds the lock."""
+    self.has_cancelled = False
+    found = {group: wanted(rows) for group, rows in self.groups.items()}
+    self.groups = {group: rows for group, rows in found.items() if rows}
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows; the caller holds the lock."""
     queue = self.groups[group]
-    taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+    taken, queue[:limit] = queue[:limit], []
     if not queue:
       del self.groups[group]
+    if taken:
+      self._turn = max(self._turn, taken[-1].turn)
     return taken
 
   def close(self, cancel: bool) -> None:
@@ -123,6 +155,11 @@ class RequestQueue:
       self.is_cancelled = self.is_cancelled or cancel
       self.wake(all_threads=True)
       self._freed.notify_all()
+
+
+def wanted(rows: Sequence[Row]) -> list[Row]:
+  """Returns the rows that were not cancelled."""
+  return [row for row in rows if not row.future.cancelled()]
 
 
 @dataclasses.dataclass(eq=False)
@@ -205,6 +242,15 @@ class Pool:
       'gather', batch.group, (batch.size, size), batch.carry, source
     )
     batch.size, batch.slots = size, np.arange(len(batch.rows), dtype=np.int32)
+
+  def purge(self) -> None:
+    """Removes cancelled rows."""
+    for batch in (*self.open.values(), *self.ready):
+      kept = [not row.future.cancelled() for row in batch.rows]
+      batch.slots = batch.slots[np.array(kept, bool)]
+      batch.rows = [*itertools.compress(batch.rows, kept)]
+    self.open = {key: one for key, one in self.open.items() if one.rows}
+    self.ready = collections.deque(one for one in self.ready if one.rows)
 
   def clear(self) -> list[Row]:
     """Removes and returns all rows."""

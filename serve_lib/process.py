@@ -1,8 +1,7 @@
-"""What makes programs fast in this process: cores, threads, kept memory."""
+"""What makes programs fast in this process: threads, kept memory."""
 
 import contextlib
 import ctypes
-import os
 import pathlib
 import threading
 
@@ -10,12 +9,6 @@ OWNED = threading.Event()  # set by `own_process`
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _HUGE, _COLLAPSE = 2**21, 25  # bytes of a huge page; MADV_COLLAPSE of Linux
-
-
-def cores() -> int:
-  """Returns the processors that this process may use."""
-  affinity = getattr(os, 'sched_getaffinity', None)  # not on every system
-  return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def own_process() -> None:
@@ -45,6 +38,15 @@ def keep_freed_memory() -> bool:
   options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1))
   known = [mallopt(option, value) for option, value in options]
   return all(known)
+
+
+def return_memory() -> None:
+  """Returns freed memory to the kernel, in spite of `keep_freed_memory`.
+
+  For what is much larger than the temporaries of a program, such as photos.
+  """
+  with contextlib.suppress(OSError, TypeError, AttributeError):
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def collapse_pages() -> None:

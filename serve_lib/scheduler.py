@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serve_lib.chain import Group, Row
-from serve_lib.pool import Batch, RequestQueue
+from serve_lib.pool import Batch, RequestQueue, wanted
 
 Waiting = Mapping[Group, Sequence[Row]]
 
@@ -32,6 +32,7 @@ class Scheduler:
   def __post_init__(self):
     self.flights: list[Batch] = []  # dispatched
     self.retried: collections.deque[Row] = collections.deque()
+    self._is_retrying = False
 
   @property
   def waiting(self) -> Waiting:
@@ -48,10 +49,21 @@ class Scheduler:
     """Returns the batch to run next; None to wait."""
     if len(self.flights) > self.ahead:
       return None
-    if self.retried:
-      return self._alone(self.retried.popleft())
+    if self.requests.has_cancelled:
+      self.requests.purge()
+      self.pool.purge()
+      self.retried = collections.deque(wanted(self.retried))
     if self.pool.ready:
       return self.pool.ready.popleft()
+    # Rows of batches that failed do not hold up the others.
+    self._is_retrying = not self._is_retrying
+    batch = None if self.retried and self._is_retrying else self._next()
+    if not batch and self.retried:
+      return self._alone(self.retried.popleft())
+    return batch
+
+  def _next(self) -> Batch | None:
+    """Returns the batch of the group that runs next."""
     if not (group := self._choose(self.waiting)):
       return None
     near = self._near(group)
@@ -64,7 +76,7 @@ class Scheduler:
       except Exception as error:
         rows = [row for one in batches for row in one.rows]
         self.retry(rows, error, group.stage)
-        return self.next()
+        return self._next()
     rows = self.requests.take(group, self.programs.grid.capacity)
     for other in near:
       room = self.programs.grid.capacity - len(rows)
@@ -149,6 +161,11 @@ class Scheduler:
       found = [group for group in found if group.stage == min(found).stage]
     # The group makes equal ages deterministic.
     oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
+    if oldest and oldest.stage == 0:  # the queue's turn, whose rows take turns
+      queued = (group for group in found if group.stage == 0)
+      oldest = min(
+        queued, key=lambda g: (waiting[g][0].turn, waiting[g][0].since, g)
+      )
     return oldest if not self.flights or oldest in full else None
 
   def _is_crowded(self) -> bool:

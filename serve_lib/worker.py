@@ -7,6 +7,7 @@ thread, as XLA's CPU client runs the calls of one thread one after the other.
 """
 
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -126,14 +127,16 @@ class Worker:
       if isinstance(batch.outputs, BaseException):
         raise batch.outputs
       stays = self._stays(batch, batch.outputs)
+      is_wanted = [not row.future.cancelled() for row in batch.rows]
+      stays &= is_wanted
     except Exception as error:
       batch.outputs = None
       self._retry(batch.rows, error, batch.group.stage)
       return
     if stays.any():
       self._go_on(batch, stays)
-    pairs = zip(batch.rows, stays, strict=True)
-    self._resolve([(row, self._answer(row)) for row, stay in pairs if not stay])
+    leaves = itertools.compress(batch.rows, ~stays & is_wanted)
+    self._resolve([(row, self._answer(row)) for row in leaves])
 
   def _retry(self, rows: Sequence[Row], error: Exception, stage: int) -> None:
     """Runs the rows of a batch that failed again, each alone.
@@ -216,17 +219,14 @@ class Worker:
     self._resolve([(row, failure) for row in rows])
 
   def _resolve(self, answers: Sequence[tuple[Row, Any]]) -> None:
-    """Answers the rows that have no answer yet (after a defect), frees room."""
-    if not answers:
-      return
-    now, resolved = time.monotonic(), 0
+    """Answers the rows that have no answer yet, and were not cancelled."""
+    now = time.monotonic()
     for row, answer in answers:
-      if not row.future.done():
-        resolved += 1
+      # After a defect a row may be in two places.
+      if not row.future.done() and row.future.set_running_or_notify_cancel():
         if isinstance(answer, Failure):
           shielded(self.monitor.record_failure, answer.during)
         else:
           shielded(self.monitor.record_answer, now - row.submitted)
         # A future logs errors of its callbacks, but only an `Exception`.
         shielded(row.future.set_result, answer)
-    self.requests.release(resolved)

@@ -129,10 +129,13 @@ class TextClassification(Classification):
     path = dataset.get('tokenizer', '')
     words = tokenizer.load(path) if path else None
     limits = max_length, max_characters
-    # One token type has no place for a second text.
-    single = self.model.type_vocab_size == 1
-    texts = 1 if single else num_texts(dataset)
-    return TextReader(words, *limits, texts, self.model.vocab_size)
+    # One token type has no place for a second text; a model without types
+    # ignores those that a tokenizer gives.
+    types = self.model.type_vocab_size or 2
+    texts = 1 if types == 1 else num_texts(dataset)
+    return TextReader(
+      words, *limits, texts, self.model.vocab_size, num_types=types
+    )
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:

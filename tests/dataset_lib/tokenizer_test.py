@@ -109,6 +109,36 @@ def test_truncation_takes_from_the_longer_text(directory, max_length):
   assert (len(single), single[-1]) == (max_length, ID['[SEP]'])
 
 
+@pytest.mark.parametrize('side', ['right', 'left'])
+@pytest.mark.parametrize(
+  ('text', 'is_cut'),
+  [
+    ('the cat sat! ' * 9_000, True), ('.' * 100_000, True),
+    ('北京' * 50_000, True), ('un' * 45 + '! unaffable ' * 9_000, True),
+    ('cat ' * 900 + 'e' * 100_000, True), ('é' * 60 + ' cat' * 9_000, True),
+    # Few tokens in many characters.
+    ('e' * 100_000, False), ('cat ' + ' ' * 100_000 + 'sat', False),
+    ('cat\u0301\u0301' + '\u200b' * 20_000 + ' sat', False),
+    (('the' * 34 + ' ') * 5, False), ('', False),
+  ],
+  ids=range(11),
+)  # fmt: skip
+def test_a_part_of_a_long_text_gives_the_same_row(
+  directory, text, is_cut, side
+):
+  given = tokenizer.load(directory)
+  given.truncation_side = side
+  if side == 'left':
+    text = text[::-1]
+  part, whole = given.shortened(text, 16), given.encode_plain([text])[0]
+  found = given.encode_plain([part])[0]
+  kept = slice(16) if side == 'right' else slice(-16, None)
+  np.testing.assert_array_equal(found[kept], whole[kept])
+  assert min(len(found), 17) == min(len(whole), 17)
+  assert (len(part) < 20_000 < len(text)) >= is_cut
+  assert is_cut or part == text
+
+
 def test_chunks_do_not_show(directory, monkeypatch):
   given = tokenizer.load(directory)
   texts = [' '.join('abcdef'[: n % 7]) for n in range(25)]

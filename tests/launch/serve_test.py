@@ -158,6 +158,7 @@ def test_under_load_nothing_is_lost(requests, tmp_path):
     sys.executable, '-c', PROGRAM, '--workdir=none', '--port=0',
     '--max_pending=64', '--max_waiting=10000', '--compilation_cache=none',
     f'--max_body_bytes={MOST_BYTES}', '--log_every=0', '--max_seconds=600',
+    '--max_pixels=10000',
   ]  # fmt: skip
 
   async def talk(process):

@@ -59,6 +59,21 @@ def test_a_row_that_breaks_the_policy_fails_alone(stage):
     check_all([GOOD], engine.predict([GOOD]), {})
 
 
+def test_rows_that_run_again_take_turns_with_the_others():
+  policy = toy.FaultyPolicy()
+  with toy.make_engine(policy, max_pending=64, ahead=0) as engine:
+    order, broken = [], [('full', [toy.POISON, number]) for number in range(16)]
+    hold(engine)
+    for kind, items in (('bad', broken), ('good', [GOOD] * 16)):
+      for item in items:
+        engine.submit(item).add_done_callback(
+          lambda _, kind=kind: order.append(kind)
+        )
+    policy.open.set()
+  assert sorted(order) == ['bad'] * 16 + ['good'] * 16
+  assert 'good' in order[:8]  # and not after all that run again
+
+
 def test_inputs_that_are_no_arrays_fail_alone(monkeypatch):
   with faulty() as engine:
     encode = engine._policy.encode

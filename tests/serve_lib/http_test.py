@@ -6,12 +6,13 @@ import dataclasses
 import json
 import types
 
+import cv2
 import httpx2
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_lib import http
+from serve_lib import bodies, http
 from serve_lib.chain import ClosedError, InputError
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
@@ -23,7 +24,11 @@ pytestmark = pytest.mark.anyio
 GOOD, OTHER, HOLDS = {'tokens': [2, 0]}, {'tokens': [1, 2, 3]}, [5, 5]
 MOST_BYTES = 100_000
 LIMITS = dict(
-  max_pending=64, max_waiting=64, max_body_bytes=MOST_BYTES, max_seconds=60.0
+  max_pending=64,
+  max_waiting=64,
+  max_body_bytes=MOST_BYTES,
+  max_seconds=60.0,
+  max_pixels=10_000,
 )
 
 
@@ -62,7 +67,7 @@ def anyio_backend():
 
 @pytest.fixture(scope='module')
 def engine():
-  with Engine(Chain(), Policy(), (6,), (1,)) as engine:
+  with Engine(Chain(), Policy(), (6,), (1,), ahead=0) as engine:
     yield engine
 
 
@@ -76,8 +81,9 @@ async def service(engine, request):
   service.is_ready = True
   yield service
   engine._policy.open.set()
-  await until(lambda: service._running == 0)
+  await until(lambda: service._places.taken == 0)
   assert service._waiting == service._bytes == 0
+  service.close()
 
 
 @pytest.fixture
@@ -111,6 +117,30 @@ async def test_items_are_answered_alone_and_in_the_order_of_a_batch(client):
   assert all(map(str.startswith, errors, words))
 
 
+HUGE = 10**400
+
+
+def photo(*size):
+  data = cv2.imencode('.png', np.zeros((*size, 3), np.uint8))[1].tobytes()
+  return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+  ('value', 'status'),
+  [
+    ([[]] * 400_000, 413), ({'items': [{}] * 400_000}, 413),
+    ([''] * 400_000, 413), ({str(n): [] for n in range(110_000)}, 413),
+    ({'items': [[]] * 100_000}, 413), ([[]] * 100_000, 422),
+    ('[,{' * 200_000 + '\\" "', 422), ({'text': '"\\' * 200_000}, 422),
+  ],
+  ids=range(8),
+)  # fmt: skip
+@limited(max_body_bytes=2**22)
+async def test_the_values_of_a_body_are_limited(client, value, status):
+  found = await client.post('/predict', content=json.dumps(value))
+  assert found.status_code == status, found.text
+
+
 def body(**fields):
   return json.dumps(fields).encode()
 
@@ -132,6 +162,19 @@ BAD = (
   (body(tokens=[1], deadline_ms=0), 422, 'deadline_ms: expected a number'),
   (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
   (body(tokens=[7]), 500, 'answer'),  # the policy breaks
+  (body(tokens=[1], deadline_ms=HUGE), 422, 'deadline_ms: expected a number'),
+  (body(tokens=[HUGE]), 422, 'tokens: expected a row of integers'),
+  (body(tokens=[2**32]), 422, 'tokens: expected a row of integers'),
+  (body(tokens=[1, True]), 422, 'got True or False'),
+  (body(tokens=[1.0]), 422, 'tokens: expected a row of integers'),
+  (body(tokens=[[1]]), 422, 'tokens: expected a row of integers'),
+  (body(tokens=[1], token_types=[7]), 422, 'token_types: expected a row of'),
+  (body(tokens=[1], token_types=[2**32]), 422, 'integers in [0, 2)'),
+  (body(tokens=[1], token_types=[HUGE]), 422, 'integers in [0, 2)'),
+  (body(tokens=[1], token_types=[0, 0]), 422, 'token_types: expected 1'),
+  (body(tokens=[1], source=[]), 422, 'source: expected a name'),
+  (body(image=photo(101, 100)), 413, 'at most 10000 pixels'),
+  (body(items=[{'image': photo(60, 100)}] * 2), 413, 'at most 10000 pixels'),
 )
 
 
@@ -146,9 +189,9 @@ async def test_a_bad_request_is_refused(sent, status, words, client):
 
 def test_no_string_of_a_request_is_taken_for_a_path():
   for value in ('/etc/pas', ['/etc/pas'], ('x', 'y'), {'image': '/etc/pa.'}):
-    item = http.read_item(value)
+    item = bodies.read_item(value)
     assert isinstance(item, InputError) or item == {'text': value}
-  read = http.read_item({'image': '/etc/pas'})
+  read = bodies.read_item({'image': '/etc/pas'})
   assert read == {'image': base64.b64decode('/etc/pas')}
 
 
@@ -157,7 +200,12 @@ async def test_other_paths_readiness_and_the_end_of_an_engine(client, service):
     found = await client.request(*request, json=GOOD)
     return found.status_code, found.json().get('error'), found.headers
 
-  for path, status in (('/predict', 405), ('/etc', 404), ('/readyz', 200)):
+  for path, status in (
+    ('/predict', 405),
+    ('/predict/', 404),
+    ('/etc', 404),
+    ('/readyz', 200),
+  ):
     assert (await ask('GET', path))[0] == status
   service.is_ready = False
   assert (await ask('GET', '/healthz'))[0] == 200
@@ -167,7 +215,7 @@ async def test_other_paths_readiness_and_the_end_of_an_engine(client, service):
     assert 'being compiled' in error
   service.is_ready = True
 
-  def refuse(items):
+  def refuse(*_):
     raise ClosedError('the engine is closed')
 
   service._engine = types.SimpleNamespace(submit_all=refuse)
@@ -191,12 +239,12 @@ async def test_overload_is_refused_and_accepted_rows_are_answered(
   rows = {'items': [GOOD, OTHER]}
   posts = [client.post('/predict', json=rows) for _ in range(3)]
   tasks = [asyncio.create_task(post) for post in posts]
-  await until(lambda: service._waiting == 4)  # of 4 + 4 rows, 3 run
-  await until(lambda: engine.status()['pending'] == 3)
+  await until(lambda: service._waiting == 3)  # of 4 + 4 rows, 4 run
+  await until(lambda: engine.status()['pending'] == 4)
   refused = await client.post('/predict', json=rows)
   assert (refused.status_code, refused.headers['Retry-After']) == (503, '1')
   assert 'max_waiting: 8 rows' in refused.json()['error']
-  assert 'http_waiting_rows 4.0' in (await client.get('/metrics')).text
+  assert 'http_waiting_rows 3.0' in (await client.get('/metrics')).text
   engine._policy.open.set()
   found = await asyncio.gather(first, *tasks)
   assert [one.status_code for one in found] == [200] * 4
@@ -205,17 +253,66 @@ async def test_overload_is_refused_and_accepted_rows_are_answered(
 
 
 @limited(max_pending=2)
-async def test_a_late_row_is_computed_only_if_the_engine_has_it(client, engine):
+@pytest.mark.parametrize('how', ['late', 'left'])
+async def test_rows_of_an_ended_request_leave_every_line(
+  how, client, service, engine
+):
   policy = engine._policy
-  first = await held(client, policy)
-  encoded = policy.encoded
-  for _ in ('in the engine', 'in the line'):
-    found = await client.post('/predict', json=GOOD | {'deadline_ms': 30})
-    assert found.status_code == 504
-    assert found.json()['error'].startswith('deadline_ms: the time')
-  assert policy.encoded == encoded + 1
+  first, before = await held(client, policy), engine.monitor.snapshot()
+  for _ in range(3):  # one row in the engine, one in the line
+    rows = {'items': [GOOD] * 2}
+    if how == 'late':
+      found = await client.post('/predict', json=rows | {'deadline_ms': 50})
+      assert found.status_code == 504
+      assert found.json()['error'].startswith('deadline_ms: the time')
+    else:
+      task = asyncio.create_task(client.post('/predict', json=rows))
+      await until(lambda: engine.status()['pending'] == 2)
+      task.cancel()
+    await until(lambda: engine.status()['pending'] == 1)
+    assert service._waiting == 0
+  await until(lambda: service._places.taken == 1)
   policy.open.set()
   assert (await first).status_code == 200
+  after = engine.monitor.snapshot()
+  assert after['answers'] == before['answers'] + 1
+  assert after['failures'] == before['failures']
+
+
+@limited()
+async def test_a_small_request_is_not_behind_a_large_one(client, engine):
+  policy, order = engine._policy, []
+  first, decide = await held(client, policy), policy.decide
+
+  def decided(stage, rows, outputs):
+    order.extend(row.encoded.context for row in rows if stage == 0)
+    return decide(stage, rows, outputs)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(policy, 'decide', decided)
+    many = client.post('/predict', json={'items': [GOOD] * 8})
+    large = asyncio.create_task(many)
+    await until(lambda: engine.status()['pending'] == 9)
+    small = asyncio.create_task(client.post('/predict', json=OTHER))
+    await until(lambda: engine.status()['queued_rows'] == 9)
+    policy.open.set()
+    for one in await asyncio.gather(first, large, small):
+      assert one.status_code == 200
+  assert order.index(OTHER['tokens']) <= 1
+  assert order.count(GOOD['tokens']) == 8
+
+
+@limited(max_pending=2, max_waiting=2)
+async def test_a_small_request_is_accepted_above_the_limit(client, service):
+  service._waiting = 4
+  service._requests = 1
+  found = await client.post('/predict', json=GOOD)
+  many = await client.post('/predict', json={'items': [GOOD] * 2})
+  assert (found.status_code, many.status_code) == (200, 200)
+  service._requests = 2  # with itself 3: 4 / 3 rows each
+  many = await client.post('/predict', json={'items': [GOOD] * 2})
+  assert many.status_code == 503
+  service._waiting = service._requests = 0
 
 
 @limited(max_body_bytes=100, max_seconds=0.5)

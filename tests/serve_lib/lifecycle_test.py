@@ -1,5 +1,6 @@
 """Back pressure, streams, closing and the thread: no answer is lost."""
 
+import concurrent.futures
 import contextlib
 import gc
 import threading
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from serve_lib.chain import ClosedError, OverloadedError
+from serve_lib.pool import Flow
 from tests.serve_lib import toy
 from tests.serve_lib.toy import GOOD, HOLDS, VARIABLES, WAIT, faulty, hold
 
@@ -65,6 +67,76 @@ def test_a_single_request_gets_in_between_a_long_list():
     engine.submit(GOOD).result(timeout=WAIT)
     assert not done
     thread.join()
+
+
+@pytest.mark.parametrize('small', [GOOD, ('full', [2, 0, 0, 0])])
+def test_a_row_gets_in_between_those_of_a_long_list(small):
+  policy = toy.FaultyPolicy()
+  settings = dict(batches=(1,), max_pending=64, ahead=0)
+  with toy.make_engine(policy, **settings) as engine:
+    hold(engine)
+    order, flow = [], Flow()
+    for number in range(0, 16, 4):
+      for future in engine.submit_all([GOOD] * 4, flow=flow):
+        future.add_done_callback(lambda _, n=number: order.append(n))
+    time.sleep(0.01)  # they are older, and of another length
+    engine.submit(small).add_done_callback(lambda _: order.append('small'))
+    policy.open.set()
+  assert order.index('small') == 1
+
+
+@pytest.mark.parametrize('batches', [(1,), (1, 2, 4)])
+def test_a_cancelled_row_leaves_the_engine(batches):
+  policy = toy.FaultyPolicy()
+  with toy.make_engine(policy, batches=batches, max_pending=9) as engine:
+    held = hold(engine)
+    futures = [engine.submit(item) for item in [GOOD, ('pruned', [2, 0])] * 4]
+    assert held.cancel()  # it is computed now; its answer is dropped
+    assert all(future.cancel() for future in futures[2:])
+    assert not concurrent.futures.wait(futures[2:], WAIT).not_done
+    assert engine.status()['pending'] == 2
+    more = engine.submit_all([GOOD] * 7, timeout=0.0)  # there is room
+    policy.open.set()
+    for future in (*futures[::8], *more):
+      toy.check(VARIABLES, GOOD, future.result(WAIT))
+    assert futures[1].result(WAIT)['depth'] == 3
+  assert engine.status()['pending'] == 0
+  assert engine.monitor.snapshot()['answers'] == 9
+  assert sum(rows for stage, rows in policy.decided if not stage) <= 10
+
+
+@pytest.mark.parametrize('place', ['open', 'ready', 'retried'])
+def test_a_cancelled_row_leaves_the_pool(monkeypatch, place):
+  policy = toy.FaultyPolicy()
+  settings = dict(max_wait=60.0, ahead=0)
+  with toy.make_engine(policy, **settings) as engine:
+    scheduler = engine._worker.scheduler
+    rows = {'open': 2, 'ready': 4, 'retried': 3}[place]
+    futures, seen = [], []
+    take = scheduler.next
+
+    def next_batch():
+      waits = {
+        'open': sum(map(len, scheduler.pool.groups.values())),
+        'ready': sum(len(one.rows) for one in scheduler.pool.ready),
+        'retried': len(scheduler.retried),
+      }[place]
+      if waits and not seen:
+        seen.append(waits)
+        futures[0].cancel()
+      return take()
+
+    monkeypatch.setattr(scheduler, 'next', next_batch)
+    policy.broken_stage = 0 if place == 'retried' else None
+    bad = [('full', toy.BREAKS)] if place == 'retried' else []
+    engine._requests.expect(1)  # one batch of all
+    futures += engine.submit_all([GOOD] * (rows - len(bad)) + bad)
+    engine._requests.expect(-1)
+    for future in futures[1 : rows - len(bad)]:
+      toy.check(VARIABLES, GOOD, future.result(WAIT))
+  assert seen
+  assert futures[0].cancelled()
+  assert engine.status()['pending'] == engine.status()['pooled_rows'] == 0
 
 
 def test_a_rare_row_is_not_starved_by_common_ones():

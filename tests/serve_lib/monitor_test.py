@@ -40,7 +40,7 @@ def test_statistics_by_hand():
   monitor.record_failure('encode')
   monitor.record_exit(4, 'confidence', 0.9, 0.5)
   monitor.record_exit(4, 'confidence', 0.9, 0.7)
-  monitor.record_exit(12, 'last', 0.6, 0.9)
+  monitor.record_exit(12, 'last', 0.6, 0.9, truncated=True)
   percentiles = {
     'latency': {'p50': 0.505, 'p95': 0.9505, 'p99': 0.9901},
     'retention': {'p5': 0.52, 'p50': 0.7, 'p95': 0.88},
@@ -52,7 +52,7 @@ def test_statistics_by_hand():
   assert snapshot == dict(
     answers=100, failures={'encode': 1}, rows_per_second=pytest.approx(1.0),
     depth={4: 2, 12: 1}, mean_depth=pytest.approx(20 / 3),
-    reasons={'confidence': 2, 'last': 1}, fill={0: 7 / 8, 1: 0.5},
+    reasons={'confidence': 2, 'last': 1}, truncated=1, fill={0: 7 / 8, 1: 0.5},
   )  # fmt: skip
   clock.now = 991.0  # the rate falls when nothing is answered
   assert monitor.snapshot()['rows_per_second'] == pytest.approx(0.1)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from serve_lib import process
+from dataset_lib import machine
 
 PROGRAM = """
 import resource, sys
@@ -57,10 +57,10 @@ def test_pages_are_not_asked_for_again():
 
 def test_programs_of_onnx_runtime_share_their_threads():
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  if not pathlib.Path('/proc/self/task').exists() or process.cores() < 2:
+  if not pathlib.Path('/proc/self/task').exists() or machine.cores() < 2:
     pytest.skip('counts threads in /proc, of several cores')
   more = {}
   for how in ('own', 'other'):
     command = [sys.executable, '-c', THREADS, how]
     more[how] = int(subprocess.check_output(command, text=True))
-  assert more == {'own': 0, 'other': 2 * (process.cores() - 1)}
+  assert more == {'own': 0, 'other': 2 * (machine.cores() - 1)}

@@ -1,0 +1,64 @@
+"""Processors that this process may use: affinity, cgroup quota, a flag."""
+
+import contextlib
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+
+CGROUPS = pathlib.Path('/sys/fs/cgroup')
+MEMBERSHIP = pathlib.Path('/proc/self/cgroup')
+# By XLA's CPU client and by the tokenizers.
+_VARIABLES = 'PJRT_NPROC', 'RAYON_NUM_THREADS'
+_chosen: list[int] = []  # by `use_threads`
+
+
+def cores() -> int:
+  """Returns the processors that this process may use, at least 1.
+
+  A quota of CPU time, as of a container, counts as whole processors: threads
+  beyond it would use up the time of the others and all would be stopped.
+  """
+  if _chosen:
+    return _chosen[0]
+  return max(1, min([_available(), *map(math.ceil, _quotas())]))
+
+
+def use_threads(count: int) -> None:
+  """Sets what `cores` returns (0: no change), and limits the libraries.
+
+  To be called before JAX creates its devices.
+  """
+  _chosen[:] = [count] if count else []
+  if cores() != _available():
+    for name in _VARIABLES:
+      os.environ.setdefault(name, str(cores()))
+
+
+def _available() -> int:
+  affinity = getattr(os, 'sched_getaffinity', None)  # not on every system
+  return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _quotas() -> Iterator[float]:
+  """Yields quota / period of the cgroups that the process is in, v1 or v2."""
+  with contextlib.suppress(OSError):
+    for line in MEMBERSHIP.read_text().splitlines():
+      _, controllers, path = line.split(':', 2)
+      if controllers and 'cpu' not in controllers.split(','):
+        continue
+      # In a container the path may be that of the host; its root is ours.
+      root = CGROUPS / 'cpu' if controllers else CGROUPS
+      folder = root / path.lstrip('/')
+      for place in (folder, *folder.parents):
+        if place.is_relative_to(root):
+          yield from _quota(place)
+
+
+def _quota(folder: pathlib.Path) -> Iterator[float]:
+  for names in (('cpu.max',), ('cpu.cfs_quota_us', 'cpu.cfs_period_us')):
+    with contextlib.suppress(OSError, ValueError):  # 'max': no quota
+      text = ' '.join((folder / name).read_text() for name in names)
+      quota, period = map(int, text.split())
+      if quota > 0 and period > 0:
+        yield quota / period

@@ -1,0 +1,90 @@
+"""Bodies of requests: JSON to items that the engine takes, and their work."""
+
+import base64
+import dataclasses
+import math
+import re
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Interval, MinLen
+from starlette.exceptions import HTTPException
+
+from dataset_lib import fields, text_files
+from dataset_lib.errors import ConfigError
+from serve_lib import items
+from serve_lib.chain import InputError
+
+# Values, containers and strings of a body: 256 rows of 512 tokens with types.
+MAX_VALUES = 300_000
+# A string, maybe cut off, or what precedes a value.
+_VALUE = re.compile(rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]')
+
+
+@dataclasses.dataclass
+class _Batch:
+  items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
+  deadline_ms: Annotated[float, Interval(gt=0.0, le=3.6e6)] = math.inf
+
+
+class Body(NamedTuple):
+  """The content of a request."""
+
+  items: list[Any]  # as the engine takes them
+  work: list[int]  # of reading each, see `items.work`
+  seconds: float  # that they may take
+  is_batch: bool
+
+
+def read(body: bytearray, limits: Any) -> Body:
+  """Reads a request; `limits` are as of `Service`.
+
+  An illegal item becomes an InputError. Raises HTTPException for other errors.
+  """
+  # Each step of the loop lets the event loop run, which JSON's parser does not.
+  for number, _ in enumerate(_VALUE.finditer(body)):
+    if number == MAX_VALUES:
+      raise HTTPException(413, f'body: expected at most {MAX_VALUES} values')
+  try:
+    value = text_files.loads(body.decode(), int)
+  except ValueError as error:
+    expected = f'body: expected one JSON value in UTF-8, got {error}'
+    raise HTTPException(400, expected) from error
+  is_batch = isinstance(value, dict) and 'items' in value
+  if not is_batch:
+    value = {'items': [value]}
+    if isinstance(item := value['items'][0], dict) and 'deadline_ms' in item:
+      value['deadline_ms'] = item.pop('deadline_ms')
+  given, most = value['items'], limits.max_pending
+  if isinstance(given, list) and len(given) > most:
+    message = f'items: expected at most {most}, got {len(given)}'
+    raise HTTPException(413, message)
+  try:
+    rows, milliseconds = fields.check(_Batch, value, '').values()
+  except ConfigError as error:
+    raise HTTPException(422, str(error)) from error
+  rows = [*map(read_item, rows)]
+  pixels = [*map(items.pixels, rows)]
+  if (total := sum(pixels)) > limits.max_pixels:
+    legal = f'at most {limits.max_pixels} pixels in a request'
+    raise HTTPException(413, f'image: expected {legal}, got {total}')
+  work = [*map(items.work, rows, pixels)]
+  return Body(rows, work, milliseconds / 1e3, is_batch)
+
+
+def read_item(value: Any) -> Any:
+  """Returns an item as the engine takes it, an InputError for an illegal one.
+
+  No string reaches a reader of images, which would open it as a path.
+  """
+  if isinstance(value, str):
+    return {'text': value}
+  if not isinstance(value, dict):
+    legal = 'an object such as {"text": ...} or {"image": ...}'
+    return InputError(f'item: expected {legal}, got {type(value).__name__}')
+  if 'image' not in value:
+    return value
+  try:
+    return value | {'image': base64.b64decode(value['image'], validate=True)}
+  except (TypeError, ValueError) as error:
+    legal = 'the bytes of a file in base64'
+    return InputError(f'image: expected {legal}, got {error}')

@@ -1,0 +1,45 @@
+"""Processors of a process under quotas of cgroups."""
+
+import os
+
+import pytest
+
+from dataset_lib import builder, machine
+
+
+@pytest.mark.parametrize(
+  ('member', 'files', 'expected'),
+  [
+    ('', {}, 64),
+    ('0::/', {'cpu.max': 'max 100000'}, 64),
+    ('0::/', {'cpu.max': '200000 100000'}, 2),
+    ('0::/', {'cpu.max': '150000 100000'}, 2),
+    ('0::/', {'cpu.max': '1000 100000'}, 1),
+    ('0::/', {'cpu.max': 'damaged'}, 64),
+    ('0::/', {'cpu.max': '6400000 50000'}, 64),
+    # The quota of a parent counts, and that of a sibling does not.
+    ('0::/a/b', {'a/cpu.max': '300000 100000', 'c/cpu.max': '1 100000'}, 3),
+    ('0::/host/path', {'cpu.max': '200000 100000'}, 2),
+    ('4:cpu,cpuacct:/\n0::/', {'cpu/cpu.cfs_quota_us': '-1',
+                               'cpu/cpu.cfs_period_us': '100000'}, 64),
+    ('4:cpuacct,cpu:/docker/1\n3:cpuset:/', {
+      'cpu/cpu.cfs_quota_us': '400000', 'cpu/cpu.cfs_period_us': '100000'}, 4),
+  ],
+)  # fmt: skip
+def test_quotas_count(monkeypatch, tmp_path, member, files, expected):
+  (tmp_path / 'member').write_text(member)
+  for name, text in files.items():
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+  monkeypatch.setattr(machine, 'CGROUPS', tmp_path)
+  monkeypatch.setattr(machine, 'MEMBERSHIP', tmp_path / 'member')
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {*range(64)})
+  monkeypatch.setattr(os, 'environ', {})
+  monkeypatch.setattr(machine, '_chosen', [])
+  assert machine.cores() == expected
+  assert builder.default_num_threads() == min(expected, 32)
+  machine.use_threads(0)
+  limits = {} if expected == 64 else {'PJRT_NPROC': f'{expected}'}
+  assert limits.items() <= os.environ.items()
+  machine.use_threads(3)  # by a flag
+  assert machine.cores() == 3

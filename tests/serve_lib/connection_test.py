@@ -1,0 +1,73 @@
+"""Connections without a whole request are closed."""
+
+import asyncio
+import functools
+
+import pytest
+import uvicorn
+
+from launch import serve
+from serve_lib.connection import Connection
+
+pytestmark = pytest.mark.anyio
+REQUEST = b'GET / HTTP/1.1\r\nHost: a\r\n'
+
+
+@pytest.fixture
+def anyio_backend():
+  return 'asyncio'
+
+
+async def answer(scope, receive, send):
+  await asyncio.sleep(0.5)  # longer than headers may take
+  await send({'type': 'http.response.start', 'status': 204, 'headers': []})
+  await send({'type': 'http.response.body', 'body': b''})
+
+
+@pytest.fixture
+async def connected():
+  protocol = functools.partial(Connection, 0.3)
+  server = uvicorn.Server(uvicorn.Config(
+    answer, http=protocol, ws='none', lifespan='off', log_config=None,
+    timeout_keep_alive=60,
+  ))  # fmt: skip
+  with serve.listen('127.0.0.1', 0) as listener:
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    found = await asyncio.open_connection(*listener.getsockname()[:2])
+    yield found
+    found[1].close()
+    server.should_exit = True
+    await task
+
+
+async def ask(reader, writer):
+  writer.write(REQUEST + b'\r\n')
+  head = await reader.readuntil(b'\r\n\r\n')
+  assert head.startswith(b'HTTP/1.1 204')
+
+
+async def drip(writer):
+  while True:
+    writer.write(b'a')
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+  ('begin', 'requests', 'drips'),
+  [
+    (b'', 0, False), (b'', 0, True), (REQUEST + b'A: ', 0, True),
+    (b'G', 1, False), (REQUEST + b'A: ', 2, True),
+  ],
+)  # fmt: skip
+async def test_headers_without_end_are_closed(
+  connected, begin, requests, drips
+):
+  reader, writer = connected
+  async with asyncio.timeout(20.0):
+    for _ in range(requests):
+      await ask(reader, writer)
+      await asyncio.sleep(0.4)  # it is kept alive
+    writer.write(begin)
+    task = asyncio.create_task(drip(writer) if drips else asyncio.sleep(0))
+    assert await reader.read() == b''
+    task.cancel()

@@ -1,0 +1,70 @@
+"""Turns: who has been given least is next; what is cancelled leaves."""
+
+import asyncio
+
+import pytest
+
+from serve_lib import turns
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+  return 'asyncio'
+
+
+@pytest.mark.parametrize(
+  ('places', 'costs', 'expected'),
+  [
+    # Flows with the costs of what they take, one after the other.
+    (1, {'a': [1] * 4, 'b': [1]}, 'abaaa'),
+    (1, {'a': [1] * 3, 'b': [1] * 3}, 'ababab'),
+    (4, {'a': [4] * 2, 'b': [1] * 3}, 'ababb'),
+    (2, {'a': [9, 9], 'b': [1]}, 'aba'),  # at most all places
+  ],
+)
+async def test_flows_take_turns(places, costs, expected):
+  line, order = turns.Turns(places), []
+  await line.take(turns.new_flow(), places)
+
+  async def use(name, each):
+    flow = turns.new_flow()
+    for cost in each:
+      await line.take(flow, cost)
+      order.append(name)
+      await asyncio.sleep(0)
+      line.free(cost)
+
+  tasks = [asyncio.create_task(use(*pair)) for pair in costs.items()]
+  await asyncio.sleep(0)
+  line.free(places)
+  await asyncio.gather(*tasks)
+  assert ''.join(order) == expected
+  assert line.taken == 0
+
+
+async def test_a_cancelled_turn_holds_nothing():
+  line = turns.Turns(2)
+  await line.take(turns.new_flow(), 1)
+  large, small, last = (
+    asyncio.create_task(line.take(turns.new_flow(), cost)) for cost in (2, 1, 1)
+  )
+  await asyncio.sleep(0)
+  large.cancel()
+  await small
+  line.free(1)
+  last.cancel()  # after it was given its place
+  await asyncio.gather(large, last, return_exceptions=True)
+  assert line.taken == 1
+
+
+async def test_a_lane_frees_its_places_when_the_thread_ends():
+  ended = []
+  lane = turns.Lane(1, 1, lambda: ended.append(True))
+  assert await lane.run(turns.new_flow(), 5, max, 2, 3) == 3
+  with pytest.raises(ZeroDivisionError):
+    await lane.run(turns.new_flow(), 1, divmod, 1, 0)
+  await asyncio.sleep(0.01)
+  assert (lane.taken, len(ended)) == (0, 2)
+  lane.close()
