@@ -13,8 +13,15 @@ from jaxtyping import Array, Float
 from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
-from model_lib import blocks, flops
-from model_lib.layers import EncoderBlock, LayerNorm, Mlp, build, masked_mean
+from model_lib import blocks, flops, halting
+from model_lib.layers import (
+  EncoderBlock,
+  LayerNorm,
+  Mlp,
+  build,
+  classifier,
+  masked_mean,
+)
 from model_lib.row_random import RowKeys, fold_rows
 
 
@@ -35,6 +42,7 @@ class TapeEncoder(nn.Module):
   query_noise: float = 0.0
   bank_drop: float = 0.0
   norm_scale: float = 1.0
+  act: bool = False
   dropout: float = 0.0
   activation: str = 'gelu'  # in the blocks
   dtype: Any = jnp.float32
@@ -54,6 +62,8 @@ class TapeEncoder(nn.Module):
       )
     if self.reading is not None:
       self.tape_norm = SharedNorm(self.norm_scale)
+    if self.act:
+      self.halt = classifier(1, 'halt')
 
   def read(
     self,
@@ -95,7 +105,21 @@ class TapeEncoder(nn.Module):
       dropped=dropped,
       stop_early=stop_early,
     )
-    return x, tape
+    return x, self._halted(tape) if self.act else tape
+
+  def _halted(self, tape: Tape) -> Tape:
+    """Ends tapes by ACT: tokens are weighted by trained scores (A.4)."""
+    scores = nn.sigmoid(self.halt(tape.tokens)[..., 0])
+    steps = scores.shape[1]
+    state, weights = halting.start(tape.length > 0), []
+    for step in range(steps):
+      state, weight = halting.advance(state, scores[:, step], step == steps - 1)
+      weights.append(weight)
+    weight = jnp.stack(weights, 1)
+    mask = (jnp.arange(steps)[None] < state.steps[:, None]).astype(jnp.float32)
+    return tape._replace(
+      tokens=weight[..., None] * tape.tokens, mask=mask, length=state.steps
+    )
 
   def before(
     self, x: Float[Array, 'B L H'], row_keys: RowKeys = None

@@ -126,6 +126,8 @@ class AdaTapeViT(TapeClassifier, ImageModel):
   # Append the top T tokens without halting (ablation of Table 2);
   # `tokens_per_step` and `threshold` are unused.
   fixed_length: bool = False
+  # End the fixed tape by ACT, whose scores weight its tokens (appendix A.4).
+  act: bool = False
   # Number of blocks before the insertion.
   insert_after: Annotated[int, Interval(ge=0, le=1000)] = 1
   # Network applied once to the tape tokens; Tables 6 and 7 count a 'glu'.
@@ -146,6 +148,8 @@ class AdaTapeViT(TapeClassifier, ImageModel):
       expected = f'a number of blocks in [0, {self.depth - 1}]'
       raise FieldError('insert_after', self.insert_after, expected)
     reading = self.reading()
+    if self.act and not (reading and reading.fixed_length):
+      raise FieldError('act', True, 'fixed_length=True and a bank')
     if reading is not None:
       size = self.bank_size if self.bank == 'learnable' else None
       reading.check_bank(size, self.width)

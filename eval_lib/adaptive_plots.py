@@ -271,7 +271,8 @@ def plot_bars(
       axes.bar_label(
         bars, fmt='{:.4g}', padding=4, color=plots.GREY, fontsize=9
       )
-      axes.set_xlim(0, 1.22 * max(high.max(), 1e-9))
+      ends = min(low.min(), 0), max(high.max(), 1e-9)
+      axes.set_xlim(*(1.22 * end for end in ends))
       axes.set_xlabel(column)
       axes.grid(visible=True, axis='x')
       axes.grid(visible=False, axis='y')

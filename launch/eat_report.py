@@ -312,9 +312,35 @@ def draw(
       bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in pictures.items():
     adaptive_plots.plot_frontier(out / file, curves, label, metric)
+  counted = ablation(rows)
   if len(bars) > 1:
     adaptive_plots.plot_bars(out / 'ablation', bars, 'Ablation')
+  elif len(counted) > 2:  # nothing was timed
+    title = 'Compute and quality: median and range of seeds'
+    adaptive_plots.plot_bars(out / 'ablation', counted, title)
   _draw_model(out, rows, tables['retention'], model)
+
+
+def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
+  """Returns FLOPs and quality of the named runs as trained (EAT, Figure 3).
+
+  Both are relative to the reference. Runs whose names differ in digits at their
+  end are seeds, of which the median and the range are taken.
+  """
+  seeds: dict[str, list[tuple[float, float]]] = {}
+  for row in rows:
+    run_name = row['setting'].rpartition('/')[0]
+    if run_name and row['variant'] == 'as trained':
+      numbers = 100 * row['flops_share'], row['quality_difference']
+      seeds.setdefault(run_name.rstrip('0123456789'), []).append(numbers)
+  columns = 'FLOPs (% of dense)', 'quality - reference (points)'
+  return {
+    name: {
+      column: report.Estimate(float(np.median(one)), min(one), max(one))
+      for column, one in zip(columns, zip(*found, strict=True), strict=True)
+    }
+    for name, found in seeds.items()
+  }
 
 
 def short(rule: str) -> str:

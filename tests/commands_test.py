@@ -55,7 +55,7 @@ def texts(path):
 
 def commands(text):
   """Yields (name, words) of each command; continued lines are joined."""
-  text = re.sub(r'\\\n', ' ', text)
+  text = text.replace('\\\n', '')
   blocks = '\n'.join(FENCED.findall(text))
   lines = re.findall(r'^.*launch\..*$', blocks, re.M)
   lines += re.findall(r'^ {2,}(?=.*\bpython -m launch)\S.*$', text, re.M)

@@ -48,7 +48,7 @@ SMALLER = (
   (r'launch\.sweep.*--vary', f'{RUN} {STEPS} --trials=2'),
   # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
-  (r'launch\.sweep.*(recipes|tables)\.txt', None),  # hours
+  (r'launch\.sweep.*(recipes|tables|ablation)\.txt', None),  # hours
   (r'tables/', None),  # of these runs
   (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
   (
@@ -122,7 +122,7 @@ def commands(text):
   blocks = re.findall(r'^```\w*\n(.*?)^```$', text, re.M | re.S)
   in_tables = re.findall(r'^\|.*?`(python -m [^`]+)`', text, re.M)
   for block in ['\n'.join(in_tables), *blocks]:
-    for line in block.replace('\\\n', ' ').splitlines():
+    for line in block.replace('\\\n', '').splitlines():
       line = re.sub(r'\s+#.*$', '', line).strip()
       if re.match(r'(python|pip|pytest|echo|[A-Z]+=)', line):
         yield line

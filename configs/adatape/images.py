@@ -55,7 +55,8 @@ BASELINES = {
   '3ffn': (_CLASSIFY, dict(name='adatape.vit_3ffn:ViT3FFN')),
 }
 MODELS = (*TAPES, *(name for name in BASELINES if name != '3ffn'))
-ABLATIONS = ('adaptive', 'length', 'content')  # of AdaTape, in Table 2
+# Of AdaTape: in Table 2, and the argument of appendix A.4.
+ABLATIONS = ('adaptive', 'length', 'content', 'act')
 
 
 def get_config(arg=''):
@@ -148,7 +149,9 @@ def image_model(c, model, size, bank=0, **tape):
 def ablate(c, ablation):
   """Fixes the length of the tape, or length and content; see `ABLATIONS`.
 
-  A fixed length has no loss for longer tapes.
+  A fixed length has no loss for longer tapes. 'act' halts by ACT instead: its
+  trained scores weight the tokens, which LayerNorm undoes. There is no network
+  between the two.
   """
   if ablation == 'adaptive':
     return
@@ -156,7 +159,9 @@ def ablate(c, ablation):
   expected = 'adaptive unless the model is an AdaTape'
   common.expect(has_tape, 'ablation', expected, ablation)
   c.loss.tape_weight = 0.0
-  if ablation == 'length':
+  if ablation in ('length', 'act'):
     c.model.fixed_length = True
-  else:
+  if ablation == 'act':
+    c.model.update(act=True, read_mlp='')
+  elif ablation == 'content':
     c.model.bank = 'none'

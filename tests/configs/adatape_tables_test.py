@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from adatape import costs
 from launch import command_line
 
 B32 = 'variant=B/32,model=input'
@@ -201,6 +202,18 @@ def test_sweeps_of_the_figures(figure):
   if figure == 8:
     rates = [config.optimizer.lr for config in configs]
     assert rates == [8e-4] * 4 + [6e-4] * 2 + [4e-4] * 2
+
+
+@pytest.mark.parametrize('table', [1, 6])
+def test_the_lists_of_tables_have_every_row(table):
+  text = pathlib.Path(f'configs/adatape/table{table}.txt').read_text()
+  lines = [line for line in text.splitlines() if line[0] != '#']
+  rows = [row for group in costs.TABLES[table] for row in group]
+  assert lines == [f':model={r.model},variant={r.variant}' for r in rows]
+  data = 'data=/x,fewshot=none,' if table == 1 else ''
+  for line in lines:
+    model = load(table, data + line[1:]).model
+    assert model.variant == line.rpartition('=')[2]
 
 
 def test_the_runs_on_photographs():

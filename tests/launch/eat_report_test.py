@@ -5,6 +5,7 @@ import pytest
 
 from dataset_lib.errors import InvalidDataError
 from eat import exit_settings
+from eval_lib import adaptive_plots
 from launch import eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 
@@ -23,6 +24,26 @@ def test_a_setting_by_hand():
   assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
   # The reference is right in two of three rows.
   assert row['quality_difference'] == pytest.approx(100 / 3)
+
+
+def test_an_ablation_is_over_seeds(tmp_path):
+  numbers = {
+    'dense/never': (1.0, 0.0), 'exits0/confidence=0.9': (0.5, -1.0),
+    'exits1/confidence=0.9': (0.6, -3.0), 'exits2/confidence=0.9': (0.4, 0.5),
+    'window0/never': (0.9, -0.5), 'never': (0.8, 0.0),
+  }  # fmt: skip
+  rows = [
+    dict(setting=n, variant='as trained', flops_share=f, quality_difference=q)
+    for n, (f, q) in numbers.items()
+  ]
+  rows.append(dict(setting='prune_0/never', variant='prune ratios x 0'))
+  found = eat_report.ablation(rows)
+  assert [*found] == ['dense', 'exits', 'window']
+  flops, quality = found['exits'].values()
+  assert flops == pytest.approx((50, 40, 60))
+  assert quality == (-1.0, -3.0, 0.5)
+  adaptive_plots.plot_bars(tmp_path / 'bars', found, 'x')
+  assert (tmp_path / 'bars.png').stat().st_size
 
 
 def test_rules_of_a_regression_and_of_one_head():

@@ -113,6 +113,7 @@ def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
      'albert_act/pretrain.py:corpus={dir}/corpus,variant=micro,length=32,'
      'steps=3500,tau_from=0.43', 'dev/mlm_accuracy', 146),
     ('eat/tables.txt', 'eat/glue.py', 'dev/score', 18),
+    ('eat/ablation.txt', 'eat/glue.py', 'dev/score', 19),
     ('eat/recipes.txt', 'eat/glue.py:pretrained={dir},exits=2-3,data={dir}',
      'dev/score', 11),
   ],
