@@ -31,7 +31,7 @@ from jaxtyping import Int
 
 from adatape import analysis
 from adatape.model import TapeClassifier
-from dataset_lib import builder, text_files
+from dataset_lib import builder, contract, text_files
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, metrics, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
@@ -229,16 +229,13 @@ def _others(
       else:
         print(f'left out: {run["run"]}: it has no result')
   found = {}
-  wanted = loaded.task.info.input_shape, loaded.task.info.num_classes
   for place, key in places.items():
     config = loading.load_config(place.workdir, key)
     if 'dynamic' in config.model:
       config.model.dynamic = True
     other = found[place] = loading.restore(place.workdir, config)
-    given = other.task.info.input_shape, other.task.info.num_classes
-    if given != wanted:
-      expected = f'runs on inputs and classes {wanted}'
-      raise ConfigError(key, f'{place.workdir} on {given}', expected)
+    same = *contract.INPUTS, *contract.LABELS
+    contract.check(loaded.task.info, other.task.info, same, key)
   return found
 
 

@@ -209,7 +209,7 @@ def _of_classes(task: Task) -> set[str]:
     info = dataclasses.replace(task.info, num_classes=count, class_names=())
     other = type(task)(task.config, info)
     params, _ = jax.eval_shape(other.init, jax.random.key(0))
-    return checkpoint_io.flatten(params)
+    return checkpoint_io.flatten(sharding.unbox(params))
 
   one, more = shapes(0), shapes(1)
   return {name for name in one if one[name].shape != more[name].shape}
