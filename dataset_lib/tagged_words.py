@@ -65,17 +65,25 @@ def encode_words(
   """Encodes sentences given as words to rows `[CLS] words [SEP]`.
 
   Returns the rows, and for each sentence the first token and the end of each
-  word. The first word that does not fit and all after it are left out.
+  word. Words that do not fit are left out, from the `truncation_side` on; at
+  the left they have an empty span.
   """
   tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
   rows, places, first, start = [], [], 0, 0
+  is_left = tokenizer.truncation_side == 'left'
   for words in sentences:
-    ends = np.cumsum([1, *lengths[first : first + len(words)]], dtype=np.int32)
-    fitting = ends[: np.searchsorted(ends, max_length - 1, side='right')]
-    places.append(np.stack([fitting[:-1], fitting[1:]], axis=1))
-    own = tokens[start : start + fitting[-1] - 1]
+    sizes = lengths[first : first + len(words)]
+    totals = np.cumsum(sizes[::-1] if is_left else sizes)
+    kept = int(np.searchsorted(totals, max_length - 2, side='right'))
+    skip = len(words) - kept if is_left else 0
+    ends = np.cumsum([1, *sizes[skip : skip + kept]], dtype=np.int32)
+    ends = np.append(np.ones(skip, np.int32), ends)
+    places.append(np.stack([ends[:-1], ends[1:]], axis=1))
+    begin = start + sizes[:skip].sum()
+    own = tokens[begin : begin + ends[-1] - 1]
     rows.append(np.array([tokenizer.cls_id, *own, tokenizer.sep_id], np.int32))
-    first, start = first + len(words), start + ends[-1] - 1
+    start += sizes.sum()
+    first += len(words)
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
   flat = np.concatenate([np.zeros(0, np.int32), *rows])
   return Encoded(flat, np.zeros_like(flat), offsets), places

@@ -27,8 +27,9 @@ from dataset_lib.source import DatasetInfo, TokenSource, require
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 DEFAULT_BUCKETS = (32, 64, 128)
-MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, 65536
+MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
+MAX_LINE = 2**20  # bytes of a row
 _SUBSET_SEED = 0
 
 Line = tuple[int, bytes]  # its number in the file, from 1
@@ -85,7 +86,11 @@ class TextTask:
       wanted = self.label if texts else map(', '.join, self.texts)
       found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {found}')
-    return *texts[0], *labels[:1]
+    chosen = *texts[0], *labels[:1]
+    if repeated := [name for name in chosen if [*given].count(name) > 1]:
+      expected = f'one column {repeated[0]!r}, got several'
+      raise InvalidDataError(f'{where}: expected {expected}')
+    return chosen
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
@@ -122,7 +127,8 @@ class TextTask:
 
 
 def decoded(text: bytes) -> str:
-  """Returns a text; raises BadRecord if it is not UTF-8."""
+  """Returns a text; BadRecord if it is long or not UTF-8."""
+  data_files.check_size(len(text), MAX_LINE)
   try:
     return text.decode('utf-8')
   except UnicodeDecodeError as error:
@@ -151,9 +157,10 @@ def read_lines(path: Path) -> list[Line]:
     raise InvalidDataError(message) from error
   if len(data) > MAX_TEXT or data.count(b'\n') > MAX_LINES:
     raise InvalidDataError(f'{path}: expected {limits}, got more; split it')
+  data = data.removeprefix(b'\xef\xbb\xbf')
   if not data.strip():
     raise InvalidDataError(f'{path} is empty; copy it again')
-  lines = data.removeprefix(b'\xef\xbb\xbf').split(b'\n')
+  lines = data.split(b'\n')
   while not lines[-1].strip(b'\r '):
     lines.pop()
   return [

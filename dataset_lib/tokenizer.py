@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ from dataset_lib.errors import InvalidDataError, MissingDataError
 from dataset_lib.sentencepiece_model import SPACE
 from dataset_lib.source import Encoded
 
-MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 # Texts encoded at once: the library's objects take a hundred times the memory
 # of the ids.
-CHUNK = 4096
+CHUNK, CHUNK_CHARACTERS = 4096, 2**22
+MAX_VOCABULARY = 2**22  # ids; a model has a row of parameters for each
 PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
@@ -44,6 +46,15 @@ _NORMALIZER = {
   'strip_accents': 'strip_accents',
   'tokenize_chinese_chars': 'handle_chinese_chars',
 }
+# Matched in time linear in the text: only the end may be repeated, only a
+# lookahead has parentheses. (Without escaped characters and sets.)
+_LINEAR = re.compile(
+  r'([^()*+?{]|\(\?[=!][^()*+?{|]*\))*([*+]|\{\d*,?\d*\})?', re.DOTALL
+)
+_ESCAPED_OR_SET = re.compile(r'\\.|\[(\\.|[^\]\\])*\]', re.DOTALL)
+_MAX_WORD = 1000  # characters; longer ones are unknown
+_PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
+_INTERRUPTS = KeyboardInterrupt, SystemExit, MemoryError
 _WITHOUT_SPACES = (
   'CJK', 'HIRAGANA', 'KATAKANA', 'KHMER', 'LAO', 'MYANMAR', 'THAI', 'TIBETAN'
 )  # fmt: skip
@@ -56,9 +67,8 @@ class Tokenizer:
   in the order of `_SPECIAL`, the last one None if there is no [MASK].
   """
 
-  truncation_side = 'right'  # of rows that exceed max_length
-
-  def __init__(self, library: Any, special: Sequence[Any]):
+  def __init__(self, library: Any, special: Sequence[Any], side: str = 'right'):
+    self.truncation_side = side  # of rows that exceed max_length
     self.vocab_size = max(library.get_vocab().values()) + 1
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
     added = library.get_added_tokens_decoder()
@@ -76,9 +86,9 @@ class Tokenizer:
   ) -> Encoded:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
-    A row longer than `max_length` loses tokens from the end of its longer text
-    first. Raises ValueError if a text cannot be encoded, the numbers of texts
-    differ, or max_length has no room for the special tokens.
+    A row longer than `max_length` loses tokens from the `truncation_side` of
+    its longer text first. Raises ValueError if a text cannot be encoded, the
+    numbers of texts differ, or max_length has no room for special tokens.
     """
     items = texts if pairs is None else [*zip(texts, pairs, strict=True)]
     tokens, types, lengths = _encode(self._truncating(max_length), items, True)
@@ -131,7 +141,9 @@ class Tokenizer:
 
   def to_json(self) -> str:
     """Returns the text of a `tokenizer.json`."""
-    return self._library.to_str(pretty=True) + '\n'
+    is_left = self.truncation_side == 'left'  # a part of its truncation
+    library = self._truncating(MAX_LENGTH) if is_left else self._library
+    return library.to_str(pretty=True) + '\n'
 
   @functools.cached_property
   def digest(self) -> str:
@@ -160,7 +172,8 @@ class Tokenizer:
       raise ValueError(f'max_length: {expected}')
     library = tokenizers.Tokenizer.from_str(self._library.to_str())
     library.encode_special_tokens = True
-    library.enable_truncation(max_length, strategy='longest_first')
+    how: Any = dict(strategy='longest_first', direction=self.truncation_side)
+    library.enable_truncation(max_length, **how)
     return library
 
 
@@ -169,11 +182,12 @@ def _encode(
 ) -> tuple[np.ndarray, ...]:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
   columns = [[np.zeros(0, np.int32)] for _ in range(3)]
-  for start in range(0, len(items), CHUNK):
-    chunk = list(items[start : start + CHUNK])
+  for chunk in _chunks(items):
     try:
       rows = library.encode_batch_fast(chunk, add_special_tokens=special)
-    except (TypeError, UnicodeError) as error:
+    except _INTERRUPTS:
+      raise
+    except BaseException as error:  # a panic of the library is no Exception
       message = f'a text cannot be encoded, such as a lone surrogate: {error}'
       raise ValueError(message) from error
     ids, lengths = (row.ids for row in rows), ([len(row)] for row in rows)
@@ -181,6 +195,20 @@ def _encode(
     for column, parts in zip(columns, (ids, types, lengths), strict=True):
       column.append(np.fromiter(itertools.chain.from_iterable(parts), np.int32))
   return tuple(map(np.concatenate, columns))
+
+
+def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
+  """Yields at most `CHUNK` texts or pairs, of some `CHUNK_CHARACTERS`."""
+  chunk: list[Any] = []
+  size = 0
+  for item in items:
+    chunk.append(item)
+    size += len(item) if isinstance(item, str) else sum(map(len, item))
+    if len(chunk) == CHUNK or size > CHUNK_CHARACTERS:
+      yield chunk
+      chunk, size = [], 0
+  if chunk:
+    yield chunk
 
 
 def begins_word(name: str, kind: str) -> bool:
@@ -215,11 +243,11 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     )
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
-    with _named(part):
-      config |= json.loads(part.read_bytes()) if part.is_file() else {}
+    with contextlib.suppress(FileNotFoundError):
+      config |= text_files.read_object(part)
   with _named(file):
     if file.suffix == '.json':
-      library = tokenizers.Tokenizer.from_buffer(file.read_bytes())
+      library = _read_json(text_files.read_bytes(file))
     elif file.suffix == '.model':
       library = sentencepiece_model.read(file, config)
     else:
@@ -231,8 +259,22 @@ def from_json(content: bytes, place: str) -> Tokenizer:
   """Reads a `tokenizer.json`; `place` is for errors, which are as of `load`."""
   file = pathlib.Path(place)
   with _named(file):
-    library = tokenizers.Tokenizer.from_buffer(content)
-    return _completed(library, file, {})
+    return _completed(_read_json(content), file, {})
+
+
+def _read_json(content: bytes) -> Any:
+  """Reads a `tokenizer.json`; ValueError where a pattern may take for ever."""
+  level = [text_files.parse(content)]
+  while level:
+    objects = [one for one in level if isinstance(one, dict)]
+    for regex in [one['Regex'] for one in objects if 'Regex' in one]:
+      if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):
+        expected = 'a regular expression that repeats its end at most'
+        raise ValueError(f'expected {expected}, got {regex!r:.100}')
+    level = [item for one in objects for item in one.values()] + [
+      item for one in level if isinstance(one, list) for item in one
+    ]
+  return tokenizers.Tokenizer.from_buffer(content)
 
 
 @contextlib.contextmanager
@@ -240,9 +282,9 @@ def _named(file: pathlib.Path) -> Iterator[None]:
   """Converts errors to InvalidDataError naming the file."""
   try:
     yield
-  except InvalidDataError:
+  except (InvalidDataError, *_INTERRUPTS):
     raise
-  except Exception as error:  # the libraries raise nothing narrower
+  except BaseException as error:  # a panic of the library is no Exception
     raise InvalidDataError(f'{file} is damaged: {error!r}') from error
 
 
@@ -254,7 +296,7 @@ def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
       f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
     )
   # A line's number is the token's id; `splitlines` also splits elsewhere.
-  lines = file.read_text(encoding='utf-8').removesuffix('\n').split('\n')
+  lines = text_files.read_bytes(file).decode().removesuffix('\n').split('\n')
   vocabulary = {line: row for row, line in enumerate(lines)}
   special = _special_tokens(config, WORD_PIECE)
   model = models.WordPiece(vocabulary, unk_token=special[1])
@@ -291,6 +333,7 @@ def _completed(
   if isinstance(library.normalizer, normalizers.BertNormalizer):
     for name in _NORMALIZER.keys() & config.keys():
       setattr(library.normalizer, _NORMALIZER[name], config[name])
+  _add_tokens(library, file, config)
   if kind == UNIGRAM:
     sentencepiece_model.keep_as_text(library, special)
   if library.post_processor is None:
@@ -299,11 +342,44 @@ def _completed(
     library.post_processor = processors.TemplateProcessing(
       single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
     )
+  side = (library.truncation or {}).get('direction', 'right')
+  side = config.get('truncation_side', side)
   library.no_truncation()
   library.no_padding()
   library.encode_special_tokens = True
-  pair = library.encode('', '')
-  if pair.ids != [ids[2], ids[3], ids[3]]:
-    expected = 'a pair framed as [CLS] a [SEP] b [SEP]'
-    raise InvalidDataError(f'{file}: expected {expected}, got {pair.tokens}')
-  return Tokenizer(library, ids)
+  single, pair = library.encode(''), library.encode('', '')
+  if [*single.ids, *pair.ids] != [*ids[2:4], *ids[2:4], ids[3]]:
+    expected = 'a text framed as [CLS] a [SEP], a pair as [CLS] a [SEP] b [SEP]'
+    got = f'got {single.tokens}, {pair.tokens}'
+    raise InvalidDataError(f'{file}: expected {expected}, {got}')
+  numbers, probe = library.get_vocab().values(), library.encode(*_PROBE)
+  for field, is_legal, expected in (
+    ('truncation_side', side in ('left', 'right'), 'left or right'),
+    ('vocab', len({*numbers}) == len(numbers), 'distinct ids'),
+    ('vocab', max(*numbers, *probe.ids) < MAX_VOCABULARY,
+     f'ids below {MAX_VOCABULARY}'),
+    ('type_id', {*probe.type_ids} == {0, 1}, '0 of a text, 1 of its pair'),
+    ('max_input_chars_per_word',
+     getattr(library.model, 'max_input_chars_per_word', 0) <= _MAX_WORD,
+     f'at most {_MAX_WORD}'),
+  ):  # fmt: skip
+    if not is_legal:
+      raise InvalidDataError(f'{file}: {field}: expected {expected}')
+  return Tokenizer(library, ids, side)
+
+
+def _add_tokens(
+  library: Any, file: pathlib.Path, config: Mapping[str, Any]
+) -> None:
+  """Adds `added_tokens_decoder`, {id: token}; InvalidDataError if it cannot."""
+  given = config.get('added_tokens_decoder', {})
+  known = library.get_added_tokens_decoder()
+  for number, entry in sorted((int(key), one) for key, one in given.items()):
+    content = str(entry['content'])
+    if number not in known:
+      flags = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+      own = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+      library.add_tokens([tokenizers.AddedToken(content, **own)])
+    if library.token_to_id(content) != number:
+      expected = f'expected {content!r:.40} to have the id {number}'
+      raise InvalidDataError(f'{file}: added_tokens_decoder: {expected}')

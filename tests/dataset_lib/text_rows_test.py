@@ -183,6 +183,7 @@ BAD_ROWS = {
     'empty_text': ' \u00a0 \t1',
     'illegal_label': 'w1\t2',
     'not_utf8': b'w1 \xff\t1',
+    'too_large': 'w1 ' * 2**19 + '\t1',
   },
   'past_present': {
     'wrong_columns': 'tr\tPRES',
@@ -259,6 +260,12 @@ UNUSABLE = [
       (['text\tlabel', 'w1\t1'], 'expected the columns sentence, got text'),
       (['index\tsentence', '0\tw1'], 'the columns label, got index, sentence'),
       ([HEADER], 'line 1 is not UTF-8'),
+      ([b'\xef\xbb\xbf'], 'is empty'),
+      ([b'\xef\xbb\xbf \r', b'\t'], 'is empty'),
+      ([b'\r\r\r'], 'is empty'),
+      ([bytes(99)], 'expected the columns sentence'),
+      (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label', got sev"),
+      (['label\tsentence\tsentence', '1\tw1\tw2'], "one column 'sentence'"),
       (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),
     ]
   ),

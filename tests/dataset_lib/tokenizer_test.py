@@ -1,6 +1,7 @@
 """WordPiece ids by hand, against Hugging Face, saved and loaded, truncated."""
 
 import concurrent.futures
+import functools
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 
 from dataset_lib import tokenizer
 from dataset_lib.errors import InvalidDataError, MissingDataError
+from dataset_lib.tagged_words import encode_words
 
 VOCABULARY = [
   '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
@@ -207,6 +209,97 @@ def test_damaged_files_are_named(directory, name, content, words):
   with pytest.raises(InvalidDataError, match=words) as error:
     tokenizer.load(directory)
   assert str(directory) in str(error.value)
+
+
+BOMBS = (
+  '(a+)+$',
+  '(a|a)*b',
+  'a*a*b',
+  'a?a?a?aaa',
+  r'(\w+\s?)+$',
+  'a{1,9}b',
+  '(a',
+)
+REGEX = {'type': 'Split', 'behavior': 'Isolated', 'invert': False}
+MUTATIONS = (
+  *(('pre_tokenizer', REGEX | {'pattern': {'Regex': bomb}}) for bomb in BOMBS),
+  ('model.vocab.a', 0), ('model.vocab.a', 2**22), ('model.vocab.a', -1),
+  ('model.vocab', []), ('model.vocab', {}), ('model.unk_token', 7),
+  ('model.max_input_chars_per_word', 10**9), ('model.type', 'WordLevel'),
+  ('added_tokens.0.id', 2**32), ('added_tokens.0', 1), ('normalizer', 7),
+  ('post_processor.single', [{'SpecialToken': {'id': 'x', 'type_id': 0}}]),
+  ('post_processor.pair.3.Sequence.type_id', 7), ('post_processor', []),
+  ('decoder', 'x'), ('truncation', {'direction': 'up'}), ('version', '9'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(('place', 'value'), MUTATIONS)
+def test_a_hostile_file_is_a_line(directory, place, value):
+  content = json.loads(tokenizer.load(directory).to_json())
+  *groups, name = (int(k) if k.isdecimal() else k for k in place.split('.'))
+  node = functools.reduce(lambda one, key: one[key], groups, content)
+  assert name in range(9) or name in node
+  node[name] = value
+  path = directory / 'hostile.json'
+  path.write_text(json.dumps(content))
+  with pytest.raises(InvalidDataError, match=r'hostile\.json') as error:
+    tokenizer.load(path)
+  assert '\n' not in str(error.value)
+
+
+def test_patterns_of_published_tokenizers_are_read(directory):
+  content = json.loads(tokenizer.load(directory).to_json())
+  for pattern in (
+    ' {2,}',
+    r'\s+',
+    r'\<(?=pad\>)|\[(?=CLS\])',
+    r'[()*+]',
+    'a|b',
+  ):
+    content['pre_tokenizer'] = REGEX | {'pattern': {'Regex': pattern}}
+    given = tokenizer.from_json(json.dumps(content).encode(), 'x')
+    assert ids(given, 'a')[1] == ID['a']
+
+
+@pytest.mark.parametrize('form', ['config', 'json', 'saved'])
+def test_the_left_is_cut_off(directory, form):
+  config = {'truncation_side': 'left'}
+  if form != 'json':
+    (directory / 'tokenizer_config.json').write_text(json.dumps(config))
+  given = tokenizer.load(directory)
+  if form == 'saved':
+    given = tokenizer.from_json(given.to_json().encode(), 'x')
+  elif form == 'json':
+    content = json.loads(given.to_json())
+    how = {'strategy': 'LongestFirst', 'max_length': 9, 'stride': 0}
+    content['truncation'] = how | {'direction': 'Left'}
+    given = tokenizer.from_json(json.dumps(content).encode(), 'x')
+  assert given.truncation_side == 'left'
+  assert ids(given, 'a b c d', None, 5) == by_name('[CLS] b c d [SEP]')
+  pair = ids(given, 'a b c d e', 'f', 7)
+  assert pair == by_name('[CLS] c d e [SEP] f [SEP]')
+  encoded, places = encode_words(given, [['a', 'b c', 'd'], ['e']], 5)
+  assert rows(encoded)[0] == by_name('[CLS] b c d [SEP]')
+  assert places[0].tolist() == [[1, 1], [1, 3], [3, 4]]
+  assert rows(encoded)[1] == by_name('[CLS] e [SEP]')
+
+
+def test_added_tokens_of_the_configuration(directory):
+  size = len(VOCABULARY)
+  for number, content, legal in (
+    (size, '<user>', True), (ID['cat'], 'cat', True), (size + 1, 'x', False),
+    (3, '<user>', False), (ID['cat'], 'sat', False),
+  ):  # fmt: skip
+    config = {'added_tokens_decoder': {str(number): {'content': content}}}
+    (directory / 'tokenizer_config.json').write_text(json.dumps(config))
+    if legal:
+      given = tokenizer.load(directory)
+      expected = [ID['[CLS]'], ID['a'], number, ID['b'], ID['[SEP]']]
+      assert ids(given, f'a {content} b') == expected
+      assert given.vocab_size == max(size, number + 1)
+    else:
+      with pytest.raises(InvalidDataError, match=f'have the id {number}'):
+        tokenizer.load(directory)
 
 
 def test_what_cannot_be_encoded(directory):

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from dataset_lib import corpus, tfds
+from dataset_lib import corpus, tfds, tokenizer
 from eval_lib import calibration, certificate, plots
 from launch import evaluate, sweep_runs
 from serve_lib import bundle
@@ -35,6 +35,9 @@ READERS = {
   'checkpoints/5/manifest.json': checkpoint_io.find,
   'checkpoints/5': checkpoint_io.find,
   'checkpoints': checkpoint_io.find,
+  'tokenizer.json': tokenizer.load,
+  'vocab.txt': tokenizer.load,
+  'spiece.model': tokenizer.load,
   'bundle': lambda folder: bundle.read(folder / 'bundle'),
   'corpus.json': lambda folder: corpus.open_split(folder, 'train'),
   'features.json':
