@@ -5,7 +5,6 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -141,28 +140,14 @@ class Evaluator(predictions.Evaluator):
     classes = self._data['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
-    self._check_rows()
-
-  def _check_rows(self) -> None:
-    """Raises ConfigError if the rows can certify nothing, without a loss."""
-    groups = 1 + len(self.context.cheaper) * self.cheaper
-    groups = groups if len(self.layers) > 1 else 1  # see `build_grid`
-    epsilon, delta = float(self.epsilon), float(self.delta)
-    limits = self.risk, self.method, epsilon, delta, groups
-    self._needed = needed = risk.least_rows(*limits)
-    rows = len(self._data['split'].source)
-    # Below `needed` betting can win only where answers get better.
-    if rows < min(needed, math.log(delta / groups) / math.log1p(-epsilon)):
-      given = f'{self.split!r} of {rows} rows'
-      why = f'for {epsilon=}, {delta=}, and more for each row that gets worse'
-      raise ConfigError('split', given, f'at least {needed} rows {why}')
 
   def run(self, variables: Any) -> dict[str, float]:
     """Measures the grid and writes the certificate into the workdir.
 
     Returns `saved` (share of the FLOPs of full depth, or of its layers if the
     task counts none), `early` (share of the rows that leave before the last
-    head) and, if a setting was certified, `tau` and `bound` (of the risk).
+    head) and, if a setting was certified, `tau` and `bound` (of the risk), else
+    `rows_needed`, the fewest that certify one if no row gets worse.
     Raises ConfigError if that would replace a certificate that saves more.
     """
     limits = float(self.epsilon), float(self.delta)
@@ -181,9 +166,12 @@ class Evaluator(predictions.Evaluator):
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
     if best is None:
+      groups = len(np.unique(grid.groups))
+      needed = risk.least_rows(self.risk, self.method, *limits, groups)
+      entry['rows_needed'] = needed
       logging.warning(
         'no setting is certified on %d rows; at least %d are needed, and more '
-        'for each row that gets worse', len(labels), self._needed,
+        'for each row that gets worse', len(labels), needed,
       )  # fmt: skip
     if path := self.file(FILE):
       known = {
@@ -199,8 +187,8 @@ class Evaluator(predictions.Evaluator):
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
       text_files.write_json(path, known | {'sources': sources})
-    names = ('saved', 'early', 'bound', 'tau')
-    return {name: entry[name] for name in names if entry[name] is not None}
+    names = ('saved', 'early', 'bound', 'tau', 'rows_needed')
+    return {n: entry[n] for n in names if entry.get(n) is not None}
 
   def _check_better(self, entry: Any, old: Any) -> None:
     """Raises ConfigError if a certificate saves less than the old one."""
@@ -210,6 +198,8 @@ class Evaluator(predictions.Evaluator):
       f'epsilon={one["epsilon"]:g} on {one["rows"]} rows saves '
       f'{one["saved"]:.1%}' for one in (old, entry)
     )  # fmt: skip
+    if needed := entry.get('rows_needed'):
+      given += f'; it needs at least {needed} rows'
     expected = f'True to replace the certificate of {self.source!r} ({known})'
     raise ConfigError('replace', f'False for another ({given})', expected)
 

@@ -80,6 +80,12 @@ SMALLER = (
   (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
   (r'launch\.export.*--bundle', '--batches=1'),
   (r'launch\.compile', None),  # minutes, and needs libtpu
+  (
+    r'--evals=certificate',  # of a few rows
+    '--config.evals.certificate.epsilon=0.5 '
+    '--config.evals.certificate.delta=0.5 '
+    '--config.evals.certificate.replace=True',
+  ),
   (r'launch\.analyze', '--rows=8'),
   (r'launch\.glue zip', None),  # needs the official test sets of all tasks
   # Until it is asked to end.

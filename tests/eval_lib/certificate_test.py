@@ -77,7 +77,7 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
   assert file.sources[''].changes == {'width': (2, 3)}
 
 
-# What 40 rows would need without any loss: log(delta) / log(1 - epsilon).
+# What 40 rows need without any loss: log(delta) / log(1 - epsilon).
 @pytest.mark.parametrize(
   ('entry', 'rows'),
   [
@@ -92,10 +92,15 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
 )  # fmt: skip
 def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   few = PARITY | {'test_examples': 40}
-  with pytest.raises(ConfigError, match=f'split: expected at least {rows} ro'):
-    build(tmp_path, dataset=few, **entry)
-  enough = PARITY | {'test_examples': rows}
-  build(tmp_path, dataset=enough, **entry)
+  found = build(tmp_path, dataset=few, **entry).run(VARIABLES)
+  assert found == {'saved': 0.0, 'early': 0.0, 'rows_needed': rows}
+  assert read(tmp_path)['sources']['']['bound'] is None
+  # They keep what more rows have certified.
+  build(tmp_path, epsilon=0.5).run(VARIABLES)
+  before = read(tmp_path)
+  with pytest.raises(ConfigError, match=f'needs at least {rows} rows'):
+    build(tmp_path, dataset=few, **entry).run(VARIABLES)
+  assert read(tmp_path) == before
 
 
 @pytest.mark.parametrize(
