@@ -244,6 +244,21 @@ def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
   assert found == dict(zip(USERS, expected, strict=True))
 
 
+@pytest.mark.parametrize('kind', sorted({*evaluator.EVALUATORS} - {'fewshot'}))
+def test_no_evaluator_reads_other_classes(kind, runs, monkeypatch, tmp_path):
+  run = runs('texts')
+  (tmp_path / 'SST-2.tsv').write_text('index\tprediction\n')
+  fields = {
+    'calibration': {'calibration_split': 'validation[:50%]'},
+    'submitted': {'path': str(tmp_path / 'SST-2.tsv')},
+  }.get(kind, {})
+  info = dataclasses.replace(run.info, class_names=('negative', 'other'))
+  with pytest.raises(
+    ConfigError, match=r'^evals.x.dataset.class_names: .*other'
+  ):
+    opened(run, info, monkeypatch, kind, split='validation[50%:]', **fields)
+
+
 RUN = {'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40}
 TEXTS = {
   'name': 'glue', 'task': 'sst2', 'directory': '/a', 'tokenizer': '/run/t.json',
