@@ -6,11 +6,13 @@ from launch import command_line
 from tests.dataset_lib.conftest import cache, root  # noqa: F401  fixtures
 from train_lib import trainer
 
-CONFIG = 'configs/adatape/digits.py:model=vit'
+CONFIG = 'configs/adatape/digits.py:model=learn'
 TINY = [
   'batch_size=16', 'mesh.data=1', 'model.width=8', 'model.mlp_dim=8',
   'model.num_heads=1', 'stages.stage1.steps=1', 'stages.stage1.epochs=0',
-  'tensorboard=false', 'dataset.image_size=8', 'model.depth=1',
+  'tensorboard=false', 'dataset.image_size=8', 'model.depth=2',
+  'model.bank_size=20', 'model.query_dim=4', 'model.max_steps=2',
+  'model.tokens_per_step=2',
 ]  # fmt: skip
 FLAGS = [f'--config={CONFIG}', *(f'--config.{one}' for one in TINY)]
 

@@ -1,5 +1,6 @@
 """What a run of others holds is not written through; what fails is printed."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,8 +8,8 @@ import shutil
 import pytest
 
 from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError, WriteError
-from launch import command_line, evaluate, train
+from dataset_lib.errors import InvalidDataError
+from launch import analyze, command_line, evaluate, train
 from tests.security.conftest import FLAGS
 from train_lib import run_directory
 from train_lib.run_directory import RunDirectory
@@ -101,35 +102,25 @@ def test_checkpoints_without_a_configuration_are_not_continued(run):
     RunDirectory(run, config).__enter__()
 
 
-@pytest.mark.parametrize('fault', ['full', 'read_only'])
+@pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(
+  ('main', 'file', 'words'),
+  [
+    (evaluate.main, 'evaluation.json', 'test/accuracy'),
+    (analyze.main, 'summary.csv', 'sequence length'),
+  ],
+)
 def test_numbers_that_cannot_be_written_are_printed(
-  fault, run, monkeypatch, capsys
+  main, file, words, code, run, monkeypatch, capsys
 ):
-  """Also those of an evaluator that writes a file of its own."""
-  code = {'full': 28, 'read_only': 30}[fault]
-
   def fsync(_):
     raise OSError(code, os.strerror(code))
 
   monkeypatch.setattr(os, 'fsync', fsync)
   with pytest.raises(SystemExit) as stop:
-    evaluate.main([f'--workdir={run}'])
+    main([f'--workdir={run}'])
   shown = capsys.readouterr()
   assert stop.value.code == command_line.CHECKPOINT
-  assert 'accuracy' in shown.out
+  assert words in shown.out
   (line,) = shown.err.strip().splitlines()
-  assert 'evaluation.json cannot be written' in line
-
-
-def test_failing_late_keeps_the_first_error(tmp_path):
-  (tmp_path / 'file').touch()
-
-  def write():
-    with text_files.failing_late():
-      text_files.write_text(tmp_path / 'file' / 'a', '')
-      text_files.write_text(tmp_path / 'file' / 'b', '')
-      (tmp_path / 'reached').touch()
-
-  with pytest.raises(WriteError, match='file/a'):
-    write()
-  assert (tmp_path / 'reached').exists()
+  assert f'{file} cannot be written: {os.strerror(code)}' in line
