@@ -46,6 +46,10 @@ class Evaluator(evaluator.Evaluator):
       expected = 'data with a difficulty, such as parity with letters=26'
       raise ConfigError('dataset', self.data['name'], expected)
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`."""
+    return 'spearman', 'easy_share', 'flops_share'
+
   def run(self, variables: Any) -> dict[str, float]:
     """Prints a table by quarter; writes difficulty.csv, .png and .pdf.
 

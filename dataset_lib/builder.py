@@ -278,9 +278,10 @@ class Dataset:
     Any step is reached at once, without replay. Batches are {input_key,
     'label', 'mask', 'index'} with leading axis batch_size / host_count:
     infinite for training, one pass for evaluation with the last batch padded
-    (mask 0, index -1). 'label' is `[B]`, or `[B, max_labels]` padded with -1
-    where `info.max_labels` > 0, or `[B, L]` of tags. Rows of text also have
-    'token_types' and 'length', and batches differ in their padded length.
+    (mask 0, index -1). Rows without a label have mask 0, too. 'label' is `[B]`,
+    or `[B, max_labels]` padded with -1 where `info.max_labels` > 0, or `[B, L]`
+    of tags. Rows of text also have 'token_types' and 'length', and batches
+    differ in their padded length.
     `close()` stops the threads, as do exhaustion and garbage collection. Raises
     TooManyBadRecordsError.
     """
@@ -318,6 +319,13 @@ class Dataset:
     if self._class_ids is not None:
       arrays = arrays | {'label': self._class_ids[arrays['label']]}
     mask = np.ones(len(indices), np.float32)
+    if 'label' in arrays:  # rows without one count as little as padding
+      label = arrays['label']
+      mask = self.info.labelled(label)
+      # 0 * NaN would be NaN in a masked loss.
+      arrays |= {
+        'label': np.where(np.isfinite(label), label, label.dtype.type(-1))
+      }
     batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
     missing = len(rows) - len(indices)
     fill = {**getattr(source, 'padding', {}), 'index': -1}

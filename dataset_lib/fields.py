@@ -231,12 +231,12 @@ def _range(bound: Mapping[str, Any]) -> str:
   return ', not empty' if bound.get('min_length') else ''
 
 
-def unknown(name: Any, legal: Iterable[str]) -> str:
+def unknown(name: Any, legal: Iterable[str], kind: str = 'field') -> str:
   """Returns the 'expected ...' part of the message about an illegal name."""
   names = list(legal)
   close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   hint = f' (did you mean {close[0]}?)' if close else ''
-  return f'no such field; legal fields are {", ".join(names)}{hint}'
+  return f'no such {kind}; legal {kind}s are {", ".join(names)}{hint}'
 
 
 @contextlib.contextmanager

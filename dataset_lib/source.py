@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Int, Int32, Int64, Shaped
+from jaxtyping import Float32, Int, Int32, Int64, Shaped
 
 from dataset_lib.errors import BadRecord, ConfigError
 
@@ -56,7 +56,8 @@ class DatasetInfo:
   # Rows of several labels: int32 [max_labels], padded with -1; 0: one label.
   max_labels: int = 0
   label_kind: LabelKind = ''
-  unlabelled: bool = False  # rows may lack a label, which is then -1
+  # Rows may lack a label, which is then -1, or NaN for a number.
+  unlabelled: bool = False
   # Of pixels / 255, of all channels or of each: inputs are (x - mean) / std.
   mean: tuple[float, ...] = (0.5,)
   std: tuple[float, ...] = (0.5,)
@@ -72,6 +73,19 @@ class DatasetInfo:
   def label_shape(self) -> tuple[int, ...]:
     """Shape of the label of one example."""
     return (self.max_labels,) if self.max_labels else ()
+
+  def labelled(
+    self, labels: Shaped[np.ndarray, 'B ...']
+  ) -> Float32[np.ndarray, ' B']:
+    """Returns 1 for each row of a batch that has a label, 0 for the others.
+
+    A number is one if it is finite; a row of tags always has a label.
+    """
+    numbers = self.label_kind == 'number' or labels.dtype.kind == 'f'
+    has = np.isfinite(labels) if numbers else labels >= 0
+    if labels.shape[1:] != self.label_shape:
+      has = np.ones(len(labels))
+    return has.reshape(len(labels), -1).any(1).astype(np.float32)
 
 
 @typing.runtime_checkable
@@ -223,6 +237,8 @@ def check_labels(labels: Any, info: DatasetInfo) -> Any:
 
   Raises BadRecord for one that is no class, or for too many.
   """
+  if info.unlabelled and np.array_equal(labels, -1):
+    return labels
   if not info.max_labels:
     return check_label(labels, info.num_classes)
   count, most = len(labels), info.max_labels

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import math
 import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,7 +109,7 @@ class TextTask:
   def read_label(self, label: str) -> int | float:
     """Returns the id of a class, or a score; BadRecord if it is not legal."""
     if not self.label:
-      return UNLABELLED
+      return math.nan if self.is_regression else UNLABELLED
     if self.is_regression:
       with contextlib.suppress(ValueError):
         if 0.0 <= float(label) <= MAX_SCORE:  # not NaN

@@ -83,7 +83,9 @@ class Tagging(TextClassification):
     logits, out = self.apply(params, model_state, batch, row_keys, **knobs)
     entropy = self.cross_entropy(logits, batch)
     metrics = self.quality(logits, entropy, batch) | retention(out, batch)
-    loss = (entropy * self.row_weights(batch)).sum() / norm['examples']
+    loss = (
+      self.smoothed(logits, batch) * self.row_weights(batch)
+    ).sum() / norm['examples']
     return loss, (metrics, model_state)
 
   def quality(self, logits, entropy, batch):

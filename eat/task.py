@@ -131,11 +131,12 @@ class FineTune(Student, TextClassification):
   def _heads(self, logits, out, batch) -> tuple[Array, Array, dict[str, Any]]:
     """Returns logits `[E, B, O]` and cross-entropies `[E, B]`, and metrics."""
     exits = out['exits'] if 'exits' in out else logits[None]
-    per_head = jax.vmap(lambda one: self.cross_entropy(one, batch))(exits)
-    metrics = self.quality(exits[-1], per_head[-1], batch)
+    per_head = jax.vmap(lambda one: self.smoothed(one, batch))(exits)
+    entropy = self.cross_entropy(exits[-1], batch)
+    metrics = self.quality(exits[-1], entropy, batch)
     for layer, logits in zip(self.head_layers[:-1], exits[:-1], strict=True):
       if not self.is_regression:
-        correct = logits.argmax(-1) == batch['label']
+        correct = self.correct(logits.argmax(-1), batch)
         metrics[f'accuracy_exit_{layer}'] = Average.from_values(
           correct, batch['mask']
         )
@@ -153,7 +154,7 @@ class FineTune(Student, TextClassification):
   def evaluate(self, params, model_state, batch):
     """Returns metrics without noise, with the model's full prune ratios."""
     logits, out = self.apply(params, model_state, batch)
-    return self._heads(logits, out, batch)[2]
+    return self._heads(logits, out, batch)[2] | self.by_class(logits, batch)
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves with exits and pruning; options: `eat.policy.Options`.

@@ -288,6 +288,12 @@ class Evaluator(predictions.Evaluator):
   only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
   threshold: Share = DRIFT_THRESHOLD  # at which the drift check is to compare
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`."""
+    names = predictions.head_layers(self.layers, heads)
+    kinds = 'ece', 'ece_calibrated', 'temperature'
+    return [f'{kind}_{name}' for kind in kinds for name in names]
+
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.
 

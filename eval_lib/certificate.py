@@ -141,6 +141,10 @@ class Evaluator(predictions.Evaluator):
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`; 'tau' only if a setting is certified."""
+    return 'saved', 'early', 'bound', 'tau'
+
   def run(self, variables: Any) -> dict[str, float]:
     """Measures the grid and writes the certificate into the workdir.
 

@@ -8,11 +8,13 @@ One is built for each entry of `config.evals`; its results are `<entry>/<name>`:
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
+import numpy as np
 from annotated_types import Interval, MinLen
+from jax.experimental import multihost_utils
 
 from dataset_lib import builder, contract, fields, imports
 from dataset_lib.errors import ConfigError
@@ -75,6 +77,8 @@ class Evaluator:
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
+  # Rows that `run` has left out, as they have no label.
+  unlabelled: int = dataclasses.field(default=0, init=False)
 
   @property
   def data(self) -> dict[str, Any]:
@@ -84,6 +88,23 @@ class Evaluator:
   def run(self, variables: Any) -> dict[str, float]:
     """Evaluates `{'params': ..., 'model_state': ...}`."""
     raise NotImplementedError
+
+  def measure(self, variables: Any) -> dict[str, float]:
+    """Returns `run`, and 'unlabelled': rows that it left out, if there are."""
+    self.unlabelled = 0
+    found = self.run(variables)
+    if self.unlabelled:
+      found = found | {'unlabelled': float(self.unlabelled)}
+    return found
+
+  def metric_names(
+    self, measured: Collection[str], heads: int
+  ) -> Collection[str] | None:
+    """Returns the names of `run` without running it; None if it cannot say.
+
+    `measured` are the names of `Task.evaluate`, `heads` are those of the model.
+    """
+    return None
 
   def file(self, name: str) -> pathlib.Path | None:
     """Returns a file in the workdir, None if this process writes none."""
@@ -119,10 +140,12 @@ class Classification(Evaluator):
 
   Padding has mask 0 and never counts, so the result does not depend on the
   batch size or the number of devices (up to the order of float32 sums within
-  a batch; batches merge in float64).
+  a batch; batches merge in float64). Nor do rows without a label.
   """
 
   split: Split = 'test'
+  # Also `accuracy_<class>` of each class, and their mean, `class_accuracy`.
+  per_class: bool = False
 
   def __post_init__(self):
     self._data = self.open(self.split)
@@ -132,10 +155,38 @@ class Classification(Evaluator):
     merged = None
     for state in one_late(
       self.context.measure(variables, self.context.put(batch))
-      for batch in self._data.batches()
+      for batch in map(self._counted, self._data.batches())
     ):
       merged = metrics.merge_on_host(merged, state)
-    return metrics.compute(merged or {})
+    merged = merged or {}
+    here = np.array(self.unlabelled)
+    self.unlabelled = int(multihost_utils.process_allgather(here).sum())
+    of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
+    found = metrics.compute(merged)
+    if self.per_class and of_classes is not None:
+      found[metrics.CLASS_ACCURACY] = of_classes.compute()
+      found |= zip(self._class_names(), of_classes.means(), strict=True)
+    return found
+
+  def metric_names(
+    self, measured: Collection[str], heads: int
+  ) -> Collection[str]:
+    """See `Evaluator`."""
+    if not self.per_class:
+      return {*measured} - {metrics.CLASS_ACCURACY}
+    if metrics.CLASS_ACCURACY not in measured:
+      expected = 'False: the task has no class_accuracy'
+      raise ConfigError('per_class', True, expected)
+    return {*measured, *self._class_names()}
+
+  def _class_names(self) -> list[str]:
+    info = self._data.info
+    names = info.class_names or range(info.num_classes)
+    return [f'accuracy_{name}' for name in names]
+
+  def _counted(self, batch: builder.Batch) -> builder.Batch:
+    self.unlabelled += int(((batch['index'] >= 0) & (batch['mask'] == 0)).sum())
+    return batch
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:

@@ -30,6 +30,8 @@ BIAS = 100.0
 # more than the rest of the evaluation.
 MAX_HELD_OUT = 10_000
 MAX_SHOTS = 100_000
+# Of the metrics of `kshot`, see `Evaluator.run`.
+ENDS = '', '_std', '_log2_l2', '_held_out', '_short_classes'
 
 # Features [M, D] and labels [M] of a split.
 Rows = tuple[Float[np.ndarray, '_ D'], Int[np.ndarray, ' _']]
@@ -151,6 +153,10 @@ class Evaluator(evaluator.Evaluator):
     test.label_as(train.info)
     self._splits = train, test
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`."""
+    return [f'{shots}shot{end}' for shots in self.shots for end in ENDS]
+
   def run(self, variables: Any) -> dict[str, float]:
     """Extracts features, regresses, prints a table.
 
@@ -178,6 +184,7 @@ class Evaluator(evaluator.Evaluator):
       data, variables, lambda *given: {'features': features(*given)}, put,
       'features',
     )  # fmt: skip
+    self.unlabelled += len(data.source) - len(rows['label'])
     return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 
 
@@ -188,13 +195,8 @@ def summary(
   accuracies, strengths, held_out, short_classes = zip(*draws, strict=True)
   mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
   logs = np.log2(strengths)
-  metrics = {
-    '': mean,
-    '_std': std,
-    '_log2_l2': float(logs.mean()),
-    '_held_out': float(held_out[0]),
-    '_short_classes': float(short_classes[0]),
-  }
+  numbers = mean, std, float(logs.mean()), held_out[0], short_classes[0]
+  metrics = dict(zip(ENDS, map(float, numbers), strict=True))
   row = {
     'shots per class': shots,
     'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',

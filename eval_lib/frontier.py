@@ -120,6 +120,15 @@ class Evaluator(predictions.Evaluator):
     task = glue.task_of(self.task, self.data)
     self._metric, self._quality = main_number(task)
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`."""
+    names = *predictions.head_layers(self.layers, heads), 'full'
+    kinds = self._metric, 'depth', 'depth_share', 'agreement'
+    taus = [f'tau_{float(tau):g}' for tau in self.thresholds]
+    return [f'{self._metric}_{name}' for name in names] + [
+      f'{kind}_{tau}' for kind in kinds for tau in taus
+    ]
+
   def run(self, variables: Any) -> dict[str, float]:
     """Sweeps and writes `frontier.csv` into the workdir.
 

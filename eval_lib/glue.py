@@ -147,6 +147,7 @@ class Evaluator(evaluator.Evaluator):
   """The official metrics of the last head on a split; see `compute`."""
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
+  LABELLED: ClassVar[bool] = True  # other rows are left out
   split: evaluator.Split = 'validation'
   task: TaskName = ''  # '' for that of the data set
 
@@ -164,10 +165,15 @@ class Evaluator(evaluator.Evaluator):
     """See `compute`."""
     return score(self._task, *self.answers(variables))
 
+  def metric_names(self, measured, heads):
+    """See `evaluator.Evaluator`."""
+    return *TASK_METRICS[self._task], 'score'
+
   def answers(self, variables: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns `answers` of the last head and labels, both `[N]`, in order."""
-    context = self.context
+    context, data = self.context, self._data
     rows = predictions.collect(
-      self._data, variables, context.outputs, context.put
+      data, variables, context.outputs, context.put, labelled=self.LABELLED
     )
+    self.unlabelled = len(data.source) - len(rows['label'])
     return answers(self._task, rows['logits'][:, -1]), rows['label']

@@ -22,6 +22,8 @@ from jaxtyping import Array, Float, Shaped
 # through scan, eval_shape and device_get.
 Leaf = Any
 Values = Shaped[Array, '*axes']
+# Of a task that classifies: the mean over the classes, a `ByClass`.
+CLASS_ACCURACY = 'class_accuracy'
 
 
 class Metric(clu.metrics.Metric):
@@ -138,6 +140,36 @@ class Union(Metric):
     """Returns the share in [0, 1], or NaN if C = 0."""
     flags = np.asarray(self.flags)
     return _ratio(flags.sum(), flags.size)
+
+
+@flax.struct.dataclass
+class ByClass(Metric):
+  """Mean of the rows of each of K classes: float32 `total`, `count` `[K]`."""
+
+  total: Leaf
+  count: Leaf
+
+  @classmethod
+  def of(
+    cls, values: Values, mask: Values, labels: Values, classes: int
+  ) -> 'ByClass':
+    """Returns the state of rows with mask 1, by their labels."""
+    here = jax.nn.one_hot(labels, classes) * mask[:, None]
+    return cls(values.astype(jnp.float32) @ here, here.sum(0))
+
+  def reduce(self) -> 'ByClass':
+    """See `Metric`."""
+    return ByClass(self.total.sum(0), self.count.sum(0))
+
+  def means(self) -> list[float]:
+    """Returns the mean of each class, NaN without rows."""
+    return [*map(_ratio, self.total, self.count)]
+
+  def compute(self) -> float:
+    """Returns the mean over the classes that have rows."""
+    has_rows = np.asarray(self.count) > 0
+    means = np.asarray(self.means())[has_rows]
+    return _ratio(means.sum(), has_rows.sum())
 
 
 def row_statistics(

@@ -39,14 +39,16 @@ def collect(
   outputs: Callable[[Any, Any], Mapping[str, Any]],
   put: Callable[[Any], Any] = jax.device_put,
   finite: str = 'logits',
+  labelled: bool = True,
 ) -> dict[str, np.ndarray]:
   """Runs `outputs(variables, batch)`, arrays `[B, ...]` by name, over a split.
 
   `put` puts a batch on the devices. Batches may differ in length; the output
   `finite` may hold no NaN or infinity. Returns the outputs, e.g. 'logits'
   `[N, E, C]`, with 'index' `[N]` and, if batches have it, 'label' `[N]`; by
-  ascending index, without padding. Raises InvalidDataError without examples,
-  FloatingPointError if the output `finite` is not finite.
+  ascending index, without padding and, if only `labelled`, without rows that
+  have no label. Raises InvalidDataError without examples, FloatingPointError if
+  the output `finite` is not finite.
   """
 
   def run(batch):
@@ -57,12 +59,13 @@ def collect(
   parts: dict[str, list[np.ndarray]] = {}
   for rows in evaluator.one_late(map(run, dataset.batches())):
     fetched = multihost_utils.process_allgather(rows, tiled=True)
-    is_real = np.asarray(fetched.pop('mask')) > 0
+    is_labelled = np.asarray(fetched.pop('mask')) > 0
+    is_real = is_labelled if labelled else np.asarray(fetched['index']) >= 0
     for name, values in fetched.items():
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
   whole = {name: np.concatenate(part) for name, part in parts.items()}
   if not len(whole.get('index', ())):
-    raise InvalidDataError(f'{finite}: the split holds no example')
+    raise InvalidDataError(f'{finite}: the split holds no labelled example')
   if not np.isfinite(whole[finite]).all():
     raise FloatingPointError(
       f'{finite}: expected finite numbers, got NaN or infinity; the run has '
@@ -140,9 +143,11 @@ class Evaluator(evaluator.Evaluator):
   def __post_init__(self):
     self.layers = self.layers or self.context.layers
     self._data = {'split': self.open(self.split)}
-    if self._data['split'].info.num_classes < 2:
-      expected = 'classes: numbers have no confidence'
-      raise ConfigError('dataset', 'a regression', expected)
+    info = self._data['split'].info
+    if info.num_classes < 2 or info.max_labels:
+      given = 'several labels a row' if info.max_labels else 'a regression'
+      expected = 'one class a row: others have no single confidence'
+      raise ConfigError('dataset', given, expected)
     if self.calibration_split:
       self._data['calibration_split'] = self.open(self.calibration_split)
       expected = (
@@ -162,7 +167,9 @@ class Evaluator(evaluator.Evaluator):
     self, field: str, variables: Any, outputs: Any
   ) -> tuple[Heads, dict[str, np.ndarray]]:
     """Returns the logits, and all arrays of `collect`, of a field's split."""
-    rows = collect(self._data[field], variables, outputs, self.context.put)
+    data = self._data[field]
+    rows = collect(data, variables, outputs, self.context.put)
+    self.unlabelled += len(data.source) - len(rows['label'])
     logits = np.moveaxis(rows['logits'], 1, 0)
     split = getattr(self, field)
     check_labels(rows['label'], logits.shape[-1] - 1, f'split {split!r}')

@@ -159,7 +159,7 @@ def run(flags: Flags) -> None:
       row: dict[str, float] = {'step': loaded.saved.step}
       found = {}
       for name, one in build.build_evaluators(*given).items():
-        found[name] = values = one.run(loaded.variables)
+        found[name] = values = one.measure(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
       if listed:

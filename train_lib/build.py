@@ -14,6 +14,7 @@ import ml_collections
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
+from dataset_lib.fields import unknown
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from model_lib import blocks
@@ -138,7 +139,24 @@ class Setup(Plan):
         )
         for name, task in self.tasks.items()
       }
+      if metric := config.checkpoint.best_metric:
+        self._check_metric(metric)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
+
+  def _check_metric(self, metric: str) -> None:
+    """Raises ConfigError for a metric that an evaluation will not have."""
+    batch = self.batch_shapes(self.dataset.row_shapes())
+    entry, _, name = metric.partition('/')
+    for stage, task in self.tasks.items():
+      evaluate, heads = functools.partial(jax.eval_shape, task.evaluate), 1
+      state = self.abstract.params, self.abstract.model_state, batch
+      if type(task).outputs is not Task.outputs:
+        heads = jax.eval_shape(task.outputs, *state)['logits'].shape[1]
+      one = self.evaluators[stage][entry]
+      known = one.metric_names([*evaluate(*state)], heads)
+      if known is not None and name not in known:
+        expected = unknown(name, known, 'metric')
+        raise ConfigError('checkpoint.best_metric', metric, expected)
 
   def init(self) -> TrainState:
     """Returns a fresh state on the devices."""

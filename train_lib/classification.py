@@ -20,13 +20,14 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from eval_lib.metrics import Average
+from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from serve_lib.chain import NO_RUN
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
 from train_lib.task import Batch, Task, complete_model, construct
 
+TOP = 5  # classes of the metric `top5_accuracy`
 RowLoss = Callable[[Any], Any]  # from logits `[B, K]` to losses `[B]`
 
 
@@ -131,22 +132,23 @@ class Classification(Task):
     rows, metrics = self.row_losses(logits, out, read, entropy, frozen, knobs)
     loss = (rows * self.row_weights(batch)).sum() / norm['examples']
     extra, more = self.extra_loss(out, batch, norm, knobs)
-    metrics |= more | self.quality(logits, entropy(logits), batch)
+    metrics |= more
+    metrics |= self.quality(logits, self.cross_entropy(logits, batch), batch)
     if row_keys is None:
-      metrics |= self.eval_metrics(out, batch)
+      metrics |= self.eval_metrics(out, batch) | self.by_class(logits, batch)
     return loss + extra, (metrics, model_state)
 
   def _mixed(self, batch: Batch, row_keys: Any) -> tuple[Batch, RowLoss]:
-    """Returns the batch to read, and `cross_entropy` with its labels."""
+    """Returns the batch to read, and `smoothed` with its labels."""
     if row_keys is None or not self.mixes:
-      return batch, lambda logits: self.cross_entropy(logits, batch)
+      return batch, lambda logits: self.smoothed(logits, batch)
     share = mixup.shares(row_keys, batch['mask'], self.config['loss']['mixup'])
     images, own = self.inputs(batch), share[:, None, None, None]
     mixed = own * images + (1.0 - own) * mixup.partners(images)
     other = {**batch, 'label': mixup.partners(batch['label'])}
 
     def entropy(logits: Array) -> Array:
-      losses = [self.cross_entropy(logits, one) for one in (batch, other)]
+      losses = [self.smoothed(logits, one) for one in (batch, other)]
       return share * losses[0] + (1.0 - share) * losses[1]
 
     return {**batch, self.info.input_key: mixed}, entropy
@@ -193,12 +195,20 @@ class Classification(Task):
   def cross_entropy(
     self, logits: Float[Array, '*B K'], batch: Batch
   ) -> Float[Array, '*B']:
-    """Returns the cross-entropy of each row in nats, float32."""
+    """Returns the cross-entropy of each row in nats, float32; a metric."""
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
-    smoothing = self.config['loss']['label_smoothing']
-    if smoothing:
-      targets = optax.smooth_labels(targets, smoothing)
     return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+
+  def smoothed(
+    self, logits: Float[Array, '*B K'], batch: Batch
+  ) -> Float[Array, '*B']:
+    """Returns `cross_entropy` with smoothed labels, which training lowers."""
+    losses = self.cross_entropy(logits, batch)
+    share = self.config['loss'].get('label_smoothing', 0.0)
+    if not share or self.info.num_classes == 1:
+      return losses
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return (1 - share) * losses - share * logs.mean(-1)
 
   def quality(self, logits, entropy, batch) -> dict[str, Any]:
     """Returns accuracy and cross-entropy of the real rows."""
@@ -207,6 +217,20 @@ class Classification(Task):
       'accuracy': Average.from_values(correct, batch['mask']),
       'cross_entropy': Average.from_values(entropy, batch['mask']),
     }
+
+  def by_class(self, logits, batch) -> dict[str, Any]:
+    """Returns the accuracy of each class and, of more than 5, of the best 5."""
+    classes, found = logits.shape[-1], dict[str, Any]()
+    if logits.ndim != 2 or classes == 1:
+      return found
+    if classes > TOP:
+      best = jax.lax.top_k(logits, TOP)[1]
+      right = jax.vmap(self.correct, (1, None), 1)(best, batch).any(1)
+      found[f'top{TOP}_accuracy'] = Average.from_values(right, batch['mask'])
+    if not self.MULTI_LABEL:
+      given = self.correct(logits.argmax(-1), batch), batch['mask']
+      found[CLASS_ACCURACY] = ByClass.of(*given, batch['label'], classes)
+    return found
 
   def correct(
     self, predicted: Int[Array, ' B'], batch: Batch

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dataset_lib.errors import ConfigError
 from train_lib.classification import Classification
@@ -33,7 +33,7 @@ class MultiLabel(Classification):
   ) -> Float[Array, ' B']:
     """Returns the sum over the classes of each row in nats, float32."""
     # Ids of -1 are rows of zeros.
-    targets = jax.nn.one_hot(batch['label'], logits.shape[-1]).max(1)
+    targets = jax.nn.one_hot(self._labels(batch), logits.shape[-1]).max(1)
     losses = optax.sigmoid_binary_cross_entropy(
       logits.astype(jnp.float32), targets
     )
@@ -41,4 +41,8 @@ class MultiLabel(Classification):
 
   def correct(self, predicted, batch):
     """Returns True where a label is predicted: accuracy is precision@1."""
-    return (predicted[:, None] == batch['label']).any(-1)
+    return (predicted[:, None] == self._labels(batch)).any(-1)
+
+  def _labels(self, batch: Batch) -> Int[Array, 'B M']:
+    """Returns the labels; data of one label a row are evaluated, too."""
+    return batch['label'].reshape(len(batch['label']), -1)

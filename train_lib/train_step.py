@@ -70,11 +70,14 @@ def make_train_step(
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
   Jit it with the state donated. `optimizer` applies the learning rate;
-  `schedule` is used only to log the rate. `num_micro` is the number of
-  micro-batches; parameters whose paths match `trainable` are trained.
+  `schedule` is used only to log the rate, without `optimizer.scales`.
+  `num_micro` is the number of micro-batches; parameters whose paths match
+  `trainable` are trained.
   """
 
   def train_step(state, frozen, batch, knobs):
+    # The optimizer counts only the steps that were not skipped.
+    rate = schedule(num_updates(state.opt_state, state.step))
     loss, grads, metrics, model_state = _accumulate(
       task, num_micro, state, frozen, batch, knobs
     )
@@ -95,7 +98,7 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    rate, one = schedule(state.step - 1), jnp.ones((), jnp.float32)
+    one = jnp.ones((), jnp.float32)
     scalars = dict(loss=loss, grad_norm=grad_norm, learning_rate=rate)
     scalars['nonfinite'] = state.nonfinite
     for name, value in scalars.items():

@@ -223,7 +223,7 @@ class _Loop:
     measured: dict[str, float] = {}
     for name, evaluator in evaluators.items():
       self.is_compiling = True
-      found = evaluator.run(self.state.variables)
+      found = evaluator.measure(self.state.variables)
       measured |= {f'{name}/{key}': value for key, value in found.items()}
     best = self.config.checkpoint.best_metric
     if best.partition('/')[0] in evaluators and best not in measured:
