@@ -83,9 +83,8 @@ class DatasetInfo:
     """
     numbers = self.label_kind == 'number' or labels.dtype.kind == 'f'
     has = np.isfinite(labels) if numbers else labels >= 0
-    if labels.shape[1:] != self.label_shape:
-      has = np.ones(len(labels))
-    return has.reshape(len(labels), -1).any(1).astype(np.float32)
+    has |= labels.shape[1:] != self.label_shape
+    return has.any(tuple(range(1, has.ndim))).astype(np.float32)
 
 
 @typing.runtime_checkable

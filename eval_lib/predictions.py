@@ -65,7 +65,7 @@ def collect(
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
   whole = {name: np.concatenate(part) for name, part in parts.items()}
   if not len(whole.get('index', ())):
-    raise InvalidDataError(f'{finite}: the split holds no labelled example')
+    raise InvalidDataError(f'{finite}: the split holds no example with a label')
   if not np.isfinite(whole[finite]).all():
     raise FloatingPointError(
       f'{finite}: expected finite numbers, got NaN or infinity; the run has '
