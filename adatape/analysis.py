@@ -26,8 +26,9 @@ class Tapes:
   """The tapes of N rows."""
 
   index: Int[np.ndarray, ' N']  # of each row in its split
-  label: Int[np.ndarray, ' N']  # class of each row
-  correct: Bool[np.ndarray, ' N']  # True if classified correctly
+  # Class of each row, or its classes padded with -1.
+  label: Int[np.ndarray, 'N ...']
+  correct: Bool[np.ndarray, ' N']  # True if the answer is a class of the row
   length: Int[np.ndarray, ' N']  # tape tokens of each row
   picks: Int[np.ndarray, 'N T K']  # bank tokens by tape token, -1 beyond it
   input_tokens: int  # of every row, with [CLS] if there is one
@@ -44,16 +45,12 @@ class Tapes:
 def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   """Reads and classifies every row of `data` without noise.
 
-  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank,
-  or rows of several labels.
+  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
   """
   model, sizes = task.model, dict[str, int]()
   if model.reading() is None:
     expected = 'a model with a bank; without one there is nothing to analyse'
     raise ConfigError('model.bank', model.bank, expected)
-  if most := task.info.max_labels:
-    expected = '0: only rows of one class are analysed'
-    raise ConfigError('dataset.max_labels', most, expected)
 
   @jax.jit
   def run(variables: Any, batch: Any) -> dict[str, Any]:
@@ -69,7 +66,7 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   return Tapes(
     index=found['index'],
     label=found['label'],
-    correct=found['logits'].argmax(-1) == found['label'],
+    correct=predictions.correct(found['logits'], found['label']),
     length=found['length'],
     picks=found['picks'],
     max_steps=model.max_steps,

@@ -15,7 +15,7 @@ from adatape import analysis
 from adatape.analysis import Tapes
 from adatape.model import TapeClassifier
 from dataset_lib.synthetic import NAMES
-from eval_lib import adaptive_plots, plots, report
+from eval_lib import adaptive_plots, plots, predictions, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Table
 
@@ -64,8 +64,9 @@ def tables(
     for length in np.unique(tapes.length).tolist()
   ]
   classes: list[dict[str, Any]] = []
-  for label in np.unique(tapes.label).tolist():
-    here = tapes.label == label
+  labels = tapes.label.reshape(len(tapes.label), -1)
+  for label in np.unique(labels[labels >= 0]).tolist():
+    here = (labels == label).any(1)
     numbers = _part(tapes, here) | _moments(tapes.length[here])
     classes.append({'class': names[label], **numbers})
   classes.sort(key=lambda row: row['mean'])
@@ -123,7 +124,8 @@ def examples(
   for kind, places in groups.items():
     inputs = analysis.chosen_inputs(source, tapes.index[places])
     for place, value in zip(places, inputs, strict=True):
-      name, length = names[tapes.label[place]], int(tapes.length[place])
+      name = predictions.label_text(tapes.label[place], names)
+      length = int(tapes.length[place])
       row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
       correct = bool(tapes.correct[place])
       rows.append(row | {'tape length': length, 'correct': correct})

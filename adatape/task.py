@@ -99,6 +99,7 @@ class TapeClassification(Classification):
       certified = given.setting, run, self.model, variables, serving.VARIANT
       others, known = certificate.serve(*certified)
       chain = TapeChain(self.model, variables, reader, self.inputs, others)
+      known['several'] = self.MULTI_LABEL
       return chain, TapePolicy(
         chain, reader, self.label_names, lengths, **known
       )

@@ -78,6 +78,7 @@ class FineTune(TextClassification):
     others, fields = certificate.serve(*certified)
     chain = AlbertChain(self.model, variables, reader, given.iterations, others)
     given = chain, chain.reader, self.label_names, lengths
+    fields['several'] = self.MULTI_LABEL
     return chain, HaltingPolicy(*given, **fields)
 
 

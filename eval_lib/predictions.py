@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from annotated_types import Interval, Predicate
 from jax.experimental import multihost_utils
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 
 from dataset_lib import builder, source
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
@@ -85,6 +85,21 @@ def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
   if temperatures is not None:
     logits = decisions.scale(logits, temperatures)
   return decisions.softmax(logits)
+
+
+def correct(
+  logits: Float[np.ndarray, 'N C'], labels: Int[np.ndarray, 'N ...']
+) -> Bool[np.ndarray, ' N']:
+  """Returns True where the largest logit is a label; rows may have several."""
+  return (logits.argmax(-1) == labels.reshape(len(labels), -1).T).any(0)
+
+
+def label_text(labels: Any, names: Sequence[str]) -> Any:
+  """Returns the names of the labels of a row, or a number as it is."""
+  given = np.atleast_1d(labels).tolist()
+  if not names:
+    return given[0]
+  return ', '.join(names[label] for label in given if label >= 0)
 
 
 def confidence_exit(probabilities: Heads, threshold: float) -> Labels:

@@ -17,11 +17,13 @@ import jax
 import numpy as np
 import scipy.special
 import scipy.stats
+from jaxtyping import Float
 
 from dataset_lib import builder, tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
+from serve_lib import decisions
 from train_lib import loading
 from train_lib.task import Task
 
@@ -37,8 +39,8 @@ Columns = dict[str, np.ndarray]  # a number of each row `[N]`, by name
 def write(flags: Any) -> None:
   """Runs both models, writes and prints the tables, and draws the costs.
 
-  Raises ConfigError for a run without outputs of rows or without classes that
-  exclude each other, or a dense run on other rows.
+  Raises ConfigError for a run without outputs of rows or without classes, or a
+  dense run on other rows.
   """
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
@@ -54,9 +56,8 @@ def write(flags: Any) -> None:
     logits, name = others['logits'][:, -1], 'dense'
   costs, answers = spent(rows, found, flags)
   hard: Columns = {k: rows[k] for k in DIFFICULTIES if k in rows}
-  if logits.shape[-1] > 1:
-    chances = scipy.special.softmax(logits.astype(np.float64), axis=-1)
-    hard[f'entropy_{name}'] = scipy.special.entr(chances).sum(-1)
+  if found.task.label_names:
+    hard[f'entropy_{name}'] = entropy(logits, found.task.info.max_labels)
   hard = {name: one for name, one in hard.items() if np.ptp(one) > 0}
   if not hard:
     expected = 'rows that differ in length or are classified'
@@ -64,14 +65,15 @@ def write(flags: Any) -> None:
   table = correlations(costs, hard)
   task: Any = found.task
   names, text = task.label_names, reader(config, data)
+  rights = predictions.correct(answers, rows['label'])
   shown = []
   for kind, row in extremes(costs['flops']):
-    index, label = int(rows['index'][row]), rows['label'][row].item()
-    right = bool(answers[row].argmax() == label) if names else None
+    index, label = int(rows['index'][row]), rows['label'][row]
+    right = bool(rights[row]) if names else None
     numbers = {k: one[row].item() for k, one in (costs | hard).items()}
     shown.append({
       'kind': kind, 'index': index,
-      'label': names[label] if names and label >= 0 else label,
+      'label': predictions.label_text(label, names),
       'right': right, **numbers, 'text': text(index),
     })  # fmt: skip
   out = pathlib.Path(flags.out)
@@ -100,8 +102,8 @@ def _read(
   step = flags.step if flag == '--workdir' else None
   found = loading.restore(workdir, config, step)
   task = found.task
-  if type(task).outputs is Task.outputs or task.info.max_labels:
-    expected = 'a run whose task has outputs of rows of one label'
+  if type(task).outputs is Task.outputs:
+    expected = 'a run whose task has outputs of rows'
     raise ConfigError(flag, workdir, expected)
 
   @jax.jit
@@ -125,7 +127,8 @@ def spent(
   """
   heads = np.moveaxis(rows['logits'], 1, 0)
   places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
-  if len(heads) > 1 and heads.shape[-1] > 1:
+  one_class = heads.shape[-1] > 1 and np.ndim(rows.get('label')) < 2
+  if len(heads) > 1 and one_class:
     file = CalibrationFile(flags.workdir, found.saved.step)
     file.check_parameters(found.variables)
     scales = file.temperatures(len(heads)) or np.ones(len(heads))
@@ -139,6 +142,17 @@ def spent(
     if one.ndim == 1 and name not in _OTHERS:
       costs[name] = one
   return costs, heads[exits, places]
+
+
+def entropy(
+  logits: Float[np.ndarray, 'N C'], several: int
+) -> Float[np.ndarray, ' N']:
+  """Returns the entropy of answers in nats; of several labels of each class."""
+  logits = logits.astype(np.float64)
+  if not several:
+    return scipy.special.entr(decisions.softmax(logits)).sum(-1)
+  both = decisions.sigmoid(np.stack([logits, -logits]))
+  return scipy.special.entr(both).sum((0, 2))
 
 
 def correlations(costs: Columns, hard: Columns) -> list[dict[str, Any]]:

@@ -10,12 +10,15 @@ from jaxtyping import Bool, Float
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.monitor import Monitor
 
+LIKELY = 0.5  # probability of a class that an answer of several has
+
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
   """The answer to one item; fields that a family does not have are None."""
 
-  label: Any  # name of the class, or the predicted number of a regression
+  # Name of the most probable class, or the predicted number of a regression.
+  label: Any
   probabilities: Mapping[str, float]  # by class name; empty for a regression
   depth: int | None = None  # layers (EAT) or iterations (ALBERT) that were run
   retention: float | None = None  # share of tokens kept to the end (EAT)
@@ -25,6 +28,9 @@ class Prediction:
   tokens: tuple[str, ...] | None = None  # with [CLS] and [SEP] (ALBERT)
   token_iterations: tuple[int, ...] | None = None  # of each of `tokens`
   tape_length: int | None = None  # tape tokens that were read (AdaTape)
+  # Classes of a probability >= `LIKELY`, the most probable first, where each
+  # class has a sigmoid.
+  labels: tuple[str, ...] | None = None
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the fields that are not None, for JSON."""
@@ -38,6 +44,13 @@ def softmax(
   """Computes class probabilities."""
   powers = np.exp(logits - logits.max(-1, keepdims=True))
   return powers / powers.sum(-1, keepdims=True)
+
+
+def sigmoid(
+  logits: Float[np.ndarray, '*B C'],
+) -> Float[np.ndarray, '*B C']:
+  """Computes the probability of each class by itself."""
+  return np.exp(-np.logaddexp(0.0, -logits))
 
 
 def margin(probabilities: Float[np.ndarray, '*B C']) -> Float[Any, '*B']:
@@ -69,6 +82,7 @@ class ClassifierPolicy:
   _: dataclasses.KW_ONLY
   monitor: Monitor = dataclasses.field(default_factory=Monitor)
   warnings: Sequence[str] = ()  # lines for the user
+  several: bool = False  # classes do not exclude each other: sigmoids
   # Certified variants of the chain by source; '' for the other sources.
   certified: Mapping[str, str] = dataclasses.field(default_factory=dict)
   temperatures: Any = ()  # of each head, () for 1
@@ -125,7 +139,7 @@ class ClassifierPolicy:
     source = source_of(row.encoded)
     first = None  # confidence of head 0, for the drift check
     if names := self.class_names:
-      heads = softmax(logits)
+      heads = sigmoid(logits) if self.several else softmax(logits)
       shares = self.combine(heads)
       label = names[int(shares.argmax())]
       probabilities = dict(zip(names, shares.tolist(), strict=True))
@@ -133,6 +147,10 @@ class ClassifierPolicy:
       if row.encoded.variant == self._serving(source):
         first = float(heads[0].max())
     depth, share, fields = self.describe(row)
+    if self.several:
+      order = sorted(probabilities, key=lambda one: -probabilities[one])
+      likely = (one for one in order if probabilities[one] >= LIKELY)
+      fields['labels'] = tuple(likely)
     prediction = Prediction(label, probabilities, **fields)
     reason, is_cut = prediction.exit_reason, bool(prediction.truncated)
     self.monitor.record_exit(depth, reason, first, share, source, is_cut)

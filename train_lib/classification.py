@@ -252,7 +252,7 @@ class Classification(Task):
     """Class names, or '0', '1', ... if there are none; () for regression."""
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
-    return names if count > 1 else ()
+    return names if count > 1 or self.MULTI_LABEL else ()
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves the model as one stage, without options."""
@@ -272,7 +272,8 @@ class Classification(Task):
       return self.apply(variables['params'], model_state, batch)[0]
 
     chain = OneStage(apply, variables, reader)
-    return chain, ClassifierPolicy(chain, reader, self.label_names, lengths)
+    given = chain, reader, self.label_names, lengths
+    return chain, ClassifierPolicy(*given, several=self.MULTI_LABEL)
 
   def item_reader(self, length: int = 1) -> ItemReader:
     """Returns the reader of items, images or token ids of one length bucket."""

@@ -63,9 +63,13 @@ def build_optimizer(
   return optax.chain(*parts)
 
 
-def num_updates(opt_state: Any) -> Any:
-  """Returns the updates that were applied, int32: skipped steps are none."""
-  return optax.tree.get(opt_state, 'ScaleByScheduleState').count
+def num_updates(opt_state: Any, otherwise: Any = None) -> Any:
+  """Returns the updates that were applied, int32: skipped steps are none.
+
+  Only a schedule counts them; without one it returns `otherwise`.
+  """
+  found = optax.tree.get(opt_state, 'ScaleByScheduleState')
+  return otherwise if found is None else found.count
 
 
 def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:
