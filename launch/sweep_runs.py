@@ -1,5 +1,6 @@
 """The runs of a sweep: flags, directories, the table and the best run."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -7,7 +8,7 @@ import pathlib
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dataset_lib.errors import ConfigError
@@ -164,24 +165,32 @@ def write_seeds(
 ) -> None:
   """Writes mean and standard deviation of runs that differ only in the seed.
 
-  Names of lines with `seed=` may end with a number (@eat, @eat_1 seed=1), and
-  names that lines read, too (teacher=@dense, teacher=@dense_1).
+  Their lines are equal without `seed=` and their own names, and so are the
+  lines that they read (teacher=@dense, teacher=@dense_1).
   Writes nothing if no two runs do. The deviation is the sample's (n - 1).
   """
   from eval_lib.report import print_table, write_csv
 
-  groups: dict[str, list[dict[str, Any]]] = {}
+  lines = {row['run'].split()[0]: row['run'] for row in rows}
+
+  def unnamed(line: str) -> str:
+    words = [w for w in line.split() if not w.startswith(('@', 'seed='))]
+    return re.sub(
+      r'(?<==)@\w+',
+      lambda name: f'({unnamed(lines[name[0]])})',
+      ' '.join(words),
+    )
+
+  groups = collections.defaultdict[str, list[dict[str, Any]]](list)
   for row in rows:
-    words = [w for w in row['run'].split() if not w.startswith('seed=')]
-    name = ' '.join(words)
-    if name != row['run']:
-      name = re.sub(r'^(@[A-Za-z_]\w*?)_?\d+\b', r'\1', name)
-    name = re.sub(r'(?<==)(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', name)
     if any('/' in key and value is not None for key, value in row.items()):
-      groups.setdefault(name, []).append(row)
+      groups[unnamed(row['run'])].append(row)
   table = []
-  for name, group in groups.items():
-    run = name if len(group) > 1 else group[0]['run']
+  for group in _over_seeds(groups.values()):
+    run = group[0]['run']
+    if len(group) > 1:
+      run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
+      run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
     found: dict[str, Any] = {'run': run, 'seeds': len(group)}
     for key in [k for k, v in group[0].items() if '/' in k and v is not None]:
       values = [row[key] for row in group if row.get(key) is not None]
@@ -193,3 +202,10 @@ def write_seeds(
     write_csv(path, table)
     columns = ['run', 'seeds', f'{metric} mean', f'{metric} deviation']
     print_table(f'over seeds, {path}', table, columns=columns)
+
+
+def _over_seeds(groups: Iterable[list[dict[str, Any]]]) -> Iterator[Any]:
+  """Yields groups of different seeds; of an equal seed each row by itself."""
+  for group in groups:
+    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
+    yield from [group] if len(seeds) == len(group) else [[row] for row in group]

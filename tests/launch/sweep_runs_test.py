@@ -19,8 +19,17 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     '@x1 seed=1 a=@y2': 0.7,
     'a=2': 0.9,
     '@x2 a=@y1 seed=2': None,
-    '@z12 a=@y12': None,
-    '@z12_1 a=@y12_1 seed=1': None,
+    '@z12 b=@y12': None,
+    '@z12_1 b=@y12_1 seed=1': None,
+    '@y1 c=1': None,
+    '@y2 seed=1 c=1': None,
+    '@y12 c=3': None,
+    '@y12_1 c=3 seed=1': None,
+    # Equal but for digits of names: of other lines, or of an equal seed.
+    '@w1 d=@y1 seed=0': 0.3,
+    '@w2 d=@y12 seed=1': 0.3,
+    '@v1 e=1 seed=0': 0.2,
+    '@v2 e=1 seed=0': 0.2,
   }
   rows = [{'run': name, 'test/x': x} for name, x in values.items()]
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
@@ -29,15 +38,16 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
   rows[4]['test/y'], rows[5]['test/y'] = 1.0, 2.0
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows, 'test/x')
   with (tmp_path / 'seeds.csv').open(newline='') as file:
-    first, second, third = csv.DictReader(file)
+    first, second, third, *others = csv.DictReader(file)
   assert (first['run'], first['seeds']) == ('@x a=@y', '2')
   assert float(first['test/x mean']) == pytest.approx(0.6)
   # Of two values 0.2 apart.
   assert float(first['test/x deviation']) == pytest.approx(0.02**0.5)
   assert (second['run'], second['seeds']) == ('a=2', '1')
   assert not second['test/x deviation']
-  assert (third['run'], third['seeds']) == ('@z12 a=@y', '2')
+  assert (third['run'], third['seeds']) == ('@z b=@y', '2')
   assert (third['test/y mean'], third['test/x mean']) == ('1.5', '')
+  assert [row['run'] for row in others] == [*values][-4:]
 
 
 NAMED = """
