@@ -114,11 +114,20 @@ class Checkpointer(contextlib.ExitStack):
   def amend(
     self, step: int, extra: Mapping[str, Any], metrics: Mapping[str, float]
   ) -> None:
-    """Replaces `extra` and `metrics` of a checkpoint, its manifest only."""
-    if jax.process_index() > 0:
-      return
-    with self._errors():
-      io.amend(self.directory / str(step), extra=extra, metrics=metrics)
+    """Replaces `extra` and `metrics` of the newest checkpoint's manifest.
+
+    That is done after its save; `wait` raises the errors of both.
+    """
+    before, path = self._saving, self.directory / str(step)
+
+    def run() -> None:
+      if before is not None:
+        before.result()
+      if jax.process_index() == 0:
+        io.amend(path, extra=extra, metrics=metrics)
+        self._remove_old()
+
+    self._saving = self._thread.submit(run)
 
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
     """Restores the newest checkpoint that is not damaged.
@@ -145,8 +154,10 @@ class Checkpointer(contextlib.ExitStack):
   def _complete(self) -> None:
     """Waits for the save, then deletes older ones not covered by `keep`."""
     self._orbax.wait_until_finished()
-    if jax.process_index() > 0:
-      return
+    if jax.process_index() == 0:
+      self._remove_old()
+
+  def _remove_old(self) -> None:
     best = io.best_step(self.directory)
     for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
       # Renamed first, so a killed process leaves no partial checkpoint here.

@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, evaluation, checkpoints, in that order."""
+"""The training loop: steps, metrics, checkpoints, evaluation, in that order."""
 
 import collections
 import contextlib
@@ -8,6 +8,7 @@ import pathlib
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -116,7 +117,11 @@ class _Loop:
     self.console = enter(Console(setup, self.run, self.start, carried))
     setup.between_batches = self._between_batches
     if extra.get('unmeasured'):
-      self._measure(extra['stage'])
+      stage = extra['stage']
+      try:
+        self._measure(stage, self._due_evaluators(stage), True)
+      except _Stopped:
+        raise Preempted(self.done) from None
 
   def step(self, stage: Stage) -> None:
     """Runs one step and everything due after it, in this order."""
@@ -145,27 +150,29 @@ class _Loop:
     save = last or stop or measures_best or _due(step, saving.every_steps)
     # 1. Read pending metrics, so a non-finite step raises before it is saved.
     self._settle(0 if save or evaluators else LAG)
-    # 2. Evaluation before saving: the checkpoint carries its metrics. A signal
-    # comes first: the evaluation is then made when the run is resumed.
-    measured: dict[str, float] = {}
+    saved, measured = False, dict[str, float]()
     try:
-      measured = {} if stop else self._evaluate(evaluators)
+      if evaluators and not stop:
+        # 2. Saving before an evaluation, which may fail. The checkpoint gets
+        # its metrics later, at the latest when the run is resumed.
+        saved = self._save(save, False, stage, {}, True)
+        measured = self._measure(stage.name, evaluators, saved)
+      elif not evaluators:
+        self.console.flush()
     except _Stopped:
       stop = True
-    unmeasured = stop and bool(evaluators)
-    try:
-      if not unmeasured:
-        self.console.flush()
-    except WriteError:
-      # The checkpoint carries the rows; it may fail for the same reason. Of
-      # several processes only this one knows of the error.
-      if jax.process_count() == 1:
-        self._settle(0)
-        with contextlib.suppress(CheckpointError):
-          self._save(True, True, stage, measured, unmeasured)
+    except Exception as error:
+      with contextlib.suppress(CheckpointError):
+        # Of several processes only this one may know of the error.
+        if not saved and jax.process_count() == 1:
+          self._settle(0)
+          self._save(True, True, stage, {}, not isinstance(error, WriteError))
+        self.checkpointer.wait()
       raise
     # 3. Saving before stopping.
-    self._save(save or stop, last or stop, stage, measured, unmeasured)
+    unmeasured = stop and bool(evaluators)
+    save = (save and not evaluators) or ((stop or last) and not saved)
+    self._save(save, last or stop, stage, measured, unmeasured)
     if stop and (unmeasured or not last):
       raise Preempted(step)
     self.console.advance(step)
@@ -186,14 +193,18 @@ class _Loop:
     if self.guard.should_stop():
       raise _Stopped
 
-  def _measure(self, stage: str) -> None:
-    """Makes the evaluation that a signal prevented, and stores its metrics."""
+  def _measure(
+    self, stage: str, evaluators: Mapping[str, Evaluator], saved: bool
+  ) -> dict[str, float]:
+    """Evaluates and writes the log; stores the metrics if the step is saved."""
+    measured = self._evaluate(evaluators)
     try:
-      measured = self._evaluate(self._due_evaluators(stage))
-    except _Stopped:
-      raise Preempted(self.done) from None
-    self.console.flush()
-    self.checkpointer.amend(self.done, self._extra(stage, False), measured)
+      self.console.flush()
+    finally:  # the checkpoint carries rows that cannot be written
+      if saved:
+        extra = self._extra(stage, False)
+        self.checkpointer.amend(self.done, extra, measured)
+    return measured
 
   def _next_batch(self) -> dict[str, Any]:
     begin = time.monotonic()
@@ -246,8 +257,8 @@ class _Loop:
 
   def _save(
     self, save: bool, must: bool, stage: Stage, metrics: Any, unmeasured: bool
-  ) -> None:
-    """Saves if wanted; a failure is fatal if this save `must` succeed.
+  ) -> bool:
+    """Saves if wanted and returns True; fatal if a save that `must` be fails.
 
     `checkpoint.max_failures` other saves in a row may fail, e.g. on a full
     disk; the next one is tried again.
@@ -264,6 +275,8 @@ class _Loop:
       if must or self.checkpointer.failures > most:
         raise
       self.console.warn(error)
+      return False
+    return save
 
   def _seconds(self) -> float:
     return self.seconds_before + time.monotonic() - self.started
