@@ -254,9 +254,7 @@ def _time(
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():
-      chain, policy = task.serve(variables, {})
-      # The data set has prepared the items, which `measure` reads as they are.
-      policy.reader = dataclasses.replace(policy.reader, convert=np.asarray)
+      chain, policy = serve_prepared(task, variables)
       # Small batches pad the last rows of a bucket less.
       sizes = tuple(sorted({max(1, size // 4), size}))
       engine = Engine(chain, policy, policy.lengths, sizes)
@@ -271,6 +269,13 @@ def _time(
   for row in timed:
     columns = ('images_per_second', 'baseline', 'speedup', 'limit')
     table[row['candidate']] |= {key: row[key] for key in columns}
+
+
+def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
+  """Returns chain and policy for items as batches of the data set have them."""
+  chain, policy = task.serve(variables, {})
+  policy.reader = dataclasses.replace(policy.reader, convert=np.asarray)
+  return chain, policy
 
 
 def _answer(engine: Engine, items: list[Any]) -> None:

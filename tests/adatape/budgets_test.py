@@ -1,6 +1,7 @@
 """Readings of one checkpoint, against models built with these settings."""
 
 import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 from adatape import analysis, budgets, tape
 from adatape.budgets import Setting
 from model_lib.errors import FieldError
+from serve_lib.engine import Engine
+from tests import fakes
 from tests.adatape import serving_test
 from tests.adatape.analysis_test import IMAGES, LEARNED
 
@@ -113,3 +116,31 @@ def test_too_small_a_part_of_the_bank_is_named(model):
   wrong = r'bank_size: .* = 22 tokens \(of an input bank: .*\), got 1?\d'
   with pytest.raises(FieldError, match=wrong):
     budgets.changed(task.model, Setting(1.0, 11, 1.0), bank_size=16)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Framed(fakes.FakeImages):
+  """Images that are resized and cropped."""
+
+  resize_small: int = 0
+
+  def __post_init__(self):
+    given = self.resize_small
+    super().__post_init__()
+    self.resize_small = given
+    self.describe(self.num_classes, (), self.test_examples)
+
+
+@pytest.mark.parametrize('resize_small', [0, 16, 24])
+def test_the_images_that_are_timed_are_those_that_are_measured(resize_small):
+  name = 'tests.adatape.budgets_test:Framed'
+  framed = IMAGES | {'name': name, 'resize_small': resize_small}
+  task, variables = serving_test.build(LEARNED, framed)
+  data = analysis.spread_rows(framed, 'test', 20)
+  items = analysis.chosen_inputs(data.source, np.arange(20))
+  chain, policy = budgets.serve_prepared(task, variables)
+  with Engine(chain, policy, policy.lengths, (4,)) as engine:
+    answers = [[*one.probabilities.values()] for one in engine.predict(items)]
+  given = {'image': jnp.asarray(np.stack(items))}
+  logits = jax.jit(task.apply)(variables['params'], {}, given)[0]
+  np.testing.assert_allclose(answers, jax.nn.softmax(logits), atol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 
 from dataset_lib import builder
 from dataset_lib.errors import TooManyBadRecordsError
+from dataset_lib.source import DatasetInfo
 from tests.dataset_lib.batches import (
   BUCKETS,
   DIGITS,
@@ -276,3 +277,20 @@ def test_a_wrong_label_is_a_bad_record(monkeypatch, label):
   monkeypatch.setattr(data.source, '_labels', np.full(1797, label))
   with pytest.raises(TooManyBadRecordsError, match='label_out_of_range'):
     take(data, 1)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'labels', 'expected'),
+  [
+    ({}, [0, -1, 2], [1, 0, 1]),
+    ({'max_labels': 2}, [[1, -1], [-1, -1], [0, 2]], [1, 0, 1]),
+    ({}, [0.0, np.nan, -1.0], [1, 0, 1]),
+    ({'label_kind': 'number'}, [3, -1], [1, 1]),
+    ({'label_kind': 'tags'}, [[-1, -1, -1], [0, -1, 1]], [1, 1]),
+  ],
+)  # fmt: skip
+def test_rows_without_a_label(fields, labels, expected):
+  info = DatasetInfo('tokens', (3,), 'int32', 3, (), 9, **fields)
+  found = info.labelled(np.array(labels))
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, expected)

@@ -10,8 +10,8 @@ import pytest
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
-from eval_lib.metrics import Average, Maximum, Union, Variance
-from tests import contexts
+from eval_lib.metrics import Average, ByClass, Maximum, Union, Variance
+from tests import contexts, fakes
 
 DIGITS = dict(name='digits', image_size=8)
 PARITY = dict(name='parity', length=8)
@@ -136,3 +136,69 @@ def test_equals_numpy_for_any_batch_size_and_device_count(batch_size, devices):
   assert result == pytest.approx(expected, rel=1e-5)
   # A second pass is a whole pass.
   assert built.run({'scale': jnp.float32(0.5)}) == result
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Partly(fakes.FakeImages):
+  """Images of which every third has no label."""
+
+  def describe(self, *given):
+    super().describe(*given)
+    self.info = dataclasses.replace(self.info, unlabelled=True)
+
+  def record(self, index):
+    record = super().record(index)
+    return record | ({} if index % 3 else {'label': -1})
+
+
+def logits_of(variables, batch):
+  """Logits `[B, 2, C]` that are right in four of five rows."""
+  label = jnp.where(batch['index'] % 5 == 0, 0, batch['label'])
+  one = jax.nn.one_hot(label, variables['classes'].shape[0])
+  return {'logits': jnp.stack([one, 2 * one], 1)}
+
+
+def accuracy_of(variables, batch):
+  logits = logits_of(variables, batch)['logits'][:, -1]
+  right = logits.argmax(-1) == batch['label']
+  classes = logits.shape[-1]
+  return {
+    'accuracy': Average.from_values(right, batch['mask']),
+    'class_accuracy': ByClass.of(right, batch['mask'], batch['label'], classes),
+  }
+
+
+@pytest.mark.parametrize(
+  ('kind', 'entry', 'classes', 'left_out'),
+  [
+    ('classification', dict(per_class=True), 2, 10),
+    ('classification', {}, 6, 10),
+    ('glue', dict(split='test', task='sst2'), 2, 10),
+    ('fewshot', dict(shots=(1, 2)), 2, 20),
+    ('calibration', dict(split='test', calibration_split='train'), 2, 20),
+    ('frontier', dict(split='test', layers=(2, 4)), 2, 10),
+  ],
+)
+def test_rows_without_labels_are_left_out_and_counted(
+  kind, entry, classes, left_out
+):
+  given = dict(image_size=8, num_classes=classes)
+  given |= dict(train_examples=30, test_examples=30)
+  results = []
+  for name in ('tests.eval_lib.evaluator_test:Partly', FAKE['name']):
+    context = contexts.eval_context(
+      given | {'name': name},
+      measure=jax.jit(accuracy_of),
+      outputs=jax.jit(logits_of),
+      features=jax.jit(lambda _, batch: batch['image'].mean((1, 2))),
+    )
+    one = evaluator.build('test', dict(type=kind) | entry, context)
+    found = one.measure({'classes': jnp.zeros(classes)})
+    assert found.pop('unlabelled', 0) == (left_out if not results else 0)
+    names = one.metric_names(['accuracy', 'class_accuracy'], heads=2)
+    assert {*found} == {*names}
+    results.append(found)
+  if kind in ('classification', 'glue'):
+    # Of the rows with labels, 4 have a multiple of 5 for an index.
+    wrong = sum(i % classes > 0 for i in (5, 10, 20, 25))
+    assert results[0]['accuracy'] == pytest.approx(1 - wrong / 20)

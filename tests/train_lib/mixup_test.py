@@ -219,3 +219,32 @@ def test_what_cannot_be_mixed():
   parity = 'configs/adatape/parity.py'
   with pytest.raises(ConfigError, match=r'loss\.mixup: expected 0 for inputs'):
     command_line.load_config(parity, ['loss.mixup=0.2'])
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.9])
+def test_smoothing_is_in_the_loss_and_not_in_the_metric(smoothing):
+  task, params, batch, norm = ready(Softmax)
+  task.config['loss'] = {'label_smoothing': smoothing, 'mixup': 0.0}
+  loss, (metrics, _) = task.loss(params, {}, {}, batch, norm, None, {})
+  one = np.ones(ROWS)
+  given = Softmax, params, batch_of(), one
+  assert loss == pytest.approx(expected_of(*given, smoothing)[0], rel=1e-5)
+  entropy = metrics['cross_entropy'].compute()
+  assert entropy == pytest.approx(expected_of(*given, 0.0)[2], rel=1e-5)
+
+
+def test_accuracy_of_five_and_of_each_class_by_hand():
+  info = DatasetInfo('image', (2, 2, 3), 'uint8', 7, (), 99)
+  task = Softmax({'loss': {'label_smoothing': 0.0}}, info)
+  # Class 6 is best, then 5, ...; the last row is padding.
+  logits = jnp.tile(jnp.arange(7.0), (6, 1))
+  label, mask = jnp.array([6, 6, 2, 1, 5, 0]), jnp.array([1, 1, 1, 1, 1, 0])
+  found = task.by_class(logits, {'label': label, 'mask': mask})
+  assert found['top5_accuracy'].compute() == pytest.approx(4 / 5)
+  classes = found['class_accuracy']
+  assert classes.compute() == pytest.approx(1 / 4)  # of 1, 2, 5, 6
+  assert np.isnan(classes.means()[0])
+  assert classes.means()[1:] == pytest.approx([0, 0, np.nan, np.nan, 0, 1],
+                                              nan_ok=True)  # fmt: skip
+  both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), classes).reduce()
+  assert both.compute() == pytest.approx(1 / 4)

@@ -1,14 +1,26 @@
 """The sigmoid loss and precision@1 by hand, and a run on records."""
 
+import dataclasses
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adatape import analysis_report
+from adatape.analysis import Tapes
+from adatape.task import PonderClassification, TapeMultiLabel
+from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
+from eval_lib import predictions
+from launch import adaptivity
+from serve_lib import bundle
+from serve_lib.chain import Grid
+from serve_lib.engine import Engine
+from serve_lib.programs import Programs
 from tests.dataset_lib import example_files
 from train_lib import config_schema
 from train_lib.build import Setup
@@ -108,7 +120,7 @@ def test_a_step_and_an_evaluation(config):
     step, _ = setup.step(stage, batch)
     state, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
     [evaluation] = setup.evaluators['stage1'].values()
-    results = evaluation.run(state.variables)
+    results = evaluation.measure(state.variables)
   # Logits of a fresh head are 0: each of 5 classes costs log 2.
   assert metrics['loss'].compute() == pytest.approx(5 * math.log(2), abs=0.5)
   assert 0 < metrics['grad_norm'].compute() < math.inf
@@ -116,6 +128,7 @@ def test_a_step_and_an_evaluation(config):
     lambda a, b: np.abs(a - b).max(), before, jax.device_get(state.params)
   )
   assert max(jax.tree.leaves(changed)) > 0
+  assert results['unlabelled'] == 1  # of rows 12 to 15
   assert 0 <= results['accuracy'] <= 1
   assert 0 < results['cross_entropy'] < 5
 
@@ -139,3 +152,112 @@ def test_what_does_not_fit(config, changes, message):
     config[name] = {**config[name], **value} if both else value
   with pytest.raises(ConfigError, match=message):
     Setup(config_schema.validate(config))
+
+
+TAPE = dict(
+  name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
+  patch_size=8, bank='learnable', bank_size=20, tokens_per_step=2, max_steps=4,
+  query_dim=8,
+)  # fmt: skip
+
+
+class Ponder(MultiLabel, PonderClassification):
+  """Labels of rows that take a number of steps."""
+
+
+@pytest.fixture(scope='module', params=['vit', 'tape', 'steps'])
+def served(request):
+  """(task, variables, images) with random weights."""
+  kind, model = {
+    'vit': (MultiLabel, MODEL),
+    'tape': (TapeMultiLabel, TAPE),
+    'steps': (Ponder, dict(name='adatape.universal:UniversalViT', width=8,
+                           mlp_dim=8, num_heads=2, patch_size=8, max_steps=2)),
+  }[request.param]  # fmt: skip
+  data = dict(name='tests.fakes:FakeImages', image_size=16, num_classes=4)
+  loss = dict(label_smoothing=0.0, tape_weight=0.0, ponder_weight=0.0)
+  # ONNX Runtime needs a model without [CLS] under these tests' type checks.
+  model = model | {'pool': 'gap'}
+  config = dict(model=model, loss=loss, dtype='float32', dataset=data)
+  info = dataclasses.replace(
+    builder.build_source(data, 'test').info, max_labels=3
+  )
+  task, rng = kind(config, info), np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda leaf: leaf + rng.normal(size=leaf.shape).astype('f'),
+    nn.unbox(task.init(jax.random.key(0))[0]),
+  )
+  images = rng.integers(256, size=(6, 16, 16, 3)).astype(np.uint8)
+  return task, {'params': params, 'model_state': {}}, images
+
+
+@pytest.mark.parametrize('backend', ['xla', 'onnxruntime', 'bundle'])
+def test_served_probabilities_are_sigmoids(served, backend, tmp_path):
+  task, variables, images = served
+  given = {'image': jnp.asarray(images)}
+  logits = np.asarray(task.apply(variables['params'], {}, given)[0], float)
+  expected = 1 / (1 + np.exp(-logits))
+  chain, policy = task.serve(variables, {})
+  grid = Grid(tuple(policy.lengths), (2,))
+  if backend == 'bundle':
+    path = tmp_path / 'a.bundle'
+    bundle.write(path, Programs(chain, grid), policy, {})
+    chain, policy, grid = bundle.read(path)
+  elif backend == 'onnxruntime':
+    pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
+  name = 'xla' if backend == 'bundle' else backend
+  sizes = grid.lengths, grid.batches
+  with Engine(chain, policy, *sizes, backend=name) as engine:
+    answers = [one.as_dict() for one in engine.predict([*images])]
+  names = task.label_names
+  for one, row in zip(answers, expected, strict=True):
+    np.testing.assert_allclose([*one['probabilities'].values()], row, atol=1e-5)
+    order = np.argsort(-row)
+    assert one['label'] == names[order[0]]
+    assert one['labels'] == tuple(names[i] for i in order if row[i] >= 0.5)
+  assert any(0 < len(one['labels']) < len(names) for one in answers)
+
+
+@pytest.mark.parametrize(
+  ('logits', 'several', 'expected'),
+  [
+    ([[0.0, 0.0, 0.0]], 0, math.log(3)),
+    ([[0.0, 0.0, 0.0]], 2, 3 * math.log(2)),
+    ([[99.0, -99.0, 0.0]], 2, math.log(2)),
+    ([[1e4, -1e4]], 2, 0.0),
+  ],
+)
+def test_the_entropy_of_an_answer(logits, several, expected):
+  found = adaptivity.entropy(np.array(logits, np.float32), several)
+  assert found == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+  ('labels', 'expected', 'texts'),
+  [
+    ([0, 1, 1], [0, 1, 0], ['a', 'b', 'b']),
+    ([[0, 1], [0, -1], [-1, -1]], [1, 0, 0], ['a, b', 'a', '']),
+  ],
+)
+def test_right_answers_and_names_of_one_or_several_labels(
+  labels, expected, texts
+):
+  logits, labels = (
+    np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]),
+    np.array(labels),
+  )
+  assert predictions.correct(logits, labels).tolist() == expected
+  names = [predictions.label_text(one, ('a', 'b')) for one in labels]
+  assert names == texts
+
+
+def test_tapes_of_rows_of_several_labels():
+  label = np.array([[0, 2], [2, -1], [1, 2], [2, 0]])
+  one = dict(
+    index=np.arange(4), label=label, correct=np.array([1, 1, 0, 1], bool),
+    length=np.array([1, 2, 3, 4]), picks=np.zeros((4, 4, 1), int),
+    input_tokens=4, bank_size=2, max_steps=4,
+  )  # fmt: skip
+  tables = analysis_report.tables(Tapes(**one), (0, 0), ('a', 'b', 'c'))
+  rows = {row['class']: (row['rows'], row['mean']) for row in tables[2].rows}
+  assert rows == {'a': (2, 2.5), 'c': (4, 2.5), 'b': (1, 3.0)}

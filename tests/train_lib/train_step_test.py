@@ -8,6 +8,7 @@ import pytest
 
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
+from train_lib import optimizers
 from train_lib.task import Task
 from train_lib.train_step import init_state, make_train_step
 
@@ -164,3 +165,27 @@ def test_the_average_is_that_of_optax_without_skipped_steps(decay):
       state.ema_params,
       average,
     )
+
+
+@pytest.mark.parametrize('scales', [(), ('^bias->3',)])
+@pytest.mark.parametrize('bad', [(), (0,), (2, 3), (1, 4)])
+def test_the_logged_rate_is_the_applied_one(bad, scales):
+  fields = dict(
+    name='sgd', b1=0.0, b2=0.0, eps=0.0, clip_norm=0.0, weight_decay=0.0,
+    scales=scales, lr=0.1, end_lr=0.0, warmup_steps=0.0, schedule='linear',
+  )  # fmt: skip
+  schedule = optimizers.build_schedule(fields, 20)
+  optimizer = optimizers.build_optimizer(fields, schedule)
+  step = jax.jit(make_train_step(Regression({}, INFO), optimizer, schedule))
+  state = init_state(Regression({}, INFO), optimizer, 0, 0.0)
+  for number in range(6):
+    batch = make_batch(seed=number)
+    batch['x'][0] = np.nan if number in bad else batch['x'][0]
+    before = state.params['bias']
+    state, metrics = step(state, {}, batch, {'weight': jnp.float32(0.0)})
+    if number not in bad:
+      error = metrics['error'].compute()  # half the gradient of the bias
+      applied = (before - state.params['bias']) / (2 * error)
+      applied /= 3 if scales else 1
+      rate = metrics['learning_rate'].compute()
+      assert rate == pytest.approx(float(applied), rel=1e-4)
