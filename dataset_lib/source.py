@@ -84,7 +84,7 @@ class DatasetInfo:
     numbers = self.label_kind == 'number' or labels.dtype.kind == 'f'
     has = np.isfinite(labels) if numbers else labels >= 0
     has |= labels.shape[1:] != self.label_shape
-    return has.any(tuple(range(1, has.ndim))).astype(np.float32)
+    return np.any(has, tuple(range(1, has.ndim))).astype(np.float32)
 
 
 @typing.runtime_checkable

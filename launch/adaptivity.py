@@ -56,14 +56,14 @@ def write(flags: Any) -> None:
     logits, name = others['logits'][:, -1], 'dense'
   costs, answers = spent(rows, found, flags)
   hard: Columns = {k: rows[k] for k in DIFFICULTIES if k in rows}
-  if found.task.label_names:
-    hard[f'entropy_{name}'] = entropy(logits, found.task.info.max_labels)
+  task: Any = found.task
+  if task.label_names:
+    hard[f'entropy_{name}'] = entropy(logits, task.info.max_labels)
   hard = {name: one for name, one in hard.items() if np.ptp(one) > 0}
   if not hard:
     expected = 'rows that differ in length or are classified'
     raise ConfigError('--workdir', flags.workdir, expected)
   table = correlations(costs, hard)
-  task: Any = found.task
   names, text = task.label_names, reader(config, data)
   rights = predictions.correct(answers, rows['label'])
   shown = []
@@ -127,7 +127,7 @@ def spent(
   """
   heads = np.moveaxis(rows['logits'], 1, 0)
   places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
-  one_class = heads.shape[-1] > 1 and np.ndim(rows.get('label')) < 2
+  one_class = heads.shape[-1] > 1 and np.ndim(rows.get('label', 0)) < 2
   if len(heads) > 1 and one_class:
     file = CalibrationFile(flags.workdir, found.saved.step)
     file.check_parameters(found.variables)
