@@ -11,6 +11,7 @@ from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 
 Path = str | os.PathLike[str]
 
+MAX_PIXELS = 2**28 // 3  # of an image by default; 256 MiB as RGB
 MAX_BYTES = 2**26  # of a file with one image, of one record, of JSON
 MAX_LOG, MAX_WEIGHTS = 2**30, 2**34  # of metrics, of parameters or a bundle
 

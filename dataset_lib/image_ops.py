@@ -11,9 +11,11 @@ solarizing does nothing from 10 on. Distances are shares of the image, equal to
 big_vision's pixels at 224 x 224.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -25,6 +27,7 @@ from jaxtyping import UInt8
 from PIL import ImageEnhance, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from dataset_lib.data_files import MAX_PIXELS
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
 from dataset_lib.source import DatasetInfo, Source, require
@@ -42,13 +45,16 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
-MAX_PIXELS = 2**28 // 3  # of a file; Pillow's own limit, 256 MiB as RGB
-_BOMBS = PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning
+PIL.Image.MAX_IMAGE_PIXELS = None  # only reads headers here; `decode` checks
 GREY = (128, 128, 128)  # of pixels from outside of the image
 _THRESHOLD = 128  # of solarize_add, which brightens darker pixels
 _TRANSLATE, _CUTOUT = 100 / 224, 40 / 224  # shares of the image at magnitude 10
-_JPEG_START, _JPEG_END, _JPEG_SCAN = b'\xff\xd8', b'\xff\xd9', b'\xff\xda'
+_JPEG_START, _JPEG_END = b'\xff\xd8', b'\xd9'
+# Of a JPEG; in pixels 0 and the numbers of restarts may follow 255.
+_MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
 _ORIENTATION_TAG = 0x0112
+# How orientations 1 to 8 are flipped, after 5 to 8 are transposed.
+_FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 # How to decode at 1 / n of the size.
 _FLAGS = {
   1: cv2.IMREAD_COLOR,
@@ -57,6 +63,7 @@ _FLAGS = {
   8: cv2.IMREAD_REDUCED_COLOR_8,
 }
 
+MaxPixels = Annotated[int, Interval(ge=1, le=2**30)]  # OpenCV's own limit
 ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 
@@ -72,6 +79,7 @@ class ImageOptions(Source):
   augment: Annotated[
     tuple[Literal['inception_crop', 'flip', 'randaugment'], ...], Distinct
   ] = ()
+  max_pixels: MaxPixels = MAX_PIXELS  # of an image, before it is resized
   # Of 'randaugment', which follows crop and flip.
   randaugment: Annotated[
     tuple[
@@ -129,7 +137,7 @@ class ImageOptions(Source):
     if rng and 'inception_crop' in self.augment:
       image = self._inception_crop(value, rng)
     else:
-      image = self._central_crop(to_rgb(value))
+      image = self._central_crop(to_rgb(value, self.max_pixels))
     is_flipped = rng and 'flip' in self.augment and rng.random() < 0.5
     image = cv2.flip(image, 1) if is_flipped else image
     if rng and 'randaugment' in self.augment:
@@ -156,12 +164,12 @@ class ImageOptions(Source):
     """
     size = jpeg_size(image) if isinstance(image, bytes) else None
     if size is None:
-      image = to_rgb(image)
+      image = to_rgb(image, self.max_pixels)
       size = image.shape[:2]
     top, left, height, width = inception_box(*size, rng, self.min_crop_area)
     if isinstance(image, bytes):
       by = _reduction(height, width, self.image_size)
-      image = decode(image, by, size)
+      image = decode(image, by, self.max_pixels)
       expected = -(-size[0] // by), -(-size[1] // by)
       message = 'JPEG header and pixels disagree'
       require(image.shape[:2] == expected, 'undecodable', message)
@@ -174,41 +182,62 @@ class ImageOptions(Source):
 
 
 def decode(
-  data: bytes, reduction: int = 1, size: tuple[int, int] | None = None
+  data: bytes, reduction: int = 1, max_pixels: int = MAX_PIXELS
 ) -> Image:
   """Decodes a JPEG, PNG, WebP or BMP file to RGB, upright by its EXIF tag.
 
   Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
   an alpha channel dropped. A JPEG is decoded at 1 / `reduction` of its size.
-  `size` is (height, width) if known. Raises BadRecord if it is empty,
-  truncated, not an image, or has more than `MAX_PIXELS`.
+  Raises BadRecord if it is empty, truncated, not an image, or has more than
+  `max_pixels`.
   """
   require(data, 'empty', 'the file has no bytes')
-  # Bytes after the end are legal, and an embedded thumbnail has its own end
-  # marker. OpenCV before version 5 fills the rest of a cut file with grey.
-  is_odd = data.startswith(_JPEG_START) and not data.endswith(_JPEG_END)
-  is_cut = is_odd and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN)
-  require(not is_cut, 'truncated', f'JPEG ends early, at {len(data)} bytes')
-  height, width = size or header_size(data)  # OpenCV allocates up to 3 GiB
-  message = f'{height} x {width} pixels, more than {MAX_PIXELS}'
-  require(height * width <= MAX_PIXELS, 'too_many_pixels', message)
+  # OpenCV before version 5 fills the rest of a cut file with grey.
+  is_jpeg, flags = data.startswith(_JPEG_START), _FLAGS[reduction]
+  is_whole = not is_jpeg or _has_end(data)
+  require(is_whole, 'truncated', f'JPEG ends early, at {len(data)} bytes')
+  header = _header(data)
+  width, height = header.size  # OpenCV allocates up to 3 GiB
+  message = f'{height} x {width} pixels, more than {max_pixels}; '
+  message += 'dataset.max_pixels allows more'
+  require(height * width <= max_pixels, 'too_many_pixels', message)
+  # OpenCV reads fewer forms of the tag than `jpeg_size`.
+  flags |= cv2.IMREAD_IGNORE_ORIENTATION if is_jpeg else 0
   try:
-    image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), _FLAGS[reduction])
+    image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
   except cv2.error as error:
     raise BadRecord('undecodable', '', str(error).strip()) from error
   begins = f'no image OpenCV can decode, begins {data[:8]!r}'
   require(image is not None, 'undecodable', begins)
+  turn = _orientation(header) if is_jpeg else 1
+  image = cv2.transpose(image) if turn > 4 else image
+  image = cv2.flip(image, _FLIPS[turn]) if turn in _FLIPS else image
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def _has_end(data: bytes) -> bool:
+  """Returns whether a JPEG has its own end marker; any bytes may follow it."""
+  place = len(_JPEG_START)
+  while match := _MARKER.search(data, place):
+    if match[1] == _JPEG_END:
+      return True
+    # A segment, such as a thumbnail with an end of its own, is not searched.
+    end = match.end()
+    place = end + int.from_bytes(data[end : end + 2], 'big')
+  return False
 
 
 def header_size(data: bytes) -> tuple[int, int]:
   """Returns (height, width) before EXIF rotation; decodes no pixels."""
+  return _header(data).size[::-1]
+
+
+def _header(data: bytes) -> Picture:
+  """Opens an image without its pixels; raises BadRecord if that fails."""
   is_jpeg = data.startswith(_JPEG_START)
   read: Any = JpegImageFile if is_jpeg else PIL.Image.open
   try:
-    return read(io.BytesIO(data)).size[::-1]
-  except _BOMBS as error:
-    raise BadRecord('too_many_pixels', '', str(error)) from error
+    return read(io.BytesIO(data))
   except Exception as error:  # Pillow raises nothing narrower
     message = f'no image Pillow can read, begins {data[:8]!r}'
     raise BadRecord('undecodable', '', message) from error
@@ -217,18 +246,26 @@ def header_size(data: bytes) -> tuple[int, int]:
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
   try:
-    image, exif = JpegImageFile(io.BytesIO(data)), PIL.Image.Exif()
-    exif.load(image.info.get('exif', b''))
-    is_turned = exif.get(_ORIENTATION_TAG) in range(5, 9)
+    image = JpegImageFile(io.BytesIO(data))
   except Exception:  # Pillow raises nothing narrower for damaged headers
     return None
-  return image.size if is_turned else image.size[::-1]
+  return image.size if _orientation(image) > 4 else image.size[::-1]
 
 
-def to_rgb(value: Any) -> Image:
+def _orientation(image: Picture) -> int:
+  """Returns the EXIF orientation of a JPEG, 1 if it has none."""
+  with contextlib.suppress(Exception):  # a damaged tag is none
+    exif = PIL.Image.Exif()
+    exif.load(image.info.get('exif', b''))
+    if (turn := exif.get(_ORIENTATION_TAG)) in range(1, 9):
+      return int(turn)
+  return 1
+
+
+def to_rgb(value: Any, max_pixels: int = MAX_PIXELS) -> Image:
   """Decodes bytes, repeats a single channel; else BadRecord if no image."""
   if isinstance(value, bytes):
-    return decode(value)
+    return decode(value, max_pixels=max_pixels)
   dtype = getattr(value, 'dtype', type(value).__name__)
   message = f'expected uint8 pixels, got {dtype}'
   require(dtype == np.uint8, 'wrong_dtype', message)

@@ -63,14 +63,20 @@ class ItemReader:
     return {self.name: np.stack(arrays)}
 
 
-def images(image_size: int, resize_small: int, length: int) -> ItemReader:
+def images(
+  image_size: int,
+  resize_small: int,
+  length: int,
+  max_pixels: int = data_files.MAX_PIXELS,
+) -> ItemReader:
   """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
   They are resized and cropped; see `dataset_lib.image_ops.ImageOptions`.
   """
   from dataset_lib import image_ops  # OpenCV, which texts do not need
 
-  sizes: dict[str, Any] = dict(image_size=image_size, resize_small=resize_small)
+  sizes: Any = dict(image_size=image_size, resize_small=resize_small)
+  sizes['max_pixels'] = max_pixels
   prepare = image_ops.ImageOptions(**sizes).transform
 
   def convert(value: Any) -> np.ndarray:

@@ -18,7 +18,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from dataset_lib import builder
+from dataset_lib import builder, data_files
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from serve_lib.chain import NO_RUN
@@ -288,4 +288,5 @@ class Classification(Task):
     if resize is None:
       dataset = builder.validate(self.config['dataset'])
       resize = dataset.get('resize_small', size)
-    return images(size, resize, length)
+    limit = self.config['dataset'].get('max_pixels', data_files.MAX_PIXELS)
+    return images(size, resize, length, limit)

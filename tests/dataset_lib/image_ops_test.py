@@ -1,6 +1,7 @@
 """Decoding, resizing and augmentation, against hand-made cases and JAX."""
 
 import io
+import struct
 
 import cv2
 import jax
@@ -10,6 +11,8 @@ import pytest
 
 from dataset_lib import image_ops, order
 from dataset_lib.errors import BadRecord
+from serve_lib.chain import InputError
+from serve_lib.items import images
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
@@ -122,6 +125,67 @@ def test_exif_orientation_is_applied(orientation):
   # The crop decodes by the same path: whole image, its own size.
   cropped = cropping(min_crop_area=1.0).transform(data, RNG)
   assert cropped.shape == (8, 8, 3)
+
+
+# The kinds of a number in EXIF, byte order, how it is packed.
+KINDS = [(3, 'H2x'), (4, 'I'), (9, 'i'), (8, 'h2x')]
+
+
+@pytest.mark.parametrize(('kind', 'form'), KINDS)
+@pytest.mark.parametrize('order', ['>', '<'])
+def test_every_kind_of_orientation_is_read_once(kind, form, order):
+  """Crops and whole images agree, in size and orientation."""
+  image = PIL.Image.fromarray(smooth(24, 40))
+  plain = by_pillow(image)
+  for turn in UPRIGHT:
+    exif = (b'MM' if order == '>' else b'II') + struct.pack(order + 'HI', 42, 8)
+    exif += struct.pack(f'{order}HHHI{form}I', 1, 0x0112, kind, 1, turn, 0)
+    app = b'Exif\0\0' + exif
+    size = struct.pack('>H', len(app) + 2)
+    data = plain[:2] + b'\xff\xe1' + size + app + plain[2:]
+    whole = image_ops.decode(data)
+    np.testing.assert_array_equal(whole, UPRIGHT[turn](image_ops.decode(plain)))
+    assert image_ops.jpeg_size(data) == whole.shape[:2]
+    assert cropping(min_crop_area=0.5).transform(data, RNG).shape == (8, 8, 3)
+
+
+def test_photos_of_the_cases(shared_data):
+  for name, shape in (('exif_long.jpg', (24, 16)), ('motion_photo.jpg', None)):
+    data = shared_data('..', 'cases', 'images', name).read_bytes()
+    assert shape in (None, image_ops.decode(data).shape[:2])
+    for rng in (None, RNG):
+      assert cropping().transform(data, rng).shape == (8, 8, 3)
+    assert images(8, 0, 1).read(data, '').inputs['image'].shape == (8, 8, 3)
+
+
+def test_any_bytes_may_follow_the_end():
+  rng, expected = np.random.default_rng(0), image_ops.decode(JPEG)
+  for length in (1, 2, 50, 10_000):
+    for end in (b'', b'\xff\xda', b'\xff\xd8\xff\xda', b'\xff\xd9'):
+      for _ in range(10):
+        data = JPEG + rng.bytes(length) + end + rng.bytes(3)
+        np.testing.assert_array_equal(image_ops.decode(data), expected)
+  assert is_truncated(JPEG[: len(JPEG) // 2] + b'\xff\xfe\0\4\xff\xd9')
+
+
+@pytest.mark.parametrize('ending', ['.jpg', '.png', '.webp', '.bmp'])
+def test_a_field_raises_the_limit_of_pixels(ending):
+  data = encode(NOISE, ending)
+  assert options(max_pixels=600).transform(data).shape == (8, 8, 3)
+  for small in (options(max_pixels=599), cropping(max_pixels=599)):
+    for rng in (None, RNG):
+      with pytest.raises(BadRecord, match='max_pixels allows more') as error:
+        small.transform(data, rng)
+      assert error.value.kind == 'too_many_pixels'
+  with pytest.raises(InputError, match='too_many_pixels'):
+    images(8, 0, 1, 599).read(data, '')
+
+
+def test_a_photo_of_100_megapixels():
+  data = encode(np.zeros((10_000, 10_000), np.uint8))
+  with pytest.raises(BadRecord, match='more than 89478485'):
+    options().transform(data)
+  assert options(max_pixels=10**8).transform(data).shape == (8, 8, 3)
 
 
 DAMAGED_EXIF = b'\xff\xe1\x00\x10Exif\0\0II' + b'\xff' * 6
