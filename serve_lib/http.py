@@ -137,7 +137,11 @@ class Service(registry.Collector):
       response = await _refusal(request, error)
     finally:
       self._requests -= 1
-      self._bytes -= len(body)
+      size = len(body)
+      self._bytes -= size
+      del body
+      if self._lane(size // 16)[0] is self._slow:
+        self._slow.start(0, bool)  # returns the memory of the body
     self._statuses[response.status_code] += 1
     return response
 
@@ -171,6 +175,7 @@ class Service(registry.Collector):
     finally:
       for task in tasks:
         task.cancel()
+      tasks.clear()  # an error's frames would hold it, and the body
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes

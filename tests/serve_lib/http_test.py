@@ -259,6 +259,7 @@ async def test_rows_of_an_ended_request_leave_every_line(
 ):
   policy = engine._policy
   first, before = await held(client, policy), engine.monitor.snapshot()
+  encoded = policy.encoded
   for _ in range(3):  # one row in the engine, one in the line
     rows = {'items': [GOOD] * 2}
     if how == 'late':
@@ -274,6 +275,7 @@ async def test_rows_of_an_ended_request_leave_every_line(
   await until(lambda: service._places.taken == 1)
   policy.open.set()
   assert (await first).status_code == 200
+  assert policy.encoded == encoded + 3  # those in the line are not read
   after = engine.monitor.snapshot()
   assert after['answers'] == before['answers'] + 1
   assert after['failures'] == before['failures']

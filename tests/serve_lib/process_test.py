@@ -55,6 +55,29 @@ def test_pages_are_not_asked_for_again():
   assert int(kept) < 8 <= int(faults('give back'))
 
 
+MEMORY = """
+import pathlib, re
+import numpy as np
+from serve_lib import process
+def resident():
+  text = pathlib.Path('/proc/self/status').read_text()
+  return int(re.search(r'VmRSS: +(.*) kB', text.expandtabs(1))[1]) // 1000
+before = process.keep_freed_memory() and resident()
+np.ones(2**25)
+kept = resident()
+process.return_memory()
+print(before, kept, resident())
+"""
+
+
+def test_memory_of_a_photo_is_returned():
+  command = [sys.executable, '-c', MEMORY]
+  before, kept, after = subprocess.check_output(command, text=True).split()
+  if before == 'False' or int(kept) < int(before) + 200:
+    pytest.skip('the C library keeps no memory')
+  assert int(after) < int(before) + 100
+
+
 def test_programs_of_onnx_runtime_share_their_threads():
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
   if not pathlib.Path('/proc/self/task').exists() or machine.cores() < 2:
