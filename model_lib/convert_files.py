@@ -23,6 +23,7 @@ FLOATS: dict[str, Any] = {
   'BF16': jnp.bfloat16,
 }  # fmt: skip
 _MAX_LINES = 20  # of an error message
+MAX_BYTES, MAX_WEIGHTS = 2**26, 2**34  # of JSON or a tokenizer, of weights
 # Special tokens of ALBERT and of BERT; BERT's win.
 _SPECIAL = (
   ('unk_token', '<unk>'), ('pad_token', '<pad>'),
@@ -45,13 +46,23 @@ def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
   return {}
 
 
+def read_bytes(path: pathlib.Path, limit: int = MAX_BYTES) -> bytes:
+  """Reads a regular file; ValueError for others and for more bytes."""
+  if not path.is_file():  # a pipe would wait
+    problem = 'is no regular file' if path.exists() else 'is missing'
+    raise ValueError(f'{path} {problem}')
+  if (size := path.stat().st_size) > limit:
+    raise ValueError(f'{path}: expected at most {limit} bytes, got {size}')
+  with path.open('rb') as file:
+    return file.read(limit)
+
+
 def read_object(path: pathlib.Path) -> dict[str, Any]:
   """Reads config.json, or raises ValueError unless it is a JSON object."""
+  content = read_bytes(path)
   try:
-    config = json.loads(path.read_text(encoding='utf-8'))
-  except FileNotFoundError:
-    raise ValueError(f'{path} is missing: not a Hugging Face model') from None
-  except ValueError as error:
+    config = json.loads(content)
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{path} is not JSON: {error}') from error
   if not isinstance(config, dict):
     raise ValueError(f'{path}: expected a JSON object, got {config!r:.80}')
@@ -74,7 +85,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
         )
     raise ValueError(f'{path} has neither {WEIGHTS} nor {INDEX}{fix}')
   try:
-    weight_map = dict(json.loads((path / INDEX).read_text())['weight_map'])
+    weight_map = dict(read_object(path / INDEX)['weight_map'])
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
       f'{path / INDEX}: expected a JSON object with a weight_map: {error!r}'
@@ -93,9 +104,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
   # `safetensors.numpy.load` knows no bfloat16.
   try:
-    entries = safetensors.deserialize(path.read_bytes())
-  except FileNotFoundError:
-    raise ValueError(f'{path} is missing, though {INDEX} names it') from None
+    entries = safetensors.deserialize(read_bytes(path, MAX_WEIGHTS))
   except safetensors.SafetensorError as error:
     raise ValueError(
       f'{path} is damaged or no safetensors file ({error}); copy it again'
@@ -120,8 +129,11 @@ def tokenizer_files(
   import tokenizers
 
   try:
-    library = tokenizers.Tokenizer.from_file(os.fspath(file))
-  except Exception as error:  # the library raises no other class
+    content = read_bytes(pathlib.Path(file))
+    library = tokenizers.Tokenizer.from_buffer(content)
+  except (KeyboardInterrupt, SystemExit):
+    raise
+  except BaseException as error:  # a panic of the library is no Exception
     raise ValueError(f'{file}: expected a tokenizer.json: {error}') from error
   vocabulary = library.get_vocab()
   inputs = ['input_ids', 'token_type_ids', 'attention_mask']
@@ -138,7 +150,7 @@ def tokenizer_files(
   for name, token in _SPECIAL:
     if token in vocabulary:
       config[name] = token
-  files = {'tokenizer.json': pathlib.Path(file).read_text(encoding='utf-8')}
+  files = {'tokenizer.json': content.decode()}
   if isinstance(library.model, tokenizers.models.WordPiece):
     by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     # The line number in vocab.txt is the id, so all ids must be used.

@@ -1,9 +1,11 @@
 """Hugging Face checkpoints that are refused, each with the reason."""
 
+import os
+
 import numpy as np
 import pytest
 
-from model_lib import convert
+from model_lib import convert, convert_files
 from tests.model_lib import checkpoints
 from tests.model_lib.checkpoints import FIELDS
 
@@ -186,6 +188,7 @@ def test_a_broken_config_is_explained(tmp_path):
     ('', r'config\.json is missing'),
     ('{"model_type": ', r'config\.json is not JSON'),
     ('[1]', 'expected a JSON object'),
+    ('[' * 10**6, r'config\.json is not JSON'),
     ('{}', 'model_type: expected one of .*, got None'),
   ):
     if text:
@@ -193,6 +196,28 @@ def test_a_broken_config_is_explained(tmp_path):
     with pytest.raises(ValueError, match=message):
       convert.read_sizes(tmp_path)
     assert convert.is_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'model.safetensors'])
+def test_files_that_are_not_regular_are_not_read(tmp_path, name):
+  checkpoints.write(tmp_path)
+  path = tmp_path / name
+  for make, message in (
+    (os.mkfifo, 'is no regular file'),
+    (lambda path: path.symlink_to('/dev/zero'), 'is no regular file'),
+    (write_sparse, 'expected at most'),
+  ):
+    path.unlink()
+    make(path)
+    with pytest.raises(ValueError, match=message):
+      convert_files.read_bytes(path)
+    with pytest.raises(ValueError, match=str(tmp_path)):
+      convert.load(tmp_path, 'classifier')
+
+
+def write_sparse(path):
+  with path.open('wb') as file:
+    file.truncate(2**40)
 
 
 def test_heads_that_are_not_there_are_named(tmp_path):
