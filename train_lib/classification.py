@@ -201,7 +201,7 @@ class Classification(Task):
 
   def smoothed(
     self, logits: Float[Array, '*B K'], batch: Batch
-  ) -> Float[Array, '*B']:
+  ) -> Float[Array, 'B ...']:
     """Returns `cross_entropy` with smoothed labels, which training lowers."""
     losses = self.cross_entropy(logits, batch)
     share = self.config['loss'].get('label_smoothing', 0.0)

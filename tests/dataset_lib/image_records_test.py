@@ -92,7 +92,8 @@ def test_batches_have_padded_labels(folder):
     assert batch['label'].dtype == np.int32
     np.testing.assert_array_equal(batch['label'], rows[batch['index']])
   *_, last = take(build(given, train=False, batch_size=8), 3)
-  assert last['mask'].tolist() == [1] * 5 + [0] * 3
+  # Rows without a label, as the first, have no weight.
+  assert last['mask'].tolist() == [0, 1, 1, 1, 0] + [0] * 3
   np.testing.assert_array_equal(last['label'][:5], rows[8:])
   np.testing.assert_array_equal(last['label'][5:], np.full((3, 3), -1))
 
