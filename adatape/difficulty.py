@@ -38,6 +38,7 @@ class Evaluator(evaluator.Evaluator):
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
+  METRICS = 'spearman', 'easy_share', 'flops_share'
   split: evaluator.Split = 'test'
 
   def __post_init__(self):
@@ -45,10 +46,6 @@ class Evaluator(evaluator.Evaluator):
     if 'difficulty' not in self._data.source.record(0):
       expected = 'data with a difficulty, such as parity with letters=26'
       raise ConfigError('dataset', self.data['name'], expected)
-
-  def metric_names(self, measured, heads):
-    """See `evaluator.Evaluator`."""
-    return 'spearman', 'easy_share', 'flops_share'
 
   def run(self, variables: Any) -> dict[str, float]:
     """Prints a table by quarter; writes difficulty.csv, .png and .pdf.

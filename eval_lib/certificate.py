@@ -124,6 +124,7 @@ class Evaluator(predictions.Evaluator):
   all other sources.
   """
 
+  METRICS = 'saved', 'early', 'bound', 'tau'
   calibration_split: None = None
   risk: Risk = 'accuracy'  # see `eval_lib.risk.losses`
   method: Method = 'sequence'  # see `eval_lib.risk.choose`
@@ -140,10 +141,6 @@ class Evaluator(predictions.Evaluator):
     classes = self._data['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
-
-  def metric_names(self, measured, heads):
-    """See `evaluator.Evaluator`; 'tau' only if a setting is certified."""
-    return 'saved', 'early', 'bound', 'tau'
 
   def run(self, variables: Any) -> dict[str, float]:
     """Measures the grid and writes the certificate into the workdir.

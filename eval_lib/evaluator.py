@@ -72,6 +72,9 @@ class Evaluator:
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
+  METRICS: ClassVar[tuple[str, ...] | None] = (
+    None  # names, where they are fixed
+  )
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
   ANY_CLASSES: ClassVar[bool] = False  # instead of those of the run
   context: EvalContext
@@ -104,7 +107,7 @@ class Evaluator:
 
     `measured` are the names of `Task.evaluate`, `heads` are those of the model.
     """
-    return None
+    return self.METRICS
 
   def file(self, name: str) -> pathlib.Path | None:
     """Returns a file in the workdir, None if this process writes none."""
@@ -152,15 +155,15 @@ class Classification(Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
-    merged = None
-    for state in one_late(
-      self.context.measure(variables, self.context.put(batch))
-      for batch in map(self._counted, self._data.batches())
-    ):
-      merged = metrics.merge_on_host(merged, state)
-    merged = merged or {}
-    here = np.array(self.unlabelled)
-    self.unlabelled = int(multihost_utils.process_allgather(here).sum())
+    merged, left_out = {}, np.zeros((), int)
+
+    def measure(batch: builder.Batch) -> Any:
+      left_out[...] += ((batch['index'] >= 0) & (batch['mask'] == 0)).sum()
+      return self.context.measure(variables, self.context.put(batch))
+
+    for state in one_late(map(measure, self._data.batches())):
+      merged = metrics.merge_on_host(merged or None, state)
+    self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
     found = metrics.compute(merged)
     if self.per_class and of_classes is not None:
@@ -183,10 +186,6 @@ class Classification(Evaluator):
     info = self._data.info
     names = info.class_names or range(info.num_classes)
     return [f'accuracy_{name}' for name in names]
-
-  def _counted(self, batch: builder.Batch) -> builder.Batch:
-    self.unlabelled += int(((batch['index'] >= 0) & (batch['mask'] == 0)).sum())
-    return batch
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:

@@ -167,7 +167,7 @@ class Evaluator(evaluator.Evaluator):
 
   def metric_names(self, measured, heads):
     """See `evaluator.Evaluator`."""
-    return *TASK_METRICS[self._task], 'score'
+    return self.METRICS or (*TASK_METRICS[self._task], 'score')
 
   def answers(self, variables: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns `answers` of the last head and labels, both `[N]`, in order."""

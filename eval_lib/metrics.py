@@ -52,7 +52,7 @@ class Average(Metric):
 
   def reduce(self) -> 'Average':
     """See `Metric`."""
-    return Average(self.total.sum(0), self.count.sum(0))
+    return type(self)(self.total.sum(0), self.count.sum(0))
 
   def compute(self) -> float:
     """Returns the mean."""
@@ -143,11 +143,8 @@ class Union(Metric):
 
 
 @flax.struct.dataclass
-class ByClass(Metric):
+class ByClass(Average):
   """Mean of the rows of each of K classes: float32 `total`, `count` `[K]`."""
-
-  total: Leaf
-  count: Leaf
 
   @classmethod
   def of(
@@ -157,19 +154,14 @@ class ByClass(Metric):
     here = jax.nn.one_hot(labels, classes) * mask[:, None]
     return cls(values.astype(jnp.float32) @ here, here.sum(0))
 
-  def reduce(self) -> 'ByClass':
-    """See `Metric`."""
-    return ByClass(self.total.sum(0), self.count.sum(0))
-
   def means(self) -> list[float]:
     """Returns the mean of each class, NaN without rows."""
     return [*map(_ratio, self.total, self.count)]
 
   def compute(self) -> float:
     """Returns the mean over the classes that have rows."""
-    has_rows = np.asarray(self.count) > 0
-    means = np.asarray(self.means())[has_rows]
-    return _ratio(means.sum(), has_rows.sum())
+    known = [mean for mean in self.means() if not math.isnan(mean)]
+    return _ratio(sum(known), len(known))
 
 
 def row_statistics(
