@@ -46,7 +46,7 @@ class CertificateFile(calibration.ResultFile):
       for source, entry in self.values.get('sources', {}).items():
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
         changes = dict(text_files.with_tuples(entry['model']))
-        self.sources[source] = Certified(tau, changes, entry['drift'])
+        self.sources[source] = Certified(tau, changes, dict(entry['drift']))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       given, expected = f'{type(error).__name__}: {error}', 'certificates'
       raise self.error(': sources', given, expected) from error

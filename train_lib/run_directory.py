@@ -256,6 +256,8 @@ def load_info(workdir: Path) -> DatasetInfo:
   path = pathlib.Path(workdir) / DATASET_INFO
   with text_files.damage_of(path):
     values = fields.check(DatasetInfo, text_files.read_object(path), '')
+    if min(values['input_shape'], default=0) < 1:
+      raise ValueError(f'input_shape: got {values["input_shape"]}')
     return DatasetInfo(**text_files.with_tuples(values))
 
 

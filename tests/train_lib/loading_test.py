@@ -1,6 +1,7 @@
 """What a run leaves, read back without its data; rows of unlike lengths."""
 
 import dataclasses
+import json
 import re
 from unittest import mock
 
@@ -30,7 +31,9 @@ def test_info_survives_the_file(tmp_path):
   ('file', 'load', 'contents'),
   [
     ('dataset_info.json', loading.load_info,
-     (None, '{', '{"input_key": 1}', '[]', '{"a": 1}')),
+     (None, '{', '{"input_key": 1}', '[]', '{"a": 1}',
+      json.dumps(dataclasses.asdict(INFO) | {'input_shape': []}),
+      json.dumps(dataclasses.asdict(INFO) | {'num_classes': '2'}))),
     ('config.json', loading.load_config,
      ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff')),
   ],
