@@ -108,19 +108,23 @@ def post(port, body, seconds=60.0):
 def leave(port, body):
   """Sends a body and resets the connection."""
   head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
-  with contextlib.suppress(OSError):
-    with socket.create_connection(('127.0.0.1', port)) as one:
-      one.sendall(head.encode() + b'\r\n\r\n' + body)
-      time.sleep(0.03)
-      reset = struct.pack('ii', 1, 0)
-      one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+  with (
+    contextlib.suppress(OSError),
+    socket.create_connection(('127.0.0.1', port)) as one,
+  ):
+    one.sendall(head.encode() + b'\r\n\r\n' + body)
+    time.sleep(0.03)
+    reset = struct.pack('ii', 1, 0)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
 
 
 def slow_header(port, _):
-  with contextlib.suppress(OSError):
-    with socket.create_connection(('127.0.0.1', port)) as one:
-      one.sendall(b'POST /predict HTTP/1.1\r\n')
-      time.sleep(SECONDS)
+  with (
+    contextlib.suppress(OSError),
+    socket.create_connection(('127.0.0.1', port)) as one,
+  ):
+    one.sendall(b'POST /predict HTTP/1.1\r\n')
+    time.sleep(SECONDS)
 
 
 WRONG = [{'tokens': [2, 5, 3], 'token_types': [0, 7, 0]}] * 64
