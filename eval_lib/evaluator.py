@@ -155,7 +155,8 @@ class Classification(Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
-    merged, left_out = {}, np.zeros((), int)
+    merged: dict[str, Any] = {}
+    left_out = np.zeros((), int)
 
     def measure(batch: builder.Batch) -> Any:
       left_out[...] += ((batch['index'] >= 0) & (batch['mask'] == 0)).sum()
