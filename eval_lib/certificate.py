@@ -124,7 +124,7 @@ class Evaluator(predictions.Evaluator):
   all other sources.
   """
 
-  METRICS = 'saved', 'early', 'bound', 'tau'
+  METRICS = 'saved', 'early', 'bound', 'tau', 'rows_needed'
   calibration_split: None = None
   risk: Risk = 'accuracy'  # see `eval_lib.risk.losses`
   method: Method = 'sequence'  # see `eval_lib.risk.choose`
@@ -188,8 +188,7 @@ class Evaluator(predictions.Evaluator):
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
       text_files.write_json(path, known | {'sources': sources})
-    names = ('saved', 'early', 'bound', 'tau', 'rows_needed')
-    return {n: entry[n] for n in names if entry.get(n) is not None}
+    return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
   def _check_better(self, entry: Any, old: Any) -> None:
     """Raises ConfigError if a certificate saves less than the old one."""
@@ -222,7 +221,8 @@ class Evaluator(predictions.Evaluator):
     if best is not None:
       chosen = variants[grid.variants[best]]
       tau = float(grid.thresholds[best])
-      saved = 1.0 - grid.cost[:, best].mean()
+      # Costs are shares of a mean: at full depth 1 is off by a rounding.
+      saved = round(1.0 - grid.cost[:, best].mean(), 12) + 0.0  # not -0.0
       mean = risk.mean_risk(self.risk, grid.losses[:, best])
       found = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau

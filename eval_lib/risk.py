@@ -175,6 +175,8 @@ def choose(
   test, rows, tested = test_of(risk), len(grid.losses), grid
   orders = [np.flatnonzero(grid.groups == n) for n in np.unique(grid.groups)]
   if method == 'pareto':
+    if rows < 2:
+      return None, 0.0  # there is no half
     from eval_lib import frontier  # and scikit-learn, which serving can spare
 
     half = np.random.default_rng(0).permutation(rows) < rows // 2

@@ -103,6 +103,23 @@ def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   assert read(tmp_path) == before
 
 
+@pytest.mark.parametrize('method', ['sequence', 'pareto', 'conformal'])
+@pytest.mark.parametrize('rows', [1, 2, 3])
+def test_a_few_rows_certify_nothing(method, rows):
+  few = PARITY | {'test_examples': rows}
+  found = build(dataset=few, method=method).run(VARIABLES)
+  assert (found['saved'], found['early']) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize('cost', [1 + 2.2e-16, 1 - 1.1e-16, 1.0])
+def test_full_depth_saves_nothing(cost):
+  heads = np.full((2, 3, 2), 0.5, np.float32)
+  variant = risk.Variant({}, heads, np.ones((3, 2)))
+  grid = risk.build_grid([variant], np.zeros(3, int), 'harm', 0.02)
+  grid = grid._replace(cost=np.full_like(grid.cost, cost))
+  assert str(build()._entry(grid, 0, 0.1, [variant])['saved']) == '0.0'
+
+
 @pytest.mark.parametrize(
   ('entry', 'saved'),
   [
