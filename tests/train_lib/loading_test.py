@@ -35,7 +35,9 @@ def test_info_survives_the_file(tmp_path):
       json.dumps(dataclasses.asdict(INFO) | {'input_shape': []}),
       json.dumps(dataclasses.asdict(INFO) | {'num_classes': '2'}))),
     ('config.json', loading.load_config,
-     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff')),
+     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff',
+      '{"warm_start": {}, "loss": {}, "dataset": {}, "model": {}, "stages": {},'
+      ' "evals": 1}')),
   ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path, file, load, contents):
