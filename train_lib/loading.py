@@ -87,8 +87,8 @@ def load_config(
     values = text_files.with_tuples(text_files.read_object(path))
     config = ml_collections.ConfigDict(values)
     config.warm_start.workdir = ''
-    for name in ('dataset', 'evals', 'model', 'stages'):
-      config[name].items()
+    for name in {'evals', 'model', 'stages'} & {*config}:
+      config[name].items()  # a group of fields
     if 'teacher' in config.loss:
       config.loss.teacher = ''
     own = path.with_name(TOKENIZER)
