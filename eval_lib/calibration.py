@@ -255,7 +255,7 @@ class CalibrationFile(ResultFile):
       raise self.error(': temperatures', given, f'{heads}, one for each head')
     return given
 
-  def fitted_rows(self, dataset: Mapping[str, Any]) -> Any:
+  def fitted_rows(self, dataset: fields.ConfigLike) -> Any:
     """Returns the rows of the calibration split; None if it is not named.
 
     `dataset` is that of the run, whose tokenizer is read.
