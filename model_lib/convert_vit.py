@@ -169,24 +169,32 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
     )
     for name, x in tensors.items()
   }
-  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
-  stated = layout.is_torch and file.is_file()
-  config = convert_files.read_object(file) if stated else {}
-  theirs = HALF
-  if layout.is_torch:
-    theirs = convert_pixels.read(file.parent, config)
   patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
   channels = patch.shape[1 if layout.is_torch else 2]
-  kernel, bias = _PATCHES
-  params[kernel], params[bias] = convert_pixels.fold(
-    str(file.parent), params[kernel], params[bias], channels, theirs, pixels
-  )
+  config = _fold_pixels(path, params, channels, layout, pixels)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
   fields = _fields(path, layout, tensors)
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
   return Checkpoint(nested, fields, ignored, tuple(sorted(cast)), image)
+
+
+def _fold_pixels(
+  path: pathlib.Path, params: Any, channels: int, layout: Any, pixels: Pixels
+) -> Any:
+  """Folds pixels that the files state into `params`; returns config.json."""
+  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
+  stated = layout.is_torch and file.is_file()
+  config = convert_files.read_object(file) if stated else {}
+  theirs = HALF
+  if layout.is_torch:
+    theirs = convert_pixels.read(file.parent, config)
+  kernel, bias = _PATCHES
+  params[kernel], params[bias] = convert_pixels.fold(
+    str(file.parent), params[kernel], params[bias], channels, theirs, pixels
+  )
+  return config
 
 
 def fit(
