@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,6 +35,9 @@ _TRAINING_TEXT = re.compile(
   rf'.{{1,{MAX_TRAINING_TEXT}}}',
   re.DOTALL,
 )
+_WITHOUT_SPACES = (
+  'CJK', 'HIRAGANA', 'KATAKANA', 'KHMER', 'LAO', 'MYANMAR', 'THAI', 'TIBETAN'
+)  # fmt: skip
 _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
 
 
@@ -147,6 +151,17 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   special = kinds.UNKNOWN, kinds.CONTROL
   library.add_special_tokens([p.piece for p in pieces if p.type in special])
   return library
+
+
+def begins_word(piece: str) -> bool:
+  """Returns whether a piece begins a word, as in ALBERT's data generator.
+
+  A piece with a space does, punctuation, and text of a script without spaces.
+  """
+  if piece.startswith(SPACE) or not any(map(str.isalnum, piece)):
+    return True
+  letters = (unicodedata.name(letter, '') for letter in piece)
+  return any(letter.startswith(_WITHOUT_SPACES) for letter in letters)
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +22,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from dataset_lib import sentencepiece_model, text_files
 from dataset_lib.errors import InvalidDataError, MissingDataError
-from dataset_lib.sentencepiece_model import SPACE
 from dataset_lib.source import Encoded
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
-# Texts encoded at once: the library's objects take a hundred times the memory
-# of the ids.
-CHUNK, CHUNK_CHARACTERS = 4096, 2**22
+# Characters encoded at once, and of a text at least: the library's objects take
+# a hundred times the memory of the ids.
+CHUNK, CHUNK_TEXT = 2**22, 2**10
 MAX_VOCABULARY = 2**22  # ids; a model has a row of parameters for each
 PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
@@ -54,10 +52,6 @@ _LINEAR = re.compile(
 _ESCAPED_OR_SET = re.compile(r'\\.|\[(\\.|[^\]\\])*\]', re.DOTALL)
 _MAX_WORD = 1000  # characters; longer ones are unknown
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
-_INTERRUPTS = KeyboardInterrupt, SystemExit, MemoryError
-_WITHOUT_SPACES = (
-  'CJK', 'HIRAGANA', 'KATAKANA', 'KHMER', 'LAO', 'MYANMAR', 'THAI', 'TIBETAN'
-)  # fmt: skip
 
 
 class Tokenizer:
@@ -122,8 +116,9 @@ class Tokenizer:
   def word_starts(self) -> Bool[np.ndarray, ' V']:
     """Returns for each id whether the token begins a word."""
     names = map(self._library.id_to_token, range(self.vocab_size))
-    kind = type(self._library.model).__name__
-    result = np.array([not name or begins_word(name, kind) for name in names])
+    is_unigram = type(self._library.model).__name__ == UNIGRAM
+    begins = sentencepiece_model.begins_word if is_unigram else _begins_word
+    result = np.array([not name or begins(name) for name in names])
     result[list(self.special_ids)] = True
     return result
 
@@ -177,19 +172,20 @@ class Tokenizer:
     return library
 
 
+def _begins_word(token: str) -> bool:
+  return not token.startswith('##')
+
+
 def _encode(
   library: Any, items: Sequence[Any], special: bool
 ) -> tuple[np.ndarray, ...]:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
   columns = [[np.zeros(0, np.int32)] for _ in range(3)]
-  for chunk in _chunks(items):
-    try:
-      rows = library.encode_batch_fast(chunk, add_special_tokens=special)
-    except _INTERRUPTS:
-      raise
-    except BaseException as error:  # a panic of the library is no Exception
-      message = f'a text cannot be encoded, such as a lone surrogate: {error}'
-      raise ValueError(message) from error
+  texts = ([item] if isinstance(item, str) else item for item in items)
+  totals = itertools.accumulate(CHUNK_TEXT + sum(map(len, x)) for x in texts)
+  for _, chunk in itertools.groupby(items, lambda _: next(totals) // CHUNK):
+    with _named('a text cannot be encoded, as a lone surrogate', ValueError):
+      rows = library.encode_batch_fast([*chunk], add_special_tokens=special)
     ids, lengths = (row.ids for row in rows), ([len(row)] for row in rows)
     types = (row.type_ids for row in rows if special)
     for column, parts in zip(columns, (ids, types, lengths), strict=True):
@@ -197,33 +193,17 @@ def _encode(
   return tuple(map(np.concatenate, columns))
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
-  """Yields at most `CHUNK` texts or pairs, of some `CHUNK_CHARACTERS`."""
-  chunk: list[Any] = []
-  size = 0
-  for item in items:
-    chunk.append(item)
-    size += len(item) if isinstance(item, str) else sum(map(len, item))
-    if len(chunk) == CHUNK or size > CHUNK_CHARACTERS:
-      yield chunk
-      chunk, size = [], 0
-  if chunk:
-    yield chunk
-
-
-def begins_word(name: str, kind: str) -> bool:
-  """Returns whether a token begins a word.
-
-  In WordPiece, all but "##" tokens do. In SentencePiece, tokens that begin with
-  a space do, and, as in ALBERT's data generator, punctuation and text of a
-  script without spaces between words.
-  """
-  if kind == WORD_PIECE:
-    return not name.startswith('##')
-  if name.startswith(SPACE) or not any(map(str.isalnum, name)):
-    return True
-  letters = (unicodedata.name(letter, '') for letter in name)
-  return any(letter.startswith(_WITHOUT_SPACES) for letter in letters)
+@contextlib.contextmanager
+def _named(
+  what: str, kind: type[ValueError] = InvalidDataError
+) -> Iterator[None]:
+  """Names what an error is of; the library's panics are no Exceptions."""
+  try:
+    yield
+  except (InvalidDataError, KeyboardInterrupt, SystemExit, MemoryError):
+    raise
+  except BaseException as error:
+    raise kind(f'{what}: {error!r}') from error
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
@@ -245,7 +225,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
       config |= text_files.read_object(part)
-  with _named(file):
+  with _named(f'{file} is damaged'):
     if file.suffix == '.json':
       library = _read_json(text_files.read_bytes(file))
     elif file.suffix == '.model':
@@ -257,35 +237,22 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 def from_json(content: bytes, place: str) -> Tokenizer:
   """Reads a `tokenizer.json`; `place` is for errors, which are as of `load`."""
-  file = pathlib.Path(place)
-  with _named(file):
-    return _completed(_read_json(content), file, {})
+  with _named(f'{place} is damaged'):
+    return _completed(_read_json(content), pathlib.Path(place), {})
 
 
 def _read_json(content: bytes) -> Any:
   """Reads a `tokenizer.json`; ValueError where a pattern may take for ever."""
-  level = [text_files.parse(content)]
-  while level:
-    objects = [one for one in level if isinstance(one, dict)]
-    for regex in [one['Regex'] for one in objects if 'Regex' in one]:
-      if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):
-        expected = 'a regular expression that repeats its end at most'
-        raise ValueError(f'expected {expected}, got {regex!r:.100}')
-    level = [item for one in objects for item in one.values()] + [
-      item for one in level if isinstance(one, list) for item in one
-    ]
+  text_files.parse(content)  # refuses values that are nested too deeply
+  json.loads(content, object_hook=_check_pattern)
   return tokenizers.Tokenizer.from_buffer(content)
 
 
-@contextlib.contextmanager
-def _named(file: pathlib.Path) -> Iterator[None]:
-  """Converts errors to InvalidDataError naming the file."""
-  try:
-    yield
-  except (InvalidDataError, *_INTERRUPTS):
-    raise
-  except BaseException as error:  # a panic of the library is no Exception
-    raise InvalidDataError(f'{file} is damaged: {error!r}') from error
+def _check_pattern(one: dict[str, Any]) -> None:
+  regex = one.get('Regex', '')
+  if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):
+    expected = 'a regular expression that repeats its end at most'
+    raise ValueError(f'expected {expected}, got {regex!r:.100}')
 
 
 def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:

@@ -180,6 +180,18 @@ def test_the_vocabulary_of_albert(albert):
   assert names[4] == '▁2,000'
 
 
+@pytest.mark.parametrize(
+  ('begins', 'pieces'),
+  [
+    (True, '▁play ▁ , ." \' ▁9, 北 東京 の ไทย “'),
+    (False, 'ing 84 s é мир ##ing'),
+  ],
+)
+def test_pieces_that_begin_a_word(begins, pieces):
+  found = {*map(sentencepiece_model.begins_word, pieces.split())}
+  assert found == {begins}
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize('which', ['albert', 'trained'])
 def test_ids_are_those_of_hugging_face(which, request, tmp_path):
