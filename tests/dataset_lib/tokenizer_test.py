@@ -65,7 +65,7 @@ def test_pairs_have_two_segments(directory):
   ]
   assert encoded.token_types.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1]
   assert encoded.lengths.tolist() == [6, 5]
-  inside = given.names(np.flatnonzero(~given.word_starts()))
+  inside = given.names(np.flatnonzero(~given.word_starts()).tolist())
   assert inside == [name for name in VOCABULARY if name[:2] == '##']
 
 
