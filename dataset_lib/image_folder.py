@@ -12,11 +12,12 @@ The rows of a part are then sorted again by class and name.
 
 import dataclasses
 import hashlib
+import itertools
+import operator
 import os
 import pathlib
 from typing import Annotated, Any
 
-import numpy as np
 from absl import logging
 from annotated_types import Len, Predicate
 
@@ -24,6 +25,7 @@ from dataset_lib import data_files, source
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 
+Row = tuple[int, str]  # label and path
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 TRAIN = 'train'
 # A path would leave the root; +, [ and ] are of parts.
@@ -51,7 +53,7 @@ class ImageFolder(ImageOptions):
     splits = self._folders(self._root)
     of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
     self._classes = sorted(set().union(*map(self._folders, of_classes)))
-    whole: dict[str, list[tuple[int, str]]] = {}
+    whole: dict[str, list[Row]] = {}
 
     def size_of(name: str) -> int:
       if name not in splits:
@@ -62,13 +64,12 @@ class ImageFolder(ImageOptions):
       whole[name] = self._open(splits[name], splits.get(TRAIN, ''))
       return len(whole[name])
 
-    # The label and the path of each row.
-    self._rows: list[tuple[int, str]] = []
+    self._rows: list[Row] = []
     for name, part in source.selected(self.split, size_of, _FOLDER_NAME):
       self._rows += _part(whole[name], part)
     self.describe(len(self._classes), self._classes, len(self._rows))
 
-  def _open(self, folder: str, train: str) -> list[tuple[int, str]]:
+  def _open(self, folder: str, train: str) -> list[Row]:
     """Returns label and path of the images of a split, sorted."""
     present = self._folders(folder)
     unknown = sorted({*present} - {*self._classes})
@@ -138,19 +139,19 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
   return entry.name.lower().endswith(EXTENSIONS)
 
 
-def _part(rows: list[tuple[int, str]], part: range) -> list[tuple[int, str]]:
-  """Returns a part of rows that are sorted by label, sorted again."""
+def _part(rows: list[Row], part: range) -> list[Row]:
+  """Returns a part of sorted rows, sorted again; see the module."""
   if len(part) == len(rows):
     return rows
-  labels = np.array([label for label, _ in rows])
-  names = ('/'.join(path.split(os.sep)[-2:]) for _, path in rows)
-  digests = [hashlib.blake2b(os.fsencode(name)).digest() for name in names]
-  sums = np.array([digest[:8] for digest in digests])
-  order = np.lexsort((sums, labels))
-  counts = np.bincount(labels)[labels]
-  rank = np.arange(len(rows)) - np.searchsorted(labels, labels)
-  # Class by class `order` takes the places (rank + 1/2) / count in [0, 1].
-  place = np.empty(len(rows))
-  place[order] = (rank + 0.5) / counts
-  chosen = np.lexsort((sums, place))[part.start : part.stop]
-  return [rows[row] for row in np.sort(chosen)]
+  place: dict[Row, tuple[float, bytes]] = {}
+  for _, group in itertools.groupby(rows, key=operator.itemgetter(0)):
+    of_class = sorted((_checksum(path), (label, path)) for label, path in group)
+    for rank, (checksum, row) in enumerate(of_class):
+      # Each class takes the places (rank + 1/2) / count in [0, 1].
+      place[row] = (rank + 0.5) / len(of_class), checksum
+  return sorted(sorted(rows, key=place.__getitem__)[part.start : part.stop])
+
+
+def _checksum(path: str) -> bytes:
+  name = '/'.join(path.split(os.sep)[-2:])  # class and image
+  return hashlib.blake2b(os.fsencode(name)).digest()[:8]

@@ -2,13 +2,6 @@
 
 Every random number comes from a generator that is a function of (seed, epoch,
 index), so an augmented image is the same on every run, host and thread.
-
-RandAugment (Cubuk et al., 2020, arXiv:1909.13719) has the operations and
-magnitudes of big_vision, from which the settings (2, 10) and (2, 15) of
-AdaTape's Table 5 come: 10 is the strongest magnitude of AutoAugment, and
-RandAugment allows 30. As there, posterizing gets weaker with the magnitude, and
-solarizing does nothing from 10 on. Distances are shares of the image, equal to
-big_vision's pixels at 224 x 224.
 """
 
 import contextlib
@@ -16,7 +9,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import cv2
@@ -24,20 +17,18 @@ import numpy as np
 import PIL.Image
 from annotated_types import Interval
 from jaxtyping import UInt8
-from PIL import ImageEnhance, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
 from dataset_lib.data_files import MAX_PIXELS
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
+from dataset_lib.randaugment import rand_augment
 from dataset_lib.source import DatasetInfo, Source, require
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
 Picture = PIL.Image.Image
-# A picture, magnitude / 10, and the random numbers of the image.
-Operation = Callable[[Picture, float, np.random.Generator], Picture]
 
 # Grain's threads use every core; OpenCV's would oversubscribe the cores.
 cv2.setNumThreads(0)
@@ -46,9 +37,6 @@ CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
 PIL.Image.MAX_IMAGE_PIXELS = None  # only reads headers here; `decode` checks
-GREY = (128, 128, 128)  # of pixels from outside of the image
-_THRESHOLD = 128  # of solarize_add, which brightens darker pixels
-_TRANSLATE, _CUTOUT = 100 / 224, 40 / 224  # shares of the image at magnitude 10
 _JPEG_START, _JPEG_END = b'\xff\xd8', b'\xd9'
 # Of a JPEG; in pixels 0 and the numbers of restarts may follow 255.
 _MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
@@ -56,11 +44,8 @@ _ORIENTATION_TAG = 0x0112
 # How orientations 1 to 8 are flipped, after 5 to 8 are transposed.
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 # How to decode at 1 / n of the size.
-_FLAGS = {
-  1: cv2.IMREAD_COLOR,
-  2: cv2.IMREAD_REDUCED_COLOR_2,
-  4: cv2.IMREAD_REDUCED_COLOR_4,
-  8: cv2.IMREAD_REDUCED_COLOR_8,
+_FLAGS = {1: cv2.IMREAD_COLOR} | {
+  n: getattr(cv2, f'IMREAD_REDUCED_COLOR_{n}') for n in (2, 4, 8)
 }
 
 MaxPixels = Annotated[int, Interval(ge=1, le=2**30)]  # OpenCV's own limit
@@ -196,8 +181,8 @@ def decode(
   is_jpeg, flags = data.startswith(_JPEG_START), _FLAGS[reduction]
   is_whole = not is_jpeg or _has_end(data)
   require(is_whole, 'truncated', f'JPEG ends early, at {len(data)} bytes')
-  header = _header(data)
-  width, height = header.size  # OpenCV allocates up to 3 GiB
+  picture = header(data)
+  width, height = picture.size  # OpenCV allocates up to 3 GiB
   message = f'{height} x {width} pixels, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'
   require(height * width <= max_pixels, 'too_many_pixels', message)
@@ -209,7 +194,7 @@ def decode(
     raise BadRecord('undecodable', '', str(error).strip()) from error
   begins = f'no image OpenCV can decode, begins {data[:8]!r}'
   require(image is not None, 'undecodable', begins)
-  turn = _orientation(header) if is_jpeg else 1
+  turn = _orientation(picture) if is_jpeg else 1
   image = cv2.transpose(image) if turn > 4 else image
   image = cv2.flip(image, _FLIPS[turn]) if turn in _FLIPS else image
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
@@ -227,12 +212,7 @@ def _has_end(data: bytes) -> bool:
   return False
 
 
-def header_size(data: bytes) -> tuple[int, int]:
-  """Returns (height, width) before EXIF rotation; decodes no pixels."""
-  return _header(data).size[::-1]
-
-
-def _header(data: bytes) -> Picture:
+def header(data: bytes) -> Picture:
   """Opens an image without its pixels; raises BadRecord if that fails."""
   is_jpeg = data.startswith(_JPEG_START)
   read: Any = JpegImageFile if is_jpeg else PIL.Image.open
@@ -245,11 +225,11 @@ def _header(data: bytes) -> Picture:
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
-  try:
-    image = JpegImageFile(io.BytesIO(data))
-  except Exception:  # Pillow raises nothing narrower for damaged headers
-    return None
-  return image.size if _orientation(image) > 4 else image.size[::-1]
+  with contextlib.suppress(BadRecord):
+    if data.startswith(_JPEG_START):
+      image = header(data)
+      return image.size if _orientation(image) > 4 else image.size[::-1]
+  return None
 
 
 def _orientation(image: Picture) -> int:
@@ -257,8 +237,7 @@ def _orientation(image: Picture) -> int:
   with contextlib.suppress(Exception):  # a damaged tag is none
     exif = PIL.Image.Exif()
     exif.load(image.info.get('exif', b''))
-    turn: Any = exif.get(_ORIENTATION_TAG)
-    if turn in range(1, 9):
+    if (turn := exif.get(_ORIENTATION_TAG)) in range(1, 9):
       return int(turn)
   return 1
 
@@ -322,74 +301,3 @@ def _reduction(box_height: int, box_width: int, size: int) -> int:
   """Returns the strongest JPEG reduction that keeps the box >= `size`."""
   fitting = min(box_height, box_width) // size
   return max(by for by in _FLAGS if by <= max(fitting, 1))
-
-
-def _sign(rng: np.random.Generator) -> int:
-  return 1 if rng.random() < 0.5 else -1
-
-
-def _affine(shear=(0.0, 0.0), move=(0.0, 0.0)) -> Operation:
-  """Shears or moves x and y in a random direction; moves are image shares."""
-
-  def apply(image, level, rng):
-    level, method = _sign(rng) * level, PIL.Image.Transform.AFFINE
-    x_row = 1, shear[0] * level, move[0] * level * image.width
-    y_row = shear[1] * level, 1, move[1] * level * image.height
-    return image.transform(image.size, method, x_row + y_row, fillcolor=GREY)
-
-  return apply
-
-
-def _solarize_add(image, level, rng):
-  value, added = np.arange(256), int(110 * level)
-  brighter = np.where(value < _THRESHOLD, np.minimum(value + added, 255), value)
-  return image.point(brighter.tolist() * 3)
-
-
-def _cutout(image, level, rng):
-  x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
-  half = [round(_CUTOUT * level * side) for side in image.size]
-  image = image.copy()
-  image.paste(GREY, (x - half[0], y - half[1], x + half[0], y + half[1]))
-  return image
-
-
-def _enhanced(kind: Callable[[Picture], ImageEnhance._Enhance]) -> Operation:
-  return lambda image, level, rng: kind(image).enhance(0.1 + 1.8 * level)
-
-
-OPERATIONS: dict[str, Operation] = {
-  'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
-  'equalize': lambda image, level, rng: ImageOps.equalize(image),
-  'invert': lambda image, level, rng: ImageOps.invert(image),
-  'rotate': lambda image, level, rng: image.rotate(
-    _sign(rng) * 30 * level, fillcolor=GREY
-  ),
-  # At least 1 bit: big_vision's 0, below magnitude 3, is a black image.
-  'posterize': lambda image, level, rng: ImageOps.posterize(
-    image, min(max(int(4 * level), 1), 8)
-  ),
-  'solarize': lambda image, level, rng: ImageOps.solarize(
-    image, int(256 * level)
-  ),
-  'color': _enhanced(ImageEnhance.Color),
-  'contrast': _enhanced(ImageEnhance.Contrast),
-  'brightness': _enhanced(ImageEnhance.Brightness),
-  'sharpness': _enhanced(ImageEnhance.Sharpness),
-  'shear_x': _affine(shear=(0.3, 0.0)),
-  'shear_y': _affine(shear=(0.0, 0.3)),
-  'translate_x': _affine(move=(_TRANSLATE, 0.0)),
-  'translate_y': _affine(move=(0.0, _TRANSLATE)),
-  'cutout': _cutout,
-  'solarize_add': _solarize_add,
-}
-
-
-def rand_augment(
-  image: Image, rng: np.random.Generator, operations: int, magnitude: int
-) -> Image:
-  """Applies operations, drawn with replacement, of one magnitude in [0, 30]."""
-  picture, table = PIL.Image.fromarray(image), tuple(OPERATIONS.values())
-  for number in rng.integers(len(table), size=operations):
-    picture = table[number](picture, magnitude / 10, rng)
-  return np.asarray(picture)

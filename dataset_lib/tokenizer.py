@@ -50,7 +50,6 @@ _LINEAR = re.compile(
   r'([^()*+?{]|\(\?[=!][^()*+?{|]*\))*([*+]|\{\d*,?\d*\})?', re.DOTALL
 )
 _ESCAPED_OR_SET = re.compile(r'\\.|\[(\\.|[^\]\\])*\]', re.DOTALL)
-_MAX_WORD = 1000  # characters; longer ones are unknown
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
 
 
@@ -327,8 +326,8 @@ def _completed(
      f'ids below {MAX_VOCABULARY}'),
     ('type_id', {*probe.type_ids} == {0, 1}, '0 of a text, 1 of its pair'),
     ('max_input_chars_per_word',
-     getattr(library.model, 'max_input_chars_per_word', 0) <= _MAX_WORD,
-     f'at most {_MAX_WORD}'),
+     getattr(library.model, 'max_input_chars_per_word', 0) <= 1000,
+     'at most 1000; longer words are unknown'),
   ):  # fmt: skip
     if not is_legal:
       raise InvalidDataError(f'{file}: {field}: expected {expected}')
@@ -344,9 +343,7 @@ def _add_tokens(
   for number, entry in sorted((int(key), one) for key, one in given.items()):
     content = str(entry['content'])
     if number not in known:
-      flags = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
-      own = {flag: bool(entry[flag]) for flag in flags if flag in entry}
-      library.add_tokens([tokenizers.AddedToken(content, **own)])
+      library.add_tokens([tokenizers.AddedToken(**entry)])
     if library.token_to_id(content) != number:
       expected = f'expected {content!r:.40} to have the id {number}'
       raise InvalidDataError(f'{file}: added_tokens_decoder: {expected}')

@@ -105,7 +105,7 @@ def pixels(item: Any) -> int:
   from dataset_lib import image_ops
 
   try:
-    return math.prod(image_ops.header_size(data))
+    return math.prod(image_ops.header(data).size)
   except BadRecord:  # which `read` reports
     return 0
 

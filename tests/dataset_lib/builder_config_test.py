@@ -41,6 +41,7 @@ TFDS = dict(name='tfds', builder='x', image_size=8)
 IMAGES = dict(name='tests.fakes:FakeImages', image_size=8)
 GLUE = dict(name='glue', task='sst2', directory='/x', tokenizer='/x')
 PROBING = GLUE | dict(name='probing', task='past_present')
+PRETRAINING = dict(name='pretraining', directory='/x')
 ILLEGAL = {
   'dataset': ['digits', None],
   'dataset.name': [
@@ -86,16 +87,19 @@ ILLEGAL = {
     GLUE | dict(task='sst'),
     *(PROBING | dict(task=task) for task in ('', '../secret', 'a/b')),
   ],
-  'dataset.directory': [PROBING | dict(directory='')],
-  'dataset.tokenizer': [GLUE | dict(tokenizer='')],
-  'dataset.max_length': [
-    GLUE | dict(max_length=4), PROBING | dict(max_length=4)
+  'dataset.directory': [x | dict(directory='') for x in (PROBING, PRETRAINING)],
+  'dataset.tokenizer': [
+    GLUE | dict(tokenizer=''), PRETRAINING | dict(tokenizer='x')
   ],
+  'dataset.max_length': [x | dict(max_length=4) for x in (GLUE, PRETRAINING)],
   'dataset.length_buckets': [
     GLUE | dict(length_buckets=given)
     for given in ((64, 32), (32, 32), (2,), 32)
   ],
   'dataset.max_examples': [GLUE | dict(max_examples=-1)],
+  'dataset.mask_share': [PRETRAINING | dict(mask_share=x) for x in (0.0, 0.95)],
+  'dataset.max_ngram': [PRETRAINING | dict(max_ngram=0)],
+  'dataset.short_share': [PRETRAINING | dict(short_share=1.5)],
 }  # fmt: skip
 
 
@@ -129,6 +133,7 @@ SPLITS = [  # legal ones, and others
     ('dev', 'test', 'validation_mismatched', 'train[:5]+train[-95%:]'),
     ('trian', 'train[:', 'train[:101%]', 'train_matched', '', 'a+train', 'x/y'),
   ),
+  (PRETRAINING, ('train[5:]',), ('test', 'dev', 'train+validation')),
   (PROBING, ('dev',), ('trian', 'train[:101%]', 'validation_matched')),
 ]
 

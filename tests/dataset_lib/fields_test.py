@@ -40,6 +40,7 @@ class Data:
   few: Annotated[tuple[int, ...], Len(0, 2)] = ()
   depth: Annotated[int, Ge(1)] | None = None
   bound: int | float = 2
+  count: Annotated[int, Ge(0)] = 0
   flag: bool = False
   stages: dict[str, Rate] = dataclasses.field(default_factory=dict)
   knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,6 +72,7 @@ def test_defaults_complete_the_configuration():
     ('depth', 3, 3),
     ('depth', None, None),
     ('bound', 0.5, 0.5),
+    ('count', 2**63 - 1, 2**63 - 1),
     ('rate', {'lr': 1.0}, {'name': 'constant', 'lr': 1.0}),
     ('stages', {'one': {}}, {'one': {'name': 'constant', 'lr': 0.1}}),
     ('knobs', {'x': ('linear', 0, 1)}, {'x': ('linear', 0, 1)}),
@@ -123,7 +125,8 @@ NAMES = 'a tuple, each one of crop, flip, all distinct'
     ('pair', (1.0, 2.0, 3.0), 'a tuple of 2, each a number'),
     ('few', (1, 2, 3), 'a tuple, each an integer, at most 2 of them'),
     ('depth', 0, 'an integer >= 1 or None'),
-    ('bound', 'x', 'a number'),
+    *[('bound', bad, 'a number') for bad in ('x', 10**400)],
+    *[('count', bad, 'an integer >= 0') for bad in (2**63, 10**400, -(10**9))],
     ('flag', 1, 'True or False'),
     *[(name, 3, 'a group of fields') for name in ('rate', 'stages', 'knobs')],
   ],

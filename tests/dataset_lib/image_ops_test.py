@@ -114,19 +114,6 @@ UPRIGHT = {
 }
 
 
-@pytest.mark.parametrize('orientation', UPRIGHT)
-def test_exif_orientation_is_applied(orientation):
-  image, exif = PIL.Image.fromarray(smooth(24, 40)), PIL.Image.Exif()
-  exif[0x0112] = orientation
-  data = by_pillow(image, exif=exif)
-  expected = UPRIGHT[orientation](image_ops.decode(by_pillow(image)))
-  np.testing.assert_array_equal(image_ops.decode(data), expected)
-  assert image_ops.jpeg_size(data) == expected.shape[:2]
-  # The crop decodes by the same path: whole image, its own size.
-  cropped = cropping(min_crop_area=1.0).transform(data, RNG)
-  assert cropped.shape == (8, 8, 3)
-
-
 # The kinds of a number in EXIF, byte order, how it is packed.
 KINDS = [(3, 'H2x'), (4, 'I'), (9, 'i'), (8, 'h2x')]
 
@@ -149,13 +136,16 @@ def test_every_kind_of_orientation_is_read_once(kind, form, order):
     assert cropping(min_crop_area=0.5).transform(data, RNG).shape == (8, 8, 3)
 
 
-def test_photos_of_the_cases(shared_data):
-  for name, shape in (('exif_long.jpg', (24, 16)), ('motion_photo.jpg', None)):
-    data = shared_data('..', 'cases', 'images', name).read_bytes()
-    assert shape in (None, image_ops.decode(data).shape[:2])
-    for rng in (None, RNG):
-      assert cropping().transform(data, rng).shape == (8, 8, 3)
-    assert images(8, 0, 1).read(data, '').inputs['image'].shape == (8, 8, 3)
+@pytest.mark.parametrize(
+  ('name', 'shape'),
+  [('exif_long.jpg', (24, 16)), ('motion_photo.jpg', (16, 16))],
+)
+@pytest.mark.parametrize('rng', [None, RNG])
+def test_photos_of_the_cases(shared_data, name, shape, rng):
+  data = shared_data('..', 'cases', 'images', name).read_bytes()
+  assert image_ops.decode(data).shape[:2] == shape
+  assert cropping().transform(data, rng).shape == (8, 8, 3)
+  assert images(8, 0, 1).read(data, '').inputs['image'].shape == (8, 8, 3)
 
 
 def test_any_bytes_may_follow_the_end():
@@ -179,13 +169,7 @@ def test_a_field_raises_the_limit_of_pixels(ending):
       assert error.value.kind == 'too_many_pixels'
   with pytest.raises(InputError, match='too_many_pixels'):
     images(8, 0, 1, 599).read(data, '')
-
-
-def test_a_photo_of_100_megapixels():
-  data = encode(np.zeros((10_000, 10_000), np.uint8))
-  with pytest.raises(BadRecord, match='more than 89478485'):
-    options().transform(data)
-  assert options(max_pixels=10**8).transform(data).shape == (8, 8, 3)
+  assert options().max_pixels == 2**28 // 3  # 89 megapixels
 
 
 DAMAGED_EXIF = b'\xff\xe1\x00\x10Exif\0\0II' + b'\xff' * 6

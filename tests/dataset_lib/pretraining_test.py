@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from dataset_lib import builder, pretraining, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib import pretraining, tokenizer
+from dataset_lib.errors import ConfigError, InvalidDataError
 from tests.dataset_lib import batches, corpora
 from tests.dataset_lib.batches import assert_same, joined, take
 from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS
@@ -245,25 +245,9 @@ def test_evaluation_is_epoch_0_in_order(directory):
     assert not got[real:].any()
 
 
-@pytest.mark.parametrize(
-  ('key', 'value'),
-  [
-    ('max_length', 64), ('max_length', 4), ('mask_share', 0.0),
-    ('mask_share', 0.95), ('max_ngram', 0), ('short_share', 1.5),
-    ('directory', ''), ('tokenizer', 'x'),
-  ],
-)  # fmt: skip
-def test_illegal_configurations(directory, key, value):
-  with pytest.raises(ConfigError) as error:
-    builder.build_source(pretraining_config(directory) | {key: value}, 'train')
-  assert error.value.field == f'dataset.{key}'
-
-
-def test_illegal_splits_and_directories(directory, tmp_path):
-  with pytest.raises(ConfigError, match='split'):
-    builder.validate(pretraining_config(directory), 'test')
-  with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
-    pretraining_source(tmp_path)
+def test_rows_were_cut_for_one_length(directory):
+  with pytest.raises(ConfigError, match=r'max_length: expected 32, for which'):
+    pretraining_source(directory, max_length=64)
 
 
 def test_a_part_of_the_real_corpus(shared_data, tmp_path):

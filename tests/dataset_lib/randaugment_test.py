@@ -5,7 +5,7 @@ import PIL.Image
 import pytest
 from PIL import ImageEnhance, ImageOps
 
-from dataset_lib import builder, image_ops, order
+from dataset_lib import builder, image_ops, order, randaugment
 from dataset_lib.errors import ConfigError
 
 SHAPE = (24, 40, 3)
@@ -33,7 +33,7 @@ class Fixed(np.random.Generator):
 
 def run(name, magnitude, rng=None, image=NOISE):
   picture = PIL.Image.fromarray(image)
-  result = image_ops.OPERATIONS[name](picture, magnitude / 10, rng or Fixed())
+  result = randaugment.OPERATIONS[name](picture, magnitude / 10, rng or Fixed())
   return np.asarray(result)
 
 
@@ -108,7 +108,7 @@ def test_cutout_and_solarize_add():
   np.testing.assert_array_equal(run('solarize_add', 15), expected)
 
 
-@pytest.mark.parametrize('name', image_ops.OPERATIONS)
+@pytest.mark.parametrize('name', randaugment.OPERATIONS)
 def test_results_are_images_of_the_same_size(name):
   for magnitude in (0, 15, 30):
     rng = np.random.default_rng(magnitude)
@@ -134,7 +134,7 @@ def test_it_follows_crop_and_flip_and_is_deterministic():
     again = augmented.transform(NOISE, order.record_rng(*key))
     np.testing.assert_array_equal(result, again)
     expected = plain.transform(NOISE, rng)
-    expected = image_ops.rand_augment(expected, rng, 2, 15)
+    expected = randaugment.rand_augment(expected, rng, 2, 15)
     np.testing.assert_array_equal(result, expected)
     seen.add(result.tobytes())
   assert len(seen) > 25

@@ -50,19 +50,25 @@ def test_pieces_of_words_by_hand(given):
   assert not encoded.token_types.any()
 
 
-def test_words_that_do_not_fit_are_left_out(given):
-  for max_length, words, tokens in (
-    (5, 1, 'a'),
-    (6, 2, "a don ' t"),
-    (7, 3, "a don ' t b"),
-    (8, 3, "a don ' t b"),
-  ):
-    encoded, places = encode_words(given, [['a', "don't", 'b']], max_length)
-    assert names_of(given, encoded) == [['[CLS]', *tokens.split(), '[SEP]']]
-    assert places[0].tolist() == [[1, 2], [2, 5], [5, 6]][:words]
-  encoded, places = encode_words(given, [['a.b.c.a.b', 'cat']], 8)
-  assert names_of(given, encoded) == [['[CLS]', '[SEP]']]
-  assert places[0].shape == (0, 2)
+@pytest.mark.parametrize(
+  ('max_length', 'words', 'kept', 'tokens'),
+  [
+    (5, ['a', "don't", 'b'], 1, 'a'),
+    (6, ['a', "don't", 'b'], 2, "a don ' t"),
+    (7, ['a', "don't", 'b'], 3, "a don ' t b"),
+    (8, ['a', "don't", 'b'], 3, "a don ' t b"),
+    (8, ['a.b.c.a.b', 'cat'], 0, ''),
+  ],
+)
+def test_words_that_do_not_fit_are_left_out(
+  given, max_length, words, kept, tokens
+):
+  encoded, places = encode_words(given, [words], max_length)
+  assert names_of(given, encoded) == [['[CLS]', *tokens.split(), '[SEP]']]
+  assert places[0].tolist() == [[1, 2], [2, 5], [5, 6]][:kept]
+
+
+def test_words_that_are_no_text(given):
   encoded, places = encode_words(given, [], 8)
   assert (len(encoded.lengths), places) == (0, [])
   with pytest.raises(ValueError, match='cannot be encoded'):
@@ -204,19 +210,20 @@ def test_a_bad_line_of_a_treebank_is_named(root, line, kind, message):
   assert raised.value.where == f'{path}, line 6'
 
 
-def test_files_and_columns_that_do_not_fit(root):
+@pytest.mark.parametrize(
+  ('column', 'error', 'words'),
+  [
+    ('1', InvalidDataError, '2 to 1000 tags.*got 1: A'),
+    ('3', InvalidDataError, '2 to 1000 tags.*got 0: '),
+    ('-4', InvalidDataError, '2 to 1000 tags.*got 0'),
+    ('upos', MissingDataError, r'train\.conllu, train\.conllu\.gz'),
+    ('1.5', ConfigError, r'dataset\.column: expected upos, xpos'),
+  ],
+)
+def test_files_and_columns_that_do_not_fit(root, column, error, words):
   write(root / 'train.conll', ['w1 A A', 'w2 A B'])
-  for column, message in (('1', 'got 1: A'), ('3', 'got 0: '), ('-4', 'got 0')):
-    with pytest.raises(InvalidDataError, match=f'2 to 1000 tags.*{message}'):
-      opened(config(root, column=column))
-  with pytest.raises(
-    MissingDataError, match=r'train\.conllu, train\.conllu\.gz'
-  ):
-    opened(config(root, column='upos'))
-  with pytest.raises(
-    ConfigError, match=r'dataset\.column: expected upos, xpos'
-  ):
-    opened(config(root, column='1.5'))
+  with pytest.raises(error, match=words):
+    opened(config(root, column=column))
 
 
 @pytest.mark.slow

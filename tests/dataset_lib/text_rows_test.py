@@ -49,35 +49,32 @@ def test_the_official_files(root, task, end):
   assert info.vocab_size == len(VOCABULARY)
 
 
-@pytest.mark.parametrize('name', ['train.tsv', 'train.tsv.gz'])
-def test_named_columns(root, name):
-  header = 'idx\tpremise\thypothesis\tlabel\tgenre'
-  write(root / 'mnli' / name, [header, '0\tw1\tw2\t1\tx'])
-  source = opened(config(root, 'mnli'))
-  assert read(source) == [('w1 [SEP] w2', 1)]
-  assert source.where(0) == f'{root}/mnli/{name}, line 2'
-  assert source.record(0)['token_types'].tolist() == [0, 0, 0, 1, 1]
-
-
-def test_sources_are_columns_of_the_rows(root):
-  header = 'sentence\tlabel\tsource'
-  rows = ['w1\t1\tnews', 'w2\t7\tlost', 'w3\t0\t']
-  write(root / 'dev.tsv', [header, *rows])
-  source = opened(config(root, 'sst2'), 'validation')
-  assert (source.sources, len(source)) == (['news', ''], 2)
-  for task, names in {
-    'mnli': ['g', 'g'],
-    'cola': ['gj04'] * 2,
-    'rte': ['', ''],
-  }.items():
-    header, rows, _ = OFFICIAL[task]
-    write(root / task / 'train.tsv', [*filter(None, [header]), *rows])
-    assert opened(config(root, task)).sources == names
-  header = 'idx\tpremise\thypothesis\tlabel\tgenre\tsource'
-  rows = ['0\tw1\tw2\t1\tslate\tpada', '1\tw3\tw4\t0\t\tpada']
-  write(root / 'mnli' / 'dev_matched.tsv', [header, *rows])
-  source = opened(config(root, 'mnli'), 'validation')
-  assert source.sources == ['slate', '']
+@pytest.mark.parametrize(
+  ('task', 'header', 'row', 'source'),
+  [
+    ('mnli', 'idx\tpremise\thypothesis\tlabel\tgenre', '0\tw1\tw2\t1\tx', 'x'),
+    ('mnli', 'premise\thypothesis\tlabel\tgenre\tsource',
+     'w1\tw2\t1\tx\ty', 'x'),
+    ('sst2', 'sentence\tlabel\tsource', 'w1\t1\tnews', 'news'),
+    ('sst2', 'sentence\tlabel\tsource', 'w1\t1\t', ''),
+    ('rte', 'sentence1\tsentence2\tlabel', 'w1\tw2\t1', ''),
+    ('cola', None, 'gj04\t1\t\tw1', 'gj04'),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize('end', ['', '.gz'])
+def test_named_columns_and_the_source_of_a_row(
+  root, task, header, row, source, end
+):
+  bad = row.replace('w1', ' ')
+  rows = [*filter(None, [header]), bad, row]
+  path = write(root / task / f'train.tsv{end}', rows)
+  found = opened(config(root, task))
+  text, types = ('w1', [0, 0, 0])
+  if 'w2' in row:
+    text, types = 'w1 [SEP] w2', [0, 0, 0, 1, 1]
+  assert (read(found), found.sources) == ([(text, 1)], [source])
+  assert found.where(0) == f'{path}, line {len(rows)}'
+  assert found.record(0)['token_types'].tolist() == types
 
 
 def test_mnli_has_two_validation_splits(root):
@@ -85,12 +82,9 @@ def test_mnli_has_two_validation_splits(root):
   write(root / 'MNLI' / 'dev_matched.tsv', [header, rows[0]])
   write(root / 'MNLI' / 'dev_mismatched.tsv', [header, rows[1]])
   for split, labels in {
-    'validation': [2],
-    'validation_matched': [2],
-    'validation_mismatched': [0],
-    'dev_mismatched': [0],
-    'validation+validation_mismatched': [2, 0],
-  }.items():
+    'validation': [2], 'validation_matched': [2], 'dev_mismatched': [0],
+    'validation_mismatched': [0], 'validation+validation_mismatched': [2, 0],
+  }.items():  # fmt: skip
     source = opened(config(root, 'mnli'), split)
     assert [label for _, label in read(source)] == labels
   with pytest.raises(ConfigError, match='sst2 has no validation_matched'):
@@ -197,10 +191,8 @@ BAD_ROWS = {
 
 def write_bad(root, task, kinds):
   """96 rows and bad ones, row 5, 15, ...: the data, the file, its first row."""
-  if task == 'sst2':
-    rows = [f'w{n % 30}\t{n % 2}' for n in range(96)]
-  else:
-    rows = [f'tr\t{("PRES", "PAST")[n % 2]}\tw{n % 30}' for n in range(96)]
+  form = 'w{0}\t{1}' if task == 'sst2' else 'tr\tC{1}\tw{0}'
+  rows = [form.format(n % 30, n % 2) for n in range(96)]
   for place, kind in enumerate(kinds):
     rows.insert(10 * place + 5, BAD_ROWS[task][kind])
   if task == 'sst2':
@@ -337,8 +329,7 @@ def test_texts_are_read_without_labels(root):
 
 
 def test_damaged_and_missing_files(root):
-  rows = [f'w{n % 30}\t1' for n in range(100)]
-  path = write(root / 'train.tsv.gz', ['sentence\tlabel', *rows])
+  path = write(root / 'train.tsv.gz', ['sentence\tlabel', 'w1\t1'] * 50)
   path.write_bytes(path.read_bytes()[:-20])
   with pytest.raises(InvalidDataError, match=r'train\.tsv\.gz is damaged'):
     opened(config(root, 'sst2'))

@@ -95,13 +95,10 @@ def test_records_by_name_and_by_directory(images):
   test = list(range(100, 107))
   assert values(images, 'test') == values(folder, 'test', '') == test
   for split, expected in {
-    'train[:90%]': whole[:18],
-    'train[90%:]': whole[18:],
-    'train[5:11]': whole[5:11],
-    'train[15:]+test': whole[15:] + test,
-    'train[-4%:]': whole[-1:],
-    'train[:-1%]': whole,
-  }.items():
+    'train[:90%]': whole[:18], 'train[90%:]': whole[18:],
+    'train[5:11]': whole[5:11], 'train[15:]+test': whole[15:] + test,
+    'train[-4%:]': whole[-1:], 'train[:-1%]': whole,
+  }.items():  # fmt: skip
     assert values(images, split) == expected
   for split in ('train[60%:40%]', 'train[-1%:]', 'train[30:]'):
     with pytest.raises(ConfigError, match='selects 0 of the 20 rows'):
@@ -120,11 +117,15 @@ def test_batches(images):
     assert (batch['label'] == constants % 3).all()
 
 
+def edited(path, edit):
+  """Changes the content of a JSON file by a function."""
+  content = json.loads(path.read_text())
+  edit(content)
+  path.write_text(json.dumps(content))
+
+
 def test_a_set_without_supervised_keys(copy):
-  info = copy / 'dataset_info.json'
-  content = json.loads(info.read_text())
-  del content['supervisedKeys']
-  info.write_text(json.dumps(content))
+  edited(copy / 'dataset_info.json', lambda info: info.pop('supervisedKeys'))
   keys = {'image_key': 'image', 'label_key': 'label'}
   [batch] = take(load(config(copy, '') | keys, 'train'), 1)
   assert (batch['label'] == batch['image'].T % 3).all()
@@ -132,6 +133,8 @@ def test_a_set_without_supervised_keys(copy):
     words = rf"dataset\.label_key: .*note.*, got '{wrong}'"
     with pytest.raises(ConfigError, match=words):
       load(config(copy, '') | keys | {'label_key': wrong}, 'train')
+  with pytest.raises(InvalidDataError, match='Image to Text'):
+    load(config(copy, '') | keys | {'label_key': 'note'}, 'train')
 
 
 def test_images_with_several_labels(images):
@@ -173,14 +176,7 @@ print('tensorflow' in sys.modules)
   assert out.strip() == 'False'
 
 
-def test_a_missing_shard(images, tmp_path):
-  folder = shutil.copytree(images / 'tiny' / '1.0.0', tmp_path / 'copy')
-  os.remove(folder / f'tiny-train.{images.name}-00001')
-  with pytest.raises(MissingDataError, match='train'):
-    values(folder, name='')
-
-
-def test_a_damaged_record_is_counted(copy):
+def test_a_damaged_or_missing_shard(copy):
   shard = copy / 'tiny-test.tfrecord-00000'
   whole = shard.read_bytes()
   opened = builder.build_source(config(copy, ''), 'test')
@@ -193,14 +189,8 @@ def test_a_damaged_record_is_counted(copy):
   shard.write_bytes(data)
   with pytest.raises(TooManyBadRecordsError, match='record 0'):
     list(load(config(copy, ''), 'test').batches())
-
-
-def test_a_set_of_text_is_refused(copy):
-  info = copy / 'dataset_info.json'
-  content = json.loads(info.read_text())
-  content['supervisedKeys']['tuple']['items'][1]['featureKey'] = 'note'
-  info.write_text(json.dumps(content))
-  with pytest.raises(InvalidDataError, match='Image to Text'):
+  os.remove(copy / 'tiny-train.tfrecord-00001')
+  with pytest.raises(MissingDataError, match='train'):
     values(copy, name='')
 
 
@@ -209,16 +199,17 @@ def test_a_set_cannot_run_code(copy, monkeypatch, nested):
   trace = copy / 'trace'
   (copy / 'evil_module.py').write_text(f"open({str(trace)!r}, 'w')")
   monkeypatch.syspath_prepend(str(copy))
-  file = copy / 'features.json'
-  content = json.loads(file.read_text())
-  label = content['featuresDict']['features']['label']
-  if nested:
-    evil = {'type': 'evil_module.Label', 'content': {}}
-    label.pop('classLabel')
-    label['jsonFeature'] = {'json': json.dumps({'inner': evil})}
-  else:
-    label['pythonClassName'] = 'evil_module.Label'
-  file.write_text(json.dumps(content))
+
+  def edit(content):
+    label = content['featuresDict']['features']['label']
+    if nested:
+      evil = {'type': 'evil_module.Label', 'content': {}}
+      label.pop('classLabel')
+      label['jsonFeature'] = {'json': json.dumps({'inner': evil})}
+    else:
+      label['pythonClassName'] = 'evil_module.Label'
+
+  edited(copy / 'features.json', edit)
   by_name = copy.parent / 'sets' / 'tiny' / '1.0.0'
   shutil.copytree(copy, by_name)
   for folder, name in ((copy, ''), (by_name.parents[1], 'tiny')):
@@ -294,6 +285,10 @@ def damage(monkeypatch, number):
   monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
 
 
+def texts(data_dir, name, **options):
+  return Texts([f'tfds:{name}'], Faults(), data_dir=str(data_dir), **options)
+
+
 @pytest.mark.parametrize(
   ('make', 'name', 'split', 'kind', 'words'),
   [
@@ -306,10 +301,13 @@ def damage(monkeypatch, number):
     (glue, 'stsb', 'test', ConfigError, 'a split with labels'),
     (glue, 'stsb', 'validation', MissingDataError, "no split 'validation'"),
     (glue, 'qqp', 'train', MissingDataError, 'tfds build glue/qqp'),
+    (texts, 'wikipedia/20230601.en', '', MissingDataError,
+     'tfds build wikipedia'),
+    (texts, 'other', '', InvalidDataError, "expected a feature 'text'"),
   ],
 )  # fmt: skip
 def test_what_is_no_split(data_dir, make, name, split, kind, words):
-  folder = data_dir if make is glue else data_dir / 'tfrecord'
+  folder = data_dir / 'tfrecord' if make is config else data_dir
   with pytest.raises(kind) as error:
     builder.build_source(make(folder, name), split)
   assert words.format(folder) in str(error.value)
@@ -321,40 +319,31 @@ def test_what_is_no_split(data_dir, make, name, split, kind, words):
 
 
 def texts_of(data_dir, name, **options):
-  faults, done = Faults(), []
-  texts = Texts([f'tfds:{name}'], faults, data_dir=str(data_dir), **options)
-  stream = list(texts.paragraphs(faults, done.append))
-  assert 0 < sum(done) <= texts.size
+  faults, done, found = Faults(), [], texts(data_dir, name, **options)
+  stream = list(found.paragraphs(faults, done.append))
+  assert 0 < sum(done) <= found.size
   return [paragraph.text for paragraph in stream], stream, faults.summary()
 
 
 def test_a_record_is_a_document(data_dir, monkeypatch):
-  texts, stream, faults = texts_of(data_dir, 'wikipedia/tiny')
+  lines, stream, faults = texts_of(data_dir, 'wikipedia/tiny')
   # An empty line is none of its ends, an empty record has no paragraphs.
-  assert texts[:6] == ['w0 w1.', 'W2 w3.', '', 'w1 w1.', 'W2 w3.', '']
-  assert len(texts) == 3 * 19 + 1
+  assert lines[:6] == ['w0 w1.', 'W2 w3.', '', 'w1 w1.', 'W2 w3.', '']
+  assert (len(lines), faults) == (3 * 19 + 1, {})
   assert 'array_record' in stream[0].where
   assert stream[0].where.endswith('record 0, line 1')
-  assert not faults
   damage(monkeypatch, 4)
-  texts, _, faults = texts_of(data_dir, 'wikipedia/tiny')
-  assert len(texts) == 3 * 18 + 1
-  entry = faults['unreadable_record']
-  assert entry['count'] == 1
+  lines, _, faults = texts_of(data_dir, 'wikipedia/tiny')
+  assert len(lines) == 3 * 18 + 1
+  [(kind, entry)] = faults.items()
+  assert (kind, entry['count']) == ('unreadable_record', 1)
   assert 'record 4' in entry['first'][0]['where']
   assert 'truncated' in entry['first'][0]['message']
 
 
 def test_books_are_wrapped(data_dir):
-  texts, _, _ = texts_of(data_dir / 'pg19' / '1.0.0', '', wrapped=True)
-  assert texts == ['w1 w2.', 'W3 w4 w5.', '']
-
-
-def test_texts_that_are_not_prepared(data_dir, tmp_path):
-  with pytest.raises(MissingDataError, match='tfds build wikipedia'):
-    Texts(['tfds:wikipedia/20230601.en'], Faults(), (), str(tmp_path))
-  with pytest.raises(InvalidDataError, match="expected a feature 'text'"):
-    Texts(['tfds:other'], Faults(), (), str(data_dir))
+  lines, *_ = texts_of(data_dir / 'pg19' / '1.0.0', '', wrapped=True)
+  assert lines == ['w1 w2.', 'W3 w4 w5.', '']
 
 
 def test_a_corpus_of_it(data_dir, tmp_path):
