@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import sys
-import threading
 import typing
 from collections.abc import Generator, Sequence
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from dataset_lib import contract, errors, fields, imports, machine, source
-from dataset_lib.errors import BadRecord, ConfigError, TooManyBadRecordsError
+from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.order import Order, Places, record_rng
 from dataset_lib.source import DatasetInfo, Source
@@ -38,10 +37,6 @@ _PREPARATION = (
 )  # fmt: skip
 _MAX_THREADS = 32  # more threads are limited by the GIL
 _ROWS_PER_BLOCK = 32
-_ADVICE = (
-  'Repair or remove these records; for training, dataset.max_bad_share sets '
-  'the tolerated share. Evaluation tolerates none.'
-)
 
 
 def validate(config: Any, split: Any = None) -> dict[str, Any]:
@@ -55,22 +50,22 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   name = given.pop('name', None)
   kind = _find(name)
   complete = fields.check(kind, given, 'dataset', without=('split',))
-  if hasattr(kind, 'check_fields'):
-    kind.check_fields(complete)
+  kind.check_fields(complete)
   if split is not None:
     legal = typing.get_type_hints(kind, include_extras=True)['split']
     fields.check_value('split', split, legal)
   return {'name': str(name), **complete}
 
 
-def _find(name: Any) -> type:
+def _find(name: Any) -> type[Source]:
   """Returns the class of a data set."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
-  kind = imports.locate(SOURCES.get(name, name), 'dataset.name')
-  legal = getattr(kind, '__dataclass_fields__', {})
-  if 'split' not in legal or not hasattr(kind, 'record'):
-    expected = 'a dataclass with a field split and a method record'
+  expected = "'package.module:Name' of a Source that has a field split"
+  kind = imports.locate(
+    SOURCES.get(name, name), 'dataset.name', Source, expected
+  )
+  if 'split' not in getattr(kind, '__dataclass_fields__', {}):
     raise ConfigError('dataset.name', name, expected)
   return kind
 
@@ -139,23 +134,17 @@ def build(
     expected = f'a positive multiple of {host_count} hosts'
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
-  source: Any = build_source(config, split)
-  lengths = getattr(source, 'lengths', None)
-  buckets = source.info.length_buckets
-  order = Order(len(source), batch_size, seed, train, lengths, buckets)
+  source = build_source(config, split)
   threads = default_num_threads() if num_threads is None else num_threads
-  return Dataset(source, order, rows, threads, prefetch)
+  return Dataset(source, batch_size, seed, train, rows, threads, prefetch)
 
 
 def chosen(
-  source: Any, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
+  source: Source, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
 ) -> 'Dataset':
   """Opens given records of a source; `seed` is for one that draws its rows."""
-  lengths = source.lengths[records] if hasattr(source, 'lengths') else None
-  buckets = source.info.length_buckets
-  order = Order(len(records), batch_size, seed, False, lengths, buckets)
-  threads = default_num_threads()
-  return Dataset(source, order, range(batch_size), threads, 2, records)
+  reading = range(batch_size), default_num_threads(), 2
+  return Dataset(source, batch_size, seed, False, *reading, records)
 
 
 def spread(
@@ -172,45 +161,6 @@ def spread(
   return chosen(source, records, max(1, min(batch_size, count)), seed)
 
 
-class BadRecords(errors.FaultCounts):
-  """Thread-safe count of distinct bad records by kind.
-
-  The share `max_share` of the split is tolerated. A record counts once, so that
-  reading it again, in a later epoch or another thread, does not stop the run.
-  """
-
-  def __init__(self, num_examples: int, max_share: float):
-    super().__init__()
-    self._num_examples, self._max_share = num_examples, max_share
-    self._rows: set[int] = set()
-    self._lock = threading.Lock()
-
-  def count(self, bad: BadRecord, where: str, row: int) -> None:
-    """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
-    size = self._num_examples
-    tolerated = min(int(size * self._max_share), size - 1)
-    with self._lock:
-      if row not in self._rows:
-        self._rows.add(row)
-        self.add(bad.kind, file=where, row=row, message=bad.message)
-      if len(self._rows) <= tolerated:
-        return
-    text = (
-      f'{len(self._rows)} of {size} records are bad, tolerated '
-      f'are {tolerated} (share {self._max_share}):\n'
-    )
-    for kind, entry in self.summary().items():
-      text += f'  {kind}: {entry["count"]}\n'
-      for first in entry['first']:
-        text += '    {file} (row {row}): {message}\n'.format(**first)
-    raise TooManyBadRecordsError(text + _ADVICE)
-
-  def summary(self) -> dict[str, dict[str, Any]]:
-    """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
-    with self._lock:
-      return super().summary()
-
-
 class Dataset:
   """Global batches of one split, or of given records; made by `build`.
 
@@ -220,30 +170,38 @@ class Dataset:
 
   def __init__(
     self,
-    source: Any,
-    order: Order,
+    source: Source,
+    batch_size: int,
+    seed: int,
+    train: bool,
     rows: range,
     threads: int,
     prefetch: int,
     records: Int[np.ndarray, ' N'] | None = None,
   ):
-    self.source, self._order, self._rows = source, order, rows
-    self._records = records
-    self.info: DatasetInfo = source.info
+    self.source, self._rows, self._records = source, rows, records
+    self.info = source.info
+    count = len(source) if records is None else len(records)
+    lengths = source.lengths
+    lengths = (
+      lengths if records is None or lengths is None else lengths[records]
+    )
+    buckets = self.info.length_buckets
+    self._order = Order(count, batch_size, seed, train, lengths, buckets)
     self._class_ids: Int[np.ndarray, ' C'] | None = None
-    self.steps_per_epoch = order.steps_per_epoch
-    reads_many = hasattr(source, 'records') or hasattr(source, 'draw')
+    self.steps_per_epoch = self._order.steps_per_epoch
+    reads_many = source.records or source.draw
     limit = len(rows) if reads_many else _ROWS_PER_BLOCK
     self._block_rows = min(len(rows), limit)
     self._per_batch = -(-len(rows) // self._block_rows)
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
-    self._augments = order.shuffle and getattr(source, 'augment', True)
+    self._augments = train and source.augment
     # Rows of text are read, and found bad, before the first batch.
-    bad_rows = getattr(source, 'bad_rows', ())
-    max_share = getattr(source, 'max_bad_share', 0.0) if order.shuffle else 0.0
-    self._bad_records = BadRecords(len(source) + len(bad_rows), max_share)
-    for row, bad in bad_rows:
+    total = len(source) + len(source.bad_rows)
+    max_share = source.max_bad_share if train else 0.0
+    self._bad_records = errors.BadRecords(total, max_share)
+    for row, bad in source.bad_rows:
       self._bad_records.count(bad, bad.where, row)
 
   @property
@@ -310,9 +268,9 @@ class Dataset:
     source, indices = self.source, places.indices
     if places.length:
       arrays = source.records(indices, places.length)
-    elif hasattr(source, 'draw'):
+    elif source.draw:
       arrays = source.draw(self._order.seed, places.epochs, indices)
-    elif hasattr(source, 'records'):
+    elif source.records:
       arrays = source.records(indices)
     else:
       indices, arrays = self._one_by_one(places)
@@ -328,7 +286,7 @@ class Dataset:
       }
     batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
     missing = len(rows) - len(indices)
-    fill = {**getattr(source, 'padding', {}), 'index': -1}
+    fill = {**source.padding, 'index': -1}
     for key, values in batch.items() if missing else ():
       widths = [(0, missing)] + [(0, 0)] * (values.ndim - 1)
       batch[key] = np.pad(values, widths, constant_values=fill.get(key, 0))
@@ -361,10 +319,9 @@ class Dataset:
     record, info = self.source.record(index), self.source.info
     label = source.check_labels(record['label'], info)
     value = record[info.input_key]
-    if hasattr(self.source, 'transform'):
-      key = self._order.seed, epoch, index
-      rng = record_rng(*key) if self._augments else None
-      value = self.source.transform(value, rng)
+    key = self._order.seed, epoch, index
+    rng = record_rng(*key) if self._augments else None
+    value = self.source.transform(value, rng)
     source.check_input(value, info)
     return value, label
 

@@ -1,6 +1,7 @@
 """Errors of the input pipeline: configuration, missing data, bad records."""
 
 import copy
+import threading
 from typing import Any
 
 MAX_SHOWN = 1000  # characters of a value
@@ -85,3 +86,46 @@ class FaultCounts:
   def summary(self) -> dict[str, dict[str, Any]]:
     """Returns {kind: {'count', 'first': [place]}}, kinds sorted."""
     return copy.deepcopy(dict(sorted(self._kinds.items())))
+
+
+class BadRecords(FaultCounts):
+  """Thread-safe count of distinct bad records by kind.
+
+  The share `max_share` of the split is tolerated. A record counts once, so that
+  reading it again, in a later epoch or another thread, does not stop the run.
+  """
+
+  def __init__(self, num_examples: int, max_share: float):
+    super().__init__()
+    self._num_examples, self._max_share = num_examples, max_share
+    self._rows: set[int] = set()
+    self._lock = threading.Lock()
+
+  def count(self, bad: BadRecord, where: str, row: int) -> None:
+    """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
+    size = self._num_examples
+    tolerated = min(int(size * self._max_share), size - 1)
+    with self._lock:
+      if row not in self._rows:
+        self._rows.add(row)
+        self.add(bad.kind, file=where, row=row, message=bad.message)
+      if len(self._rows) <= tolerated:
+        return
+    lines = [
+      f'{len(self._rows)} of {size} records are bad, tolerated are {tolerated} '
+      f'(share {self._max_share}):'
+    ]
+    for kind, entry in self.summary().items():
+      lines.append(f'  {kind}: {entry["count"]}')
+      place = '    {file} (row {row}): {message}'
+      lines += [place.format(**first) for first in entry['first']]
+    raise TooManyBadRecordsError(
+      '\n'.join(lines) + '\nRepair or remove these records; for training, '
+      'dataset.max_bad_share sets the tolerated share. Evaluation tolerates '
+      'none.'
+    )
+
+  def summary(self) -> dict[str, dict[str, Any]]:
+    """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
+    with self._lock:
+      return super().summary()

@@ -8,12 +8,12 @@ A configuration names it as 'package.module:Class', or by a short name in
 
 import dataclasses
 import re
-import typing
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from annotated_types import Interval
+from annotated_types import Interval, Predicate
 from jaxtyping import Float32, Int, Int32, Int64, Shaped
 
 from dataset_lib.errors import BadRecord, ConfigError
@@ -30,6 +30,16 @@ MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
 LabelKind = Literal['', 'class', 'classes', 'number', 'tags']
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
+AnySplit = Annotated[
+  str,
+  Predicate(lambda split: parts(split)),
+  "a split or a part, like 'train[:90%]'",
+]
+TextSplit = Annotated[
+  str,
+  Predicate(lambda split: parts(split, 'train|validation|dev|test')),
+  f'train, validation, test, {PART_WORDS}',
+]
 _BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
 _PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 
@@ -87,19 +97,31 @@ class DatasetInfo:
     return np.any(has, tuple(range(1, has.ndim))).astype(np.float32)
 
 
-@typing.runtime_checkable
-class Source(typing.Protocol):
+class Source:
   """Random access to the raw records of one split, from several threads.
 
-  Optional: `records(indices)` reads in bulk, as arrays [B, ...], B may be 0; it
-  must not raise BadRecord. `draw(seed, epochs, indices)` is the same for data
-  that change per epoch. `where(index)` returns the file and line of a record.
-  `transform(value, rng)` converts a raw value to the model input (`rng` None:
-  no augmentation). `check_fields(config)` checks fields against each other.
-  `max_bad_share` is tolerated in training.
+  A subclass sets `info` and has `record`; or `records(indices)`, which reads in
+  bulk, as arrays [B, ...], B may be 0, and must not raise BadRecord; or `draw(
+  seed, epochs, indices)`, the same for data that change per epoch.
   """
 
   info: DatasetInfo
+  records: Any = None
+  draw: Any = None
+  where: Any = None  # function of an index: the file and line of a record
+  lengths: Any = None  # of rows [N] that are padded to a bucket's length
+  padding: Mapping[str, Any] = types.MappingProxyType({})  # other than 0
+  bad_rows: Sequence[tuple[int, BadRecord]] = ()  # numbers in the split
+  max_bad_share: float = 0.0  # tolerated in training
+  augment: Any = True  # false: `transform` draws no numbers
+
+  @staticmethod
+  def check_fields(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError where fields contradict each other."""
+
+  def transform(self, value: Any, rng: Any = None) -> Any:
+    """Converts a raw value to the model input, augmented if there is `rng`."""
+    return value
 
   def __len__(self) -> int:
     """Returns the number of records."""
@@ -111,8 +133,7 @@ class Source(typing.Protocol):
     An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]. If
     `info.max_labels` > 0, 'label' is a sequence of int, also an empty one.
     """
-    rows: Any = self
-    return {k: v[0] for k, v in rows.records(np.array([index])).items()}
+    return {k: v[0] for k, v in self.records(np.array([index])).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +167,7 @@ def pad_rows(
 class TokenSource(Source):
   """Records that are rows of token ids, kept without padding.
 
-  The last length bucket of `info` holds every row; `bad_rows` are (number,
-  error) of rows of the split that could not be read.
+  The last length bucket of `info` holds every row.
   """
 
   def __init__(
@@ -201,7 +221,7 @@ class TokenSource(Source):
 
 def where(records: Source, index: int) -> str:
   """Returns the place of a record; for generated data: class and split."""
-  if hasattr(records, 'where'):
+  if records.where:
     return records.where(index)
   return f'{type(records).__name__}/{getattr(records, "split", "")}'
 

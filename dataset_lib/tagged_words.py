@@ -20,7 +20,7 @@ from jaxtyping import Int, Int32
 
 from dataset_lib import source, tokenizer
 from dataset_lib.errors import BadRecord, InvalidDataError
-from dataset_lib.source import PART_WORDS, Encoded, parts, require
+from dataset_lib.source import Encoded, require
 from dataset_lib.text_rows import TextRows, decoded, read_lines
 from dataset_lib.text_tasks import find_file
 from dataset_lib.tokenizer import Tokenizer
@@ -160,11 +160,7 @@ class TaggedWords(TextRows):
   tags of the whole train split; a sentence with another tag is a bad row.
   """
 
-  split: Annotated[
-    str,
-    Predicate(lambda split: parts(split, 'train|validation|dev|test')),
-    f'train, validation, test, {PART_WORDS}',
-  ]
+  split: source.TextSplit
   directory: Annotated[
     str, Len(1), 'a folder of train, dev and test files, or one file'
   ]

@@ -18,7 +18,7 @@ from annotated_types import Len, Predicate
 
 from dataset_lib import data_files, errors, text_rows, tfds
 from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
-from dataset_lib.source import PART_WORDS, parts, require
+from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.text_rows import (
   UNLABELLED,
   LabelledTexts,
@@ -218,11 +218,7 @@ class Probing(LabelledTexts):
   labels of the whole train split; a row with another label is a bad one.
   """
 
-  split: Annotated[
-    str,
-    Predicate(functools.partial(parts, names='train|validation|dev|test')),
-    f'train, validation, test, {PART_WORDS}',
-  ]
+  split: TextSplit
   task: Annotated[
     str,
     Predicate(re.compile(r'[A-Za-z0-9][\w-]*').fullmatch),

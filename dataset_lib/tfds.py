@@ -51,9 +51,7 @@ class TfdsImages(ImageOptions):
   name others.
   """
 
-  split: Annotated[
-    str, Predicate(source.parts), "a split or a part, like 'train[:90%]'"
-  ]
+  split: source.AnySplit
   builder: BuilderName = ''
   data_dir: DataDir = ''
   image_key: OwnKey = ''
@@ -231,9 +229,7 @@ class ImageRecords(ImageOptions):
   up to that number.
   """
 
-  split: Annotated[
-    str, Predicate(source.parts), "a split or a part, like 'train[:99%]'"
-  ]
+  split: source.AnySplit
   directory: Annotated[str, Len(1), 'the folder of the shards']
   num_classes: Annotated[int, Interval(ge=2, le=2**24)]
   image_key: Key = 'image/encoded'

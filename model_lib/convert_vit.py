@@ -5,6 +5,7 @@ Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
 GELU by tanh (`activation='gelu_new'`).
 """
 
+import io
 import pathlib
 import re
 from collections.abc import Mapping
@@ -229,16 +230,18 @@ def _module(name: str) -> str:
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Reads an archive; arrays that are no floats become uint8."""
-  tensors, name = {}, 'the archive'
+  tensors, name, limit = {}, 'the archive', convert_files.MAX_WEIGHTS
   try:
-    with path.open('rb') as file:
-      archive = np.load(file, allow_pickle=False)
-      for name in archive.files:
-        x = archive[name]
-        # NumPy stores bfloat16 as 2 bytes without a type.
-        x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
-        is_float = x.dtype in convert_files.FLOATS.values()
-        tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
+    file = io.BytesIO(convert_files.read_bytes(path, limit))
+    archive = np.load(file, allow_pickle=False)
+    if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
+      raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
+    for name in archive.files:
+      x = archive[name]
+      # NumPy stores bfloat16 as 2 bytes without a type.
+      x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
+      is_float = x.dtype in convert_files.FLOATS.values()
+      tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
   except Exception as error:  # of NumPy, zipfile or zlib
     raise ValueError(f'{path}: {name} is damaged ({error})') from error
   return tensors

@@ -42,6 +42,7 @@ those of EAT, section 5. Results, recipes and times: docs/eat_results.md.
 """
 
 import json
+import pathlib
 
 import ml_collections
 
@@ -162,12 +163,14 @@ def every_second_layer(depth):
 def depth_of(checkpoint):
   """Reads the number of layers of a run or of a Hugging Face model."""
   try:
-    with open(f'{checkpoint}/config.json', encoding='utf-8') as file:
-      found = json.loads(file.read(2**26))
+    path = pathlib.Path(checkpoint, 'config.json')
+    if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
+      raise ValueError('config.json: expected a regular file of JSON')
+    found = json.loads(path.read_bytes())
     found = found.get('model', found)
     names = ('depth', 'num_hidden_layers', 'n_layers')
     return int(next(found[name] for name in names if name in found))
-  except (OSError, ValueError, AttributeError, StopIteration) as error:
+  except Exception as error:  # of a damaged file
     raise ValueError(
       'config argument pretrained or teacher: expected the directory of a run '
       f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 
 import pytest
 
@@ -176,6 +177,20 @@ def checkpoint(directory, **content):
   directory.mkdir()
   (directory / 'config.json').write_text(json.dumps(content))
   return directory
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    os.mkfifo, os.mkdir, lambda path: path.write_text('{"depth": [1]}'),
+    lambda path: path.write_text('[' * 10**5),
+    lambda path: path.symlink_to('/dev/zero'),
+  ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_named(make, tmp_path, load):
+  make(tmp_path / 'config.json')
+  with pytest.raises(ValueError, match='argument pretrained or teacher: exp'):
+    load(f'eat/glue.py:data=/x,pretrained={tmp_path}')
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from annotated_types import Interval
 
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import DatasetInfo, places
+from dataset_lib.source import DatasetInfo, Source, places
 from tests.dataset_lib.batches import build
 
 
 @dataclasses.dataclass(kw_only=True)
-class Squares:
+class Squares(Source):
   """A data set of the least size: no `where`, records one by one."""
 
   split: Literal['train', 'test']
@@ -24,9 +24,6 @@ class Squares:
 
   def __post_init__(self):
     self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), self.size, 10**4)
-
-  def __len__(self):
-    return self.size
 
   def record(self, index):
     tokens = np.array([index**2], np.int32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataset_lib import builder, order, source
+from dataset_lib import errors, order, source
 from dataset_lib.errors import BadRecord, TooManyBadRecordsError
 from dataset_lib.source import DatasetInfo
 
@@ -127,7 +127,7 @@ def test_values_of_records_are_checked(value, legal, kind):
   [(1000, 0.001, 1), (999, 0.001, 0), (5000, 0.001, 5), (100, 0.0, 0)],
 )
 def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
-  records = builder.BadRecords(num_examples, share)
+  records = errors.BadRecords(num_examples, share)
   for row in [*range(tolerated)] * 3:  # a record counts once
     records.count(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
   with pytest.raises(TooManyBadRecordsError) as error:

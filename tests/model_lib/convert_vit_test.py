@@ -1,6 +1,7 @@
 """Published ViTs against their equations, timm and transformers."""
 
 import io
+import os
 import pickle
 
 import jax
@@ -199,6 +200,19 @@ def test_an_option_that_changes_the_result_is_refused(
   write(tmp_path, tensors, **(CONFIG | change))
   with pytest.raises(ValueError, match=f'config.json: {message}'):
     convert_vit.load(tmp_path / 'model.safetensors')
+
+
+def test_an_archive_is_a_file_with_a_limit(tmp_path, monkeypatch):
+  path, limit = tmp_path / 'vit.npz', 10**6
+  monkeypatch.setattr(convert_vit.convert_files, 'MAX_WEIGHTS', limit)
+  np.savez_compressed(path, x=np.zeros(limit // 8))
+  assert path.stat().st_size < limit / 100
+  os.mkfifo(tmp_path / 'pipe.npz')
+  for name, words in (
+    ('vit.npz', '1000000 bytes, unpacked, got 1000'), ('pipe.npz', 'no regular')
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+      convert_vit.load(tmp_path / name)
 
 
 def test_a_damaged_archive_is_refused(tmp_path):
