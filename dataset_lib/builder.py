@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 import typing
 from collections.abc import Generator, Sequence
@@ -76,10 +77,7 @@ def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
   `run` is the complete configuration of the run's data set.
   """
   given, run = dict(config.items()), dict(run.items())
-  legal = {
-    field.name for field in dataclasses.fields(_find(given.get('name')))
-    if field.init
-  }  # fmt: skip
+  legal = inspect.signature(_find(given.get('name'))).parameters
   # A data set of images without the field has no central crop.
   known = {'resize_small': run.get('image_size')} | run
   return {

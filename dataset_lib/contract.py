@@ -108,15 +108,8 @@ def class_ids(
   return None
 
 
-def label_kind(info: DatasetInfo) -> str:
-  """Returns the kind of labels, '' if it is unknown."""
-  return info.label_kind or ('classes' if info.max_labels else '')
-
-
 def _value(info: DatasetInfo, field: str) -> Any:
   """Returns the value of a field; a false one is unknown."""
-  if field == 'label_kind':
-    return label_kind(info)
   if hasattr(info, field):
     return getattr(info, field)
   return info.preprocessing.get(field)

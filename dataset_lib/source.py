@@ -79,6 +79,10 @@ class DatasetInfo:
   steps_per_epoch: int = 0  # of the training that saved it
   token_types: int = 0  # segments of a row, 2 for pairs of texts; 0: unknown
 
+  def __post_init__(self) -> None:
+    if self.max_labels and not self.label_kind:  # of an older run
+      object.__setattr__(self, 'label_kind', 'classes')
+
   @property
   def label_shape(self) -> tuple[int, ...]:
     """Shape of the label of one example."""

@@ -210,11 +210,9 @@ def parse(content: bytes) -> Any:
   value = loads(content.decode())
   level = [value]
   for _ in range(MAX_DEPTH):
-    groups = [x for x in level if isinstance(x, (dict, list))]
+    inner = (list(x.values()) if isinstance(x, dict) else x for x in level)
     level = [
-      item
-      for group in groups
-      for item in (group.values() if isinstance(group, dict) else group)
+      item for group in inner if isinstance(group, list) for item in group
     ]
   if level:
     raise ValueError(f'values that are nested more than {MAX_DEPTH} deep')

@@ -106,7 +106,7 @@ def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
   try:
     columns = decoded(lines[0][1]).split('\t')
   except BadRecord as error:
-    raise InvalidDataError(f'{path}: line 1 is not UTF-8: {error}') from error
+    raise InvalidDataError(f'{path}: line 1: {error}') from error
   if len(columns) == len(task.headless) and not {*columns} & {*task.headless}:
     columns = list(task.headless)
   else:

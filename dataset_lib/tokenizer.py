@@ -276,7 +276,7 @@ def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
 
 def _special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
   defaults = zip(_SPECIAL_KEYS, _SPECIAL[kind], strict=True)
-  given = [config.get(f'{key}_token', default) for key, default in defaults]
+  given = [config.get(f'{key}_token') or default for key, default in defaults]
   return [one['content'] if isinstance(one, Mapping) else one for one in given]
 
 

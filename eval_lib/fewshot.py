@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 
-from dataset_lib import contract, fields
+from dataset_lib import fields
 from dataset_lib.errors import ConfigError
 from eval_lib import evaluator, predictions
 from eval_lib.report import print_table
@@ -147,7 +147,7 @@ class Evaluator(evaluator.Evaluator):
 
   def __post_init__(self):
     train, test = self.open(self.train_split), self.open(self.test_split)
-    if (kind := contract.label_kind(train.info)) not in ('', 'class'):
+    if (kind := train.info.label_kind) not in ('', 'class'):
       expected = 'one class for each row; of images max_labels=0'
       raise ConfigError('dataset.label_kind', kind, expected)
     test.label_as(train.info)

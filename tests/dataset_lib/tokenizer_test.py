@@ -180,6 +180,7 @@ def test_other_names_of_special_tokens(tmp_path):
   with pytest.raises(InvalidDataError, match=r'without \[PAD\], \[UNK\]'):
     tokenizer.load(tmp_path)
   special = {'pad_token': '<pad>', 'cls_token': '<s>', 'sep_token': '</s>',
+             'mask_token': None,
              'unk_token': {'content': '<unk>', 'lstrip': False}}  # fmt: skip
   (tmp_path / 'special_tokens_map.json').write_text(json.dumps(special))
   given = tokenizer.load(tmp_path)
