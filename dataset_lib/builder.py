@@ -58,7 +58,7 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   return {'name': str(name), **complete}
 
 
-def _find(name: Any) -> type[Source]:
+def _find(name: Any) -> Any:
   """Returns the class of a data set."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])

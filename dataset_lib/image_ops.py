@@ -237,7 +237,8 @@ def _orientation(image: Picture) -> int:
   with contextlib.suppress(Exception):  # a damaged tag is none
     exif = PIL.Image.Exif()
     exif.load(image.info.get('exif', b''))
-    if (turn := exif.get(_ORIENTATION_TAG)) in range(1, 9):
+    turn: Any = exif.get(_ORIENTATION_TAG)
+    if turn in range(1, 9):
       return int(turn)
   return 1
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import string
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Parity(Source):
     )  # fmt: skip
 
   @staticmethod
-  def check_fields(config: dict[str, Any]) -> None:
+  def check_fields(config: Mapping[str, Any]) -> None:
     """Raises ConfigError unless a row can have different letters."""
     length, letters = config['length'], config['letters']
     if 0 < letters < length - 1:

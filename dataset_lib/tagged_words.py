@@ -196,7 +196,7 @@ class TaggedWords(TextRows):
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
     self._hold(words, names, encoded, left_out, where, bad_rows, 'tags')
-    self.padding['label'] = IGNORED
+    self.padding = {**self.padding, 'label': IGNORED}
 
   def records(
     self, indices: Int[np.ndarray, ' B'], length: int | None = None

@@ -62,6 +62,9 @@ ILLEGAL = {
     DIGITS | dict(augment=('flip', 'flip')),
     DIGITS | dict(augment=('flip', 'inception_crop')),
   ],
+  'dataset.randaugment': [
+    DIGITS | dict(randaugment=x) for x in ((0, 5), (2, 31), (2,), 15)
+  ],
   'dataset.root': [dict(name='folder', image_size=8), FOLDER | dict(root='')],
   'dataset.max_bad_share': [
     FOLDER | dict(max_bad_share=2.0), GLUE | dict(max_bad_share=0.9)

@@ -175,13 +175,6 @@ def test_a_field_raises_the_limit_of_pixels(ending):
 DAMAGED_EXIF = b'\xff\xe1\x00\x10Exif\0\0II' + b'\xff' * 6
 
 
-@pytest.mark.parametrize(
-  'data', [b'', encode(NOISE), b'\xff\xd8\xff', b'\xff\xd8' + bytes(100)]
-)
-def test_what_has_no_size(data):
-  assert image_ops.jpeg_size(data) is None
-
-
 def is_truncated(data):
   try:
     image_ops.decode(data)

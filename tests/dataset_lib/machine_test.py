@@ -12,11 +12,9 @@ from dataset_lib import builder, machine
   [
     ('', {}, 64),
     ('0::/', {'cpu.max': 'max 100000'}, 64),
-    ('0::/', {'cpu.max': '200000 100000'}, 2),
     ('0::/', {'cpu.max': '150000 100000'}, 2),
     ('0::/', {'cpu.max': '1000 100000'}, 1),
     ('0::/', {'cpu.max': 'damaged'}, 64),
-    ('0::/', {'cpu.max': '6400000 50000'}, 64),
     # The quota of a parent counts, and that of a sibling does not.
     ('0::/a/b', {'a/cpu.max': '300000 100000', 'c/cpu.max': '1 100000'}, 3),
     ('0::/host/path', {'cpu.max': '200000 100000'}, 2),

@@ -123,11 +123,9 @@ def test_typed_special_tokens_are_text_also_when_saved(trained, tmp_path):
   assert ''.join(names[2:-1]) == 'pad'
   texts, pairs = text_of(20, 5), text_of(20, 6)
   one, other = (each.encode(texts, pairs, 32) for each in (given, again))
-  np.testing.assert_array_equal(one.tokens, other.tokens)
-  np.testing.assert_array_equal(one.token_types, other.token_types)
-  row = one.tokens[: one.offsets[1]]
-  assert row[[0, -1]].tolist() == [given.cls_id, given.sep_id]
-  assert (row == given.sep_id).sum() == 2
+  np.testing.assert_equal(vars(one), vars(other))
+  row = one.tokens[: one.offsets[1]].tolist()
+  assert [row[0], row[-1], row.count(3)] == [2, 3, 2]
   # Saved again and again, it does not grow.
   again.save(tmp_path / 'again.json')
   steps = [
@@ -166,18 +164,6 @@ def test_a_model_that_was_cut_short_or_is_of_another_type(trained, tmp_path):
     )  # fmt: skip
   with pytest.raises(InvalidDataError, match='UNIGRAM, got BPE'):
     tokenizer.load(path)
-
-
-def test_the_vocabulary_of_albert(albert):
-  given = tokenizer.load(albert)
-  assert (given.vocab_size, given.mask_id) == (30_000, 4)
-  # From the documentation of Hugging Face's ALBERT.
-  expected = [2, 10975, 15, 51, 1952, 25, 10901, 3]
-  assert ids(given, 'Hello, my dog is cute') == expected
-  # A comma behind a number is a piece of its own, as in Google's tokenizer.
-  names = given.names(ids(given, 'In 1999, 2,000 (or so)'))
-  assert names[1:4] == ['▁in', '▁1999', ',']
-  assert names[4] == '▁2,000'
 
 
 @pytest.mark.parametrize(

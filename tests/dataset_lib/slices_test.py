@@ -32,6 +32,7 @@ def records(path):
 
 def texts(path, task, given):
   corpora.tokenizer(path / 'vocabulary')
+  (path / 'data').mkdir()
   rows = ['sentence\tlabel', *(f'w{n}\t{n % 2}' for n in range(ROWS))]
   word_rows.write(path / 'data' / task / 'train.tsv', rows)
   word_rows.write(path / 'data' / task / 'dev.tsv', rows[:2])
@@ -39,12 +40,10 @@ def texts(path, task, given):
 
 
 def glue(path):
-  (path / 'data').mkdir()
   return texts(path, 'sst2', word_rows.config)
 
 
 def probing(path):
-  (path / 'data').mkdir()
   return texts(path, 'own', word_rows.probing)
 
 
@@ -106,12 +105,9 @@ def test_a_part_of_a_corpus(tmp_path):
   given = corpora.pretraining_config(directory)
   whole, half = opened(given, 'train'), opened(given, 'train[50%:]')
   assert half == whole[round(len(whole) / 2) :]
-  sources = [builder.build_source(given, f'train{p}') for p in ('', '[50%:]')]
-  first, same = (
-    sources[0].record(len(whole) - 1),
-    sources[1].record(-1 + len(half)),
-  )
-  assert first['tokens'].tolist() == same['tokens'].tolist()
+  rows = [builder.build_source(given, f'train{p}') for p in ('', '[50%:]')]
+  last = [part.record(len(part) - 1)['tokens'].tolist() for part in rows]
+  assert last[0] == last[1]
   for split in ('train[:0]', f'train[{len(whole)}:]'):
     with pytest.raises(ConfigError, match='selects 0 of'):
       opened(given, split)

@@ -301,13 +301,24 @@ def test_what_cannot_be_encoded(directory):
       given.encode(*arguments)
 
 
-def test_the_vocabulary_of_bert(shared_data):
-  given = tokenizer.load(shared_data('vocab', 'bert_base_uncased_vocab.txt'))
-  assert (given.vocab_size, given.pad_id) == (30522, 0)
-  # From the documentation of BERT's tokenizer.
-  assert ids(given, 'hello world!') == [101, 7592, 2088, 999, 102]
-  names = given.names(ids(given, 'Embeddings'))
-  assert names == ['[CLS]', 'em', '##bed', '##ding', '##s', '[SEP]']
+@pytest.mark.parametrize(
+  ('name', 'size', 'text', 'expected', 'words', 'pieces'),
+  [  # From the documentation of the tokenizers.
+    ('bert_base_uncased_vocab.txt', 30_522, 'hello world!',
+     [101, 7592, 2088, 999, 102], 'Embeddings', 'em ##bed ##ding ##s'),
+    # A comma behind a number is a piece of its own, as in Google's tokenizer.
+    ('albert_30k_spiece.model', 30_000, 'Hello, my dog is cute',
+     [2, 10975, 15, 51, 1952, 25, 10901, 3], 'In 1999, 2,000',
+     '▁in ▁1999 , ▁2,000'),
+  ],
+)  # fmt: skip
+def test_published_vocabularies(
+  shared_data, name, size, text, expected, words, pieces
+):
+  given = tokenizer.load(shared_data('vocab', name))
+  assert (given.vocab_size, given.pad_id) == (size, 0)
+  assert ids(given, text) == expected
+  assert given.names(ids(given, words)[1:-1]) == pieces.split()
 
 
 STRANGE = (
