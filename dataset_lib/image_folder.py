@@ -49,11 +49,10 @@ class ImageFolder(ImageOptions):
     root = pathlib.Path(self.root).expanduser()
     if not root.is_dir():
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
-    self._root = str(root.resolve())
-    splits, _ = self._entries(self._root)
+    self._root = root.resolve()
+    splits = self._folders(self._root)
     of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
-    found = (self._entries(folder)[0] for folder in of_classes)
-    self._classes = sorted(set().union(*found))
+    self._classes = sorted(set().union(*map(self._folders, of_classes)))
     whole: dict[str, list[Row]] = {}
 
     def size_of(name: str) -> int:
@@ -72,19 +71,20 @@ class ImageFolder(ImageOptions):
 
   def _open(self, folder: str, train: str) -> list[Row]:
     """Returns label and path of the images of a split, sorted."""
-    present, files = self._entries(folder)
+    present = self._folders(folder)
     unknown = sorted({*present} - {*self._classes})
     if unknown:
       raise InvalidDataError(
         f'{folder} has classes that {train} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    if stray := list(filter(_is_image, files)):
+    files = [e for e in self._entries(folder) if not os.path.isdir(e)]
+    if stray := [file.path for file in files if _is_image(file)]:
       raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
     if not present:
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
     return [
-      (label, image)
+      (label, os.path.join(present[name], image))
       for label, name in enumerate(self._classes)
       if name in present
       for image in self._images(present[name])
@@ -104,38 +104,39 @@ class ImageFolder(ImageOptions):
     return self._rows[index][1]
 
   def _images(self, folder: str) -> list[str]:
-    """Returns the sorted paths of the images of a class."""
-    nested, files = self._entries(folder)
-    for path in nested.values():
+    """Returns the sorted names of the images of a class."""
+    entries = self._entries(folder)
+    images = [entry.name for entry in entries if _is_image(entry)]
+    others = [entry for entry in entries if not _is_image(entry)]
+    if nested := [entry.path for entry in others if os.path.isdir(entry)]:
       words = f'is a folder inside a class folder; {LAYOUT}'
-      raise InvalidDataError(f'{path} {words}')
-    images = list(filter(_is_image, files))
+      raise InvalidDataError(f'{nested[0]} {words}')
     if not images:
       kinds = ', '.join(EXTENSIONS)
       raise InvalidDataError(
         f'class folder {folder} holds no images ({kinds}); fill or remove it'
       )
-    if count := len(files) - len(images):
+    if others:
+      count = len(others)
       logging.warning('%s: left out %d files that are no images', folder, count)
     return images
 
-  def _entries(self, folder: str) -> tuple[dict[str, str], list[str]]:
-    """Returns the paths of visible folders by name, and of files, sorted.
+  def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:
+    entries = self._entries(folder)
+    return {entry.name: entry.path for entry in entries if os.path.isdir(entry)}
 
-    Raises InvalidDataError for a link that leads out of the root.
-    """
+  def _entries(self, folder: pathlib.Path | str) -> list[os.DirEntry[str]]:
+    """Returns visible entries by name; refuses links out of the root."""
     with os.scandir(folder) as found:
       entries = [entry for entry in found if entry.name[0] != '.']
     links = [entry.path for entry in entries if entry.is_symlink()]
     for path in (folder, *links):
       data_files.check_inside(path, self._root)
-    entries.sort(key=operator.attrgetter('name'))
-    folders = {e.name: e.path for e in entries if os.path.isdir(e)}
-    return folders, [e.path for e in entries if e.name not in folders]
+    return sorted(entries, key=lambda entry: entry.name)
 
 
-def _is_image(path: str) -> bool:
-  return path.lower().endswith(EXTENSIONS)
+def _is_image(entry: os.DirEntry[str]) -> bool:
+  return entry.name.lower().endswith(EXTENSIONS)
 
 
 def _part(rows: list[Row], part: range) -> list[Row]:
