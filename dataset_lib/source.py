@@ -8,7 +8,6 @@ A configuration names it as 'package.module:Class', or by a short name in
 
 import dataclasses
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -114,7 +113,7 @@ class Source:
   draw: Any = None
   where: Any = None  # function of an index: the file and line of a record
   lengths: Any = None  # of rows [N] that are padded to a bucket's length
-  padding: Mapping[str, Any] = types.MappingProxyType({})  # other than 0
+  padding: Mapping[str, Any] = {}  # values other than 0
   bad_rows: Sequence[tuple[int, BadRecord]] = ()  # numbers in the split
   max_bad_share: float = 0.0  # tolerated in training
   augment: Any = True  # false: `transform` draws no numbers
