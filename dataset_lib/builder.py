@@ -59,7 +59,6 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
 
 
 def _find(name: Any) -> Any:
-  """Returns the class of a data set."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
   expected = "'package.module:Name' of a Source that has a field split"

@@ -31,7 +31,6 @@ class Difference(NamedTuple):
   given: Any
 
   def __str__(self) -> str:
-    """Returns one line."""
     return f'{self.field}: expected {self.expected}, got {self.given}'
 
   def error(self, place: str, whose: str) -> ConfigError:

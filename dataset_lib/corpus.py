@@ -281,7 +281,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       f'no prepared corpus in {directory} ({path.name} is not there): '
       'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
     )
-  try:
+  with text_files.damage_of(path):
     manifest = text_files.read_object(path)
     if manifest['format'] != FORMAT:
       raise ValueError(f'expected format {FORMAT}, got {manifest["format"]}')
@@ -289,8 +289,6 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     max_length, vocab_size = map(operator.index, limits)
     counts = dict(manifest['splits']).get(name, {'tokens': 0, 'rows': 0})
     total, last = map(operator.index, (counts['tokens'], counts['rows']))
-  except (LookupError, TypeError, ValueError) as error:
-    raise _damaged(path, repr(error)) from error
   if not last:
     raise MissingDataError(
       f'no split {name!r} in {directory}, it was prepared without; '

@@ -1,7 +1,7 @@
 """Random access to the records of one split, and their description.
 
-A data set is a dataclass whose annotated fields are its configuration, `split`
-among them, and which has `info`, `__len__` and `record`, as `synthetic.Parity`.
+A data set is a dataclass that extends `Source`, as `synthetic.Parity`; its
+annotated fields, `split` among them, are its configuration.
 A configuration names it as 'package.module:Class', or by a short name in
 `builder.SOURCES`.
 """

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import data_files, source, tokenizer
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import data_files, source, text_files, tokenizer
+from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
 
@@ -137,18 +137,13 @@ def decoded(text: bytes) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-  """Reads lines, plain or gzip; MissingDataError if that is not possible.
+  """Reads lines, plain or gzip; MissingDataError if the file is missing.
 
-  InvalidDataError if the file is damaged or empty, or has more than `MAX_TEXT`
-  bytes, unpacked, or `MAX_LINES` lines.
+  InvalidDataError if it is damaged or empty, or has more than `MAX_TEXT` bytes,
+  unpacked, or `MAX_LINES` lines.
   """
   limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
-  try:
-    data = data_files.read_bytes(path, MAX_TEXT)
-  except BadRecord as bad:
-    raise InvalidDataError(f'{path}: {bad.message}') from bad
-  except OSError as error:
-    raise MissingDataError(f'{path} cannot be read: {error}') from error
+  data = text_files.read_bytes(path, MAX_TEXT)
   try:
     if path.suffix == '.gz':
       with gzip.open(io.BytesIO(data)) as file:

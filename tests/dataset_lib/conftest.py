@@ -5,15 +5,13 @@ The tokenizer of the texts knows `word_rows.VOCABULARY`.
 
 import pytest
 
-from tests.dataset_lib import word_rows
+from tests.dataset_lib import corpora, word_rows
 
 
 @pytest.fixture
 def root(tmp_path):
   """A folder for data; the tokenizer lies beside it."""
-  folder = tmp_path / 'vocabulary'
-  folder.mkdir()
-  (folder / 'vocab.txt').write_text('\n'.join(word_rows.VOCABULARY))
+  corpora.tokenizer(tmp_path / 'vocabulary', word_rows.VOCABULARY)
   (tmp_path / 'data').mkdir()
   return tmp_path / 'data'
 

@@ -16,10 +16,10 @@ PRETRAINING_KEYS = {
 }  # fmt: skip
 
 
-def tokenizer(folder):
-  """A WordPiece vocabulary of `WORDS`."""
+def tokenizer(folder, names=VOCABULARY):
+  """The folder of a WordPiece vocabulary."""
   folder.mkdir(exist_ok=True)
-  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY))
+  (folder / 'vocab.txt').write_text('\n'.join(names), encoding='utf-8')
   return folder
 
 

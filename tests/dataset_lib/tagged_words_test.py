@@ -14,6 +14,7 @@ from dataset_lib.errors import (
   MissingDataError,
 )
 from dataset_lib.tagged_words import TaggedFile, encode_words
+from tests.dataset_lib import corpora
 from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import opened, write
 
@@ -25,9 +26,7 @@ VOCABULARY = [
 
 @pytest.fixture
 def given(tmp_path):
-  text = ''.join(f'{token}\n' for token in VOCABULARY)
-  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
-  return tokenizer.load(tmp_path)
+  return tokenizer.load(corpora.tokenizer(tmp_path, VOCABULARY))
 
 
 def names_of(given, encoded):

@@ -11,6 +11,7 @@ import pytest
 from dataset_lib import tokenizer
 from dataset_lib.errors import InvalidDataError, MissingDataError
 from dataset_lib.tagged_words import encode_words
+from tests.dataset_lib import corpora
 
 VOCABULARY = [
   '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
@@ -22,9 +23,7 @@ ID = {token: number for number, token in enumerate(VOCABULARY)}
 
 @pytest.fixture
 def directory(tmp_path):
-  text = ''.join(f'{token}\n' for token in VOCABULARY)
-  (tmp_path / 'vocab.txt').write_text(text, encoding='utf-8')
-  return tmp_path
+  return corpora.tokenizer(tmp_path, [*VOCABULARY, ''])
 
 
 def rows(encoded):
