@@ -53,20 +53,18 @@ class ImageFolder(ImageOptions):
     splits = self._folders(self._root)
     of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
     self._classes = sorted(set().union(*map(self._folders, of_classes)))
-    whole: dict[str, list[Row]] = {}
 
-    def size_of(name: str) -> int:
+    def opened(name: str) -> list[Row]:
       if name not in splits:
         others = ', '.join(splits) or 'no folders'
         raise MissingDataError(
           f'no split {name!r} in {root}, which has {others}; {LAYOUT}'
         )
-      whole[name] = self._open(splits[name], splits.get(TRAIN, ''))
-      return len(whole[name])
+      return self._open(splits[name], splits.get(TRAIN, ''))
 
     self._rows: list[Row] = []
-    for name, part in source.selected(self.split, size_of, _FOLDER_NAME):
-      self._rows += _part(whole[name], part)
+    for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
+      self._rows += _part(rows, part)
     self.describe(len(self._classes), self._classes, len(self._rows))
 
   def _open(self, folder: str, train: str) -> list[Row]:

@@ -75,7 +75,7 @@ class Pretraining(Source):
     [part] = parts(self.split)
     self._name = f'{folder}, split {part.name}'
     whole = corpus.open_split(folder, part.name)
-    [(_, own)] = selected(self.split, lambda _: len(whole.rows) - 1)
+    [(*_, own)] = selected(self.split, lambda _: whole.rows[1:])
     self._first = own.start
     self._rows = whole._replace(rows=whole.rows[own.start : own.stop + 1])
     length, vocab_size = self._rows.max_length, self._rows.vocab_size

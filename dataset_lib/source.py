@@ -7,8 +7,9 @@ A configuration names it as 'package.module:Class', or by a short name in
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -316,20 +317,20 @@ def parts(split: str, names: str = r'\w+') -> list[Part]:
 
 
 def selected(
-  split: str, size_of: Callable[[str], int], names: str = r'\w+'
-) -> list[tuple[str, range]]:
-  """Returns (name, rows) of each part of a split; the rule of every source.
+  split: str, opened: Callable[[str], Sized], names: str = r'\w+'
+) -> list[tuple[str, Any, range]]:
+  """Returns (name, whole split, rows) of each part; the rule of every source.
 
-  `size_of(name)` returns the rows of a whole split. Raises ConfigError for a
-  part that has none of them.
+  `opened(name)` returns a whole split. Raises ConfigError for a part that has
+  none of its rows.
   """
-  result = []
+  result, opened = [], functools.cache(opened)
   for part in parts(split, names):
-    size = size_of(part.name)
-    rows = part.rows(size)
-    if size and not rows:
+    whole = opened(part.name)
+    rows = part.rows(len(whole))
+    if len(whole) and not rows:
       expected = f'parts with rows; [{part.first or ""}:{part.last or ""}] '
-      expected += f'selects 0 of the {size} rows of {part.name!r}'
+      expected += f'selects 0 of the {len(whole)} rows of {part.name!r}'
       raise ConfigError('split', split, expected)
-    result.append((part.name, rows))
+    result.append((part.name, whole, rows))
   return result

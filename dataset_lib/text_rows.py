@@ -207,7 +207,7 @@ class TextRows(TokenSource):
 
     `open_split(split)` is like a `TextFile`; `name` is for errors.
     """
-    rows = self._rows(functools.cache(open_split))
+    rows = self._rows(open_split)
     values, good, bad_rows = [], [], []
     for number, (records, row) in enumerate(rows):
       try:
@@ -251,9 +251,7 @@ class TextRows(TokenSource):
 
   def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
     rows: list[tuple[Any, int]] = []
-    sizes = lambda name: len(open_split(name))  # noqa: E731
-    for name, part in source.selected(self.split, sizes):
-      records = open_split(name)
+    for _, records, part in source.selected(self.split, open_split):
       rows += [(records, row) for row in _subset(len(records), part)]
     if self.max_examples and self.split.startswith('train'):
       rows = [rows[row] for row in _subset(len(rows), range(self.max_examples))]

@@ -117,9 +117,9 @@ class Examples(RecordFiles):
       decoders=encoded,
     )
 
-    def size_of(part: str) -> int:
+    def opened(part: str) -> range:
       try:
-        return info.splits[part].num_examples
+        return range(info.splits[part].num_examples)
       except (KeyError, ValueError) as error:
         raise MissingDataError(
           f'{name} has no split {part!r}; it has {", ".join(info.splits)} and '
@@ -128,7 +128,7 @@ class Examples(RecordFiles):
 
     shards = [
       shard
-      for part, rows in source.selected(split, size_of)
+      for part, _, rows in source.selected(split, opened)
       for shard in info.splits[
         f'{part}[{rows.start}:{rows.stop}]' if rows else part
       ].file_instructions
@@ -249,7 +249,8 @@ class ImageRecords(ImageOptions):
     count = record_files.count_records
     counts = {name: count(files, kind) for name, (_, files) in found.items()}
     shards: list[Shard] = []
-    for name, rows in source.selected(self.split, lambda n: sum(counts[n])):
+    totals = {name: range(sum(count)) for name, count in counts.items()}
+    for name, _, rows in source.selected(self.split, totals.__getitem__):
       shards += _cut(found[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')

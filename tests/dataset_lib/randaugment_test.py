@@ -40,6 +40,11 @@ def pillow(function, *arguments):
   return np.asarray(function(PIL.Image.fromarray(NOISE), *arguments))
 
 
+def enhanced(name):
+  kind = getattr(ImageEnhance, name.capitalize())
+  return lambda image, factor: kind(image).enhance(factor)
+
+
 def moved(source):
   """The pixel at x, y comes from source(x + 1/2, y + 1/2); grey outside."""
   result = np.full(SHAPE, 128, np.uint8)
@@ -59,22 +64,16 @@ def moved(source):
     ('invert', ImageOps.invert, {0: (), 30: ()}),
     ('posterize', ImageOps.posterize, {0: (1,), 5: (2,), 15: (6,), 30: (8,)}),
     ('solarize', ImageOps.solarize, {5: (128,), 10: (256,), 15: (384,)}),
+    *(
+      (name, enhanced(name), {0: (0.1,), 5: (1.0,), 10: (1.9,), 15: (2.8,)})
+      for name in ('color', 'contrast', 'brightness', 'sharpness')
+    ),
   ],
 )
-def test_operations_of_the_histogram(name, function, arguments):
+def test_operations_of_pillow(name, function, arguments):
   for magnitude, given in arguments.items():
     expected = pillow(function, *given)
     np.testing.assert_array_equal(run(name, magnitude), expected)
-
-
-@pytest.mark.parametrize(
-  'name', ['color', 'contrast', 'brightness', 'sharpness']
-)
-def test_enhancements(name):
-  kind = getattr(ImageEnhance, name.capitalize())
-  for magnitude, factor in ((0, 0.1), (5, 1.0), (10, 1.9), (15, 2.8)):
-    expected = kind(PIL.Image.fromarray(NOISE)).enhance(factor)
-    np.testing.assert_array_equal(run(name, magnitude), np.asarray(expected))
 
 
 @pytest.mark.parametrize('sign', [1, -1])
