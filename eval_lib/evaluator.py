@@ -72,9 +72,7 @@ class Evaluator:
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
-  METRICS: ClassVar[tuple[str, ...] | None] = (
-    None  # names, where they are fixed
-  )
+  METRICS: ClassVar[tuple[str, ...] | None] = None  # names that are fixed
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
   ANY_CLASSES: ClassVar[bool] = False  # instead of those of the run
   context: EvalContext
@@ -227,23 +225,8 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
         wrong = f'{prefix}.{field if error.field == "split" else error.field}'
         raise ConfigError(wrong, error.given, error.expected) from error
   if own is not None:
-    complete['dataset'] = dataset = builder.validate(dataset)
-    _check_inputs(dataset, run_dataset, f'{prefix}.dataset')
+    complete['dataset'] = builder.validate(dataset)
   return {'type': str(name), **complete}
-
-
-def _check_inputs(
-  given: Mapping[str, Any], run_dataset: Mapping[str, Any], prefix: str
-) -> None:
-  """Checks that inputs have the kind and size of those of the run."""
-  if ('image_size' in given) != ('image_size' in run_dataset):
-    expected = f'a data set with inputs like those of {run_dataset["name"]}'
-    raise ConfigError(f'{prefix}.name', given['name'], expected)
-  for name in ('image_size', 'length'):
-    size = run_dataset.get(name)
-    if size is not None and given.get(name, size) != size:
-      expected = f"{size} as in dataset.{name}, the model's input"
-      raise ConfigError(f'{prefix}.{name}', given[name], expected)
 
 
 def locate(kind: Any, field: str) -> type[Evaluator]:

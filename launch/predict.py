@@ -74,7 +74,8 @@ def run(flags: Flags) -> None:
       # Not `sys.stdin`: at exit Python takes its lock, which a thread that is
       # blocked in `readline` holds.
       lines = read_lines(os.fdopen(0, 'rb', closefd=False))
-      answer_all(engine, lines, write_line, flags.max_pending)
+      write = functools.partial(print, flush=True)
+      answer_all(engine, lines, write, flags.max_pending)
 
 
 def open_splits(flags: Flags) -> dict[str, Any]:
@@ -186,16 +187,6 @@ def answer_all(
       is_bad = isinstance(answer, Failure)
       fields = {'error': str(answer.error)} if is_bad else answer.as_dict()
       write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
-
-
-def write_line(text: str) -> None:
-  """Prints a line on stdout at once; exits if it is closed, as by `| head`."""
-  try:
-    print(text, flush=True)
-  except BrokenPipeError:
-    # Python flushes stdout once more at exit, which would print an error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(command_line.OUTPUT_CLOSED) from None
 
 
 main = command_line.Command('predict', __doc__, Flags, run)

@@ -120,17 +120,15 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
 
 
-def fit(
-  found: Mapping[str, Any], fresh: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], set[str]]:
-  """Returns `found`, and paths of modules after the encoder of one side only.
+def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
+  """Returns the paths of modules after the encoder of one side only.
 
   Those of the checkpoint are not used, those of the model keep fresh values.
   """
   names = {*found, *fresh}
   tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
   alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
-  return found, {name for name in names if name.partition('/')[0] in alone}
+  return {name for name in names if name.partition('/')[0] in alone}
 
 
 def save(

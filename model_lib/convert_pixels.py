@@ -45,9 +45,7 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
   """
   file = directory / PREPROCESSOR
   if file.is_file():
-    options = convert_files.read_object(file)
-    _warn_of_size(file, options, config.get('image_size'))
-    return _of_processor(file, options)
+    return _of_processor(file, convert_files.read_object(file))
   stated = config.get('pretrained_cfg', config)
   if isinstance(stated, dict) and {'mean', 'std'} & {*stated}:
     where = f'{directory / convert_files.CONFIG}: pretrained_cfg'
@@ -118,14 +116,3 @@ def _numbers(
     expected = 'finite numbers' + ', above 0' * positive
     raise FieldError(f'{where}: {name}', given, expected)
   return tuple(map(float, numbers))
-
-
-def _warn_of_size(file: Any, options: Mapping[str, Any], model: Any) -> None:
-  """Logs a line if the processor's images have not the size of the model's."""
-  size = options.get('crop_size' if options.get('do_center_crop') else 'size')
-  sides = size if isinstance(size, dict) else {'height': size, 'width': size}
-  given = [sides.get('height'), sides.get('width')]
-  wanted = model if isinstance(model, list) else [model, model]
-  if None not in (*given, *wanted) and given != wanted:
-    message = '%s: images of %s, the model has positions for images of %s'
-    logging.warning(message, file, given, wanted)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from model_lib import convert_files, convert_pixels, position_grids
+from model_lib import convert_files, convert_pixels
 from model_lib.convert import Checkpoint, Directory
 from model_lib.convert_pixels import HALF, Pixels
 from model_lib.errors import FieldError, check_option
@@ -198,20 +198,13 @@ def _fold_pixels(
   return config
 
 
-def fit(
-  found: Mapping[str, Any],
-  fresh: Mapping[str, Any],
-  old: Sides = SQUARE,
-  new: Sides = SQUARE,
-) -> tuple[dict[str, Any], set[str]]:
-  """Fits the parameters of a ViT to a model that contains one.
+def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
+  """Returns the paths that keep fresh values in a model that contains a ViT.
 
   `found` are parameters of `load`, `fresh` those of the model, by path ('/'
-  between the names); `old` and `new` are sides of their images.
-
-  Returns `found` with resized positions, and the paths that keep fresh values:
-  those of modules that a ViT lacks (AdaTape's own); and those of the head,
-  unless it has the model's shape and follows no `pre_logits`.
+  between the names). Kept are those of modules that a ViT lacks (AdaTape's
+  own); and those of the head, unless it has the model's shape and follows no
+  `pre_logits`.
   """
   kept = {
     name
@@ -221,7 +214,7 @@ def fit(
   heads = [getattr(x.get('head/kernel'), 'shape', ()) for x in (found, fresh)]
   if heads[0] != heads[1] or 'pre_logits/kernel' in found:
     kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
-  return position_grids.resize(found, fresh, old, new), kept
+  return kept
 
 
 def _module(name: str) -> str:

@@ -6,6 +6,7 @@ the configuration of its run, which later commands read.
 """
 
 import ast
+import contextlib
 import importlib
 import itertools
 import pathlib
@@ -33,8 +34,8 @@ NAMES = '|'.join(path.stem for path in ROOT.glob('launch/[a-z]*.py'))
 COMMAND = re.compile(rf'(?:python -m )?(?:launch\.)?\b({NAMES}) (.*)', re.S)
 FENCED = re.compile(r'^```\w*\n.*?^```$', re.M | re.S)
 FORM = re.compile(r'\.\.\.|FILE\.py')  # of a command
-# Directories that a configuration reads, as its arguments name them.
-READ = re.compile(r'(?:^|[:,])(corpus|checkpoint|teacher|pretrained)=([^,]+)')
+# Directories that a configuration reads; `root` has one of each name.
+READ = re.compile(r'\b(corpus|checkpoint|teacher|pretrained)=[^,]+')
 STUBS = dict(
   teacher='eat/glue.py:task=sst2,model=dense,variant=medium,data=D,'
   'vocabulary=vocabulary',
@@ -81,40 +82,23 @@ def complete(main, words):
     return complete(main, [*words, *(f'{n}=.' for n in missing[1].split(', '))])
 
 
-def write_stubs(flag):
-  """Writes a run, or a model, wherever a configuration reads another."""
-  for name, path in READ.findall(flag):
-    folder = pathlib.Path(path)
-    if name == 'corpus':
-      if not folder.exists():
-        folder.symlink_to('corpus')
-    elif not (folder / 'config.json').is_file():
-      content = {'model_type': 'bert', 'num_hidden_layers': 6}
-      if name in STUBS:
-        stub = command_line.load_config(f'configs/{STUBS[name]}', ())
-        content = stub.to_dict()
-      save(folder, content)
-      shutil.copy('vocabulary/vocab.txt', folder)
-
-
 def save(folder, config):
   """Writes what later commands read of a run."""
-  folder.mkdir(parents=True, exist_ok=True)
+  folder.mkdir(exist_ok=True)
   text_files.write_json(folder / 'config.json', config)
   shutil.copy('tokenizer.json', folder)
 
 
 def check(name, words):
   """Parses a command; a training leaves the configuration of its run."""
+  words = [READ.sub(r'\1=\1', word) for word in words]
   flags = complete(importlib.import_module(f'launch.{name}').main, words)
   config, folder = getattr(flags, 'config', ''), getattr(flags, 'workdir', '')
   saved = pathlib.Path(folder, 'config.json')
   if not isinstance(config, str) or '.py' not in config:
     if name == 'evaluate' and saved.is_file():
       evaluate._config(flags)
-    return
-  write_stubs(config.partition(':')[2])
-  if name != 'sweep':
+  elif name != 'sweep':
     run = command_line.load_config(config, flags.overrides)
     if name == 'train' and not folder.startswith(('/', '.')):
       save(saved.parent, run.to_dict())
@@ -132,6 +116,12 @@ def root(tmp_path_factory):
   shutil.copy(root / 'corpus/tokenizer.json', root)
   for name in ('FILE.conllu', 'en_ewt-ud-dev.conllu'):
     (root / name).touch()
+  with contextlib.chdir(root):
+    save(root / 'pretrained', {'model_type': 'bert', 'num_hidden_layers': 6})
+    shutil.copy('vocabulary/vocab.txt', 'pretrained')
+    for name, config in STUBS.items():
+      run = command_line.load_config(f'configs/{config}', ())
+      save(root / name, run.to_dict())
   return root
 
 

@@ -23,12 +23,12 @@ from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, sharding
 from train_lib.run_directory import (
-  CHECKPOINTS,
   CONFIG,
   DATASET_INFO,
   TOKENIZER,
   Path,
   load_info,
+  trained_on,
 )
 from train_lib.task import Task, build_task
 
@@ -178,21 +178,14 @@ def start_from(
   return state.replace(params=params, ema_params=average)
 
 
-def _folder(directory: Path) -> pathlib.Path:
-  """Returns the directory of a run, also from that of its checkpoints."""
-  folder = pathlib.Path(directory)
-  return folder.parent if folder.name == CHECKPOINTS else folder
-
-
 def _check_source(config: Any, task: Task) -> None:
   """Raises ConfigError if a run has other inputs, or its heads other classes.
 
   Sizes of inputs are left to the arrays, and heads that are skipped may differ.
   """
-  folder = _folder(config.workdir)
-  if not (folder / CONFIG).is_file() or not (folder / DATASET_INFO).is_file():
+  if (theirs := trained_on(config.workdir)) is None:
     return
-  theirs, whose = load_info(folder), f'{folder} has'
+  whose = f'{config.workdir} has'
   inputs = 'input_key', *contract.SCALING, 'tokenizer'
   contract.check(theirs, task.info, inputs, 'warm_start', whose)
   classes = contract.differences(theirs, task.info, contract.LABELS)
@@ -246,10 +239,11 @@ def warm_start(
   Raises ValueError if a rename or a skip matches nothing, parameters are left
   over on either side or differ in shape or dtype, or no file can be used.
   """
-  found, ignored, fit = _read(directory, params, dict(model), info)
+  found, ignored, sides, fit = _read(directory, params, dict(model), info)
   fresh = checkpoint_io.flatten(params)
   found, skipped = _selected(found, fresh, directory, renames, skip)
-  found, kept = fit(found, fresh)
+  found = position_grids.resize(found, fresh, sides, _sides(info))
+  kept = fit(found, fresh)
   if kept or ignored:
     unused = sorted({*ignored, *(kept - {*fresh})})
     new = sorted((skipped | kept) & {*fresh})
@@ -268,13 +262,13 @@ def warm_start(
 
 def _read(
   directory: Path, params: Any, model: dict[str, Any], info: DatasetInfo | None
-) -> tuple[dict[str, Any], tuple[str, ...], Callable[..., Any]]:
+) -> tuple[dict[str, Any], tuple[str, ...], position_grids.Sides, Any]:
   """Reads a run or a published model; see `warm_start` for the arguments.
 
-  Returns its parameters by name, names that are ignored, and a function of
-  found and fresh parameters: fitted ones, and names that keep fresh values.
+  Returns its parameters by name, names that are ignored, the sides of its
+  images, and `fit(found, fresh)`, the names that keep fresh values.
   """
-  new, fit = _sides(info), None
+  fit: Any = convert.fit
   if convert_vit.is_vit(directory):
     pixels = Pixels(info.mean, info.std) if info else HALF
     published = convert_vit.load(directory, pixels)
@@ -282,23 +276,15 @@ def _read(
       if model.get(name, value) != value:
         expected = f'{value!r}, as in {directory}'
         raise FieldError(f'model.{name}', model[name], expected)
-    fit = functools.partial(convert_vit.fit, old=published.image, new=new)
+    fit = convert_vit.fit
   elif convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     published = convert.load(directory, heads)
   else:
-    folder = _folder(directory)
-    known = (folder / DATASET_INFO).is_file()
-    old = _sides(load_info(folder) if known else None)
-    resize = functools.partial(position_grids.resize, old=old, new=new)
-    found = checkpoint_io.find(directory).params()
-    return (
-      checkpoint_io.flatten(found),
-      (),
-      lambda *trees: (resize(*trees), set()),
-    )
+    found = checkpoint_io.flatten(checkpoint_io.find(directory).params())
+    return found, (), _sides(trained_on(directory)), lambda *trees: set()
   found = checkpoint_io.flatten(published.params)
-  return found, published.ignored, fit or convert.fit
+  return found, published.ignored, published.image, fit
 
 
 def _sides(info: DatasetInfo | None) -> position_grids.Sides:

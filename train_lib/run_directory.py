@@ -262,11 +262,12 @@ def load_info(workdir: Path) -> DatasetInfo:
 
 
 def trained_on(workdir: Path) -> DatasetInfo | None:
-  """Returns the contract of a run with checkpoints, None without one."""
+  """Returns the contract of a run, or its checkpoints; None without them."""
   folder = pathlib.Path(workdir)
-  has_steps = steps_in(folder / CHECKPOINTS)
-  is_saved = has_steps and (folder / DATASET_INFO).exists()
-  return load_info(folder) if is_saved else None
+  folder = folder.parent if folder.name == CHECKPOINTS else folder
+  if steps_in(folder / CHECKPOINTS) and (folder / DATASET_INFO).exists():
+    return load_info(folder)
+  return None
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:

@@ -1,5 +1,6 @@
 """Evaluators by name, wrong configurations, and a pass against NumPy."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -69,13 +70,6 @@ def test_illegal_fields_are_named(kind, field, value):
      r'\.calibration_split: .*got .nothing'),
     (DIGITS, dict(type='fewshot', dataset=dict(name='no_such')),
      r'\.dataset\.name: expected'),
-    (DIGITS, dict(type='fewshot', dataset=dict(name='digits', image_size=16)),
-     r'\.dataset\.image_size: expected 8'),
-    # Images do not fit a model of tokens.
-    (DIGITS, dict(type='classification', dataset=PARITY),
-     r'\.dataset\.name: expected'),
-    (PARITY, dict(type='classification', dataset=DIGITS),
-     r'\.dataset\.name: expected'),
     (DIGITS, 'fewshot', ': expected a dict'),
   ],
 )  # fmt: skip
@@ -84,21 +78,31 @@ def test_wrong_entries_are_named(runs, entry, match):
     evaluator.validate(dict(dataset=runs, evals=dict(test=entry)))
 
 
-def test_classes_must_be_those_of_the_model():
-  info = builder.build_source(DIGITS, 'test').info
-  context = contexts.eval_context(DIGITS, info=info)
-  other = FAKE | dict(num_classes=7)
-  evaluator.build('own', dict(type='classification'), context)
-  evaluator.build('few', dict(type='fewshot', dataset=other), context)
-  entry = dict(type='classification', dataset=other)
-  with pytest.raises(
-    ConfigError, match=r'^evals.far.dataset.class_names.*10 c'
-  ):
-    evaluator.build('far', entry, context)
-  more = dataclasses.replace(info, num_classes=11, class_names=())
-  one_more = dataclasses.replace(context, info=more)
-  with pytest.raises(ConfigError, match=r'^evals.own.dataset.num_class.*11'):
-    evaluator.build('own', dict(type='classification'), one_more)
+@pytest.mark.parametrize(
+  ('runs', 'changes', 'entry', 'match'),
+  [
+    (DIGITS, {}, dict(type='fewshot', dataset=DIGITS | dict(image_size=16)),
+     r'input_shape: expected \(8, 8, 3\)'),
+    # Images do not fit a model of tokens.
+    (DIGITS, {}, dict(dataset=PARITY), 'input_key: '),
+    (PARITY, {}, dict(dataset=DIGITS), 'input_key: '),
+    (DIGITS, {}, dict(dataset=FAKE | dict(num_classes=7)), 'class_names.*10 c'),
+    (DIGITS, dict(num_classes=11, class_names=()), {}, 'num_classes.* 11'),
+    (DIGITS, {}, {}, ''),
+    (DIGITS, {}, dict(type='fewshot', dataset=FAKE | dict(num_classes=7)), ''),
+  ],
+)  # fmt: skip
+def test_inputs_and_classes_must_be_those_of_the_model(
+  runs, changes, entry, match
+):
+  info = builder.build_source(runs, 'test').info
+  info = dataclasses.replace(info, **changes)
+  context = contexts.eval_context(runs, info=info)
+  with (
+    pytest.raises(ConfigError, match=f'^evals.x.dataset.{match}')
+    if match else contextlib.nullcontext()
+  ):  # fmt: skip
+    evaluator.build('x', dict(type='classification') | entry, context)
 
 
 def measure(variables, batch):

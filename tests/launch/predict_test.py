@@ -103,14 +103,17 @@ def test_a_closed_stderr_loses_no_answer(monkeypatch):
 
 
 HEAD = """
-import itertools, sys
-from launch import predict
+import functools, itertools, sys
+from launch import command_line, predict
 from tests.launch.predict_test import Echo
-lines = ((number, 'text') for number in itertools.count())
-try:
-  predict.answer_all(Echo(), lines, predict.write_line, 4)
-finally:
-  print('left', file=sys.stderr)
+def run(flags):
+  lines = ((number, 'text') for number in itertools.count())
+  try:
+    write = functools.partial(print, flush=True)
+    predict.answer_all(Echo(), lines, write, 4)
+  finally:
+    print('left', file=sys.stderr)
+command_line.Command('predict', '', predict.Flags, run)(['--workdir=.'])
 """
 
 

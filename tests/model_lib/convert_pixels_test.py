@@ -36,10 +36,11 @@ def write(folder, config, processor, grid=4):
   return arrays
 
 
-def logits(path, images, pixels=convert_pixels.HALF):
+def logits(path, images, pixels=convert_pixels.HALF, **fields):
   """Of our model, whose inputs are normalised by `pixels`."""
-  model = ViT(**public_vits.FIELDS)
-  params = jax.tree.map(jnp.asarray, convert_vit.load(path, pixels).params)
+  found = convert_vit.load(path, pixels)
+  model = ViT(**(public_vits.FIELDS | fields))
+  params = jax.tree.map(jnp.asarray, found.params)
   inputs = (images * pixels.factor - np.array(pixels.mean)) / pixels.std
   return model.apply({'params': params}, jnp.asarray(inputs, jnp.float32))[0]
 
@@ -101,24 +102,6 @@ def test_what_cannot_be_folded_is_refused(config, processor, message, tmp_path):
     convert_vit.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-  ('processor', 'warns'),
-  [
-    ({'size': 16}, False),
-    ({'size': {'height': 16, 'width': 16}}, False),
-    ({'size': {'height': 16, 'width': 24}}, True),
-    ({'size': 24, 'do_center_crop': True, 'crop_size': 16}, False),
-    ({'size': {'shortest_edge': 24}}, False),
-  ],
-)
-def test_another_size_than_the_positions_is_logged(
-  processor, warns, tmp_path, caplog
-):
-  write(tmp_path, HUGGING_FACE, processor)
-  convert_vit.load(tmp_path)
-  assert ('images of [16, 24]' in caplog.text) == warns
-
-
 def test_patches_that_are_no_squares_are_refused(tmp_path):
   write(tmp_path, HUGGING_FACE, None)
   arrays = public_vits.archive()
@@ -132,30 +115,31 @@ def test_patches_that_are_no_squares_are_refused(tmp_path):
 @pytest.mark.peers
 @pytest.mark.parametrize('kind', ['ViT', 'DeiT'])
 @pytest.mark.parametrize(
-  'options',
+  ('model', 'options'),
   [
-    {}, {'image_mean': MEAN, 'image_std': STD}, {'do_normalize': False},
-    {'rescale_factor': 1 / 100, 'image_mean': MEAN, 'image_std': STD},
+    ({}, {}),
+    ({'layer_norm_eps': 1e-6, 'num_attention_heads': 2}, PROCESSOR),
+    ({'hidden_act': 'gelu_pytorch_tanh'}, {'do_normalize': False}),
+    ({'hidden_act': 'gelu'}, {'rescale_factor': 1 / 100} | PROCESSOR),
   ],
 )  # fmt: skip
 def test_logits_of_transformers_with_its_image_processor(
-  kind, options, tmp_path
+  kind, model, options, tmp_path
 ):
   torch, transformers = peers.torch_and_transformers()
-  write(tmp_path, HUGGING_FACE, None)
-  config = transformers.ViTConfig(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-    intermediate_size=24, image_size=16, patch_size=4, num_labels=5,
-    hidden_act='gelu_new', layer_norm_eps=1e-6,
+  sizes = dict(
+    hidden_size=16, num_hidden_layers=2, intermediate_size=24, patch_size=4,
+    num_labels=5, layer_norm_eps=1e-6,
   )  # fmt: skip
-  load = transformers.ViTForImageClassification.from_pretrained
-  model = load(tmp_path, config=config)
+  config = HUGGING_FACE | sizes | model
+  write(tmp_path, config, None)
+  theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path)
   processor = getattr(transformers, f'{kind}ImageProcessor')(
     size={'height': 16, 'width': 16}, do_center_crop=False, **options
   )
   processor.save_pretrained(tmp_path)
   pixels = processor(list(BYTES), return_tensors='pt')['pixel_values']
   with torch.no_grad():
-    want = model.eval().double()(pixels.double()).logits.numpy()
-  got = logits(tmp_path, BYTES)
+    want = theirs.eval().double()(pixels.double()).logits.numpy()
+  got = logits(tmp_path, BYTES, **convert_vit.load(tmp_path).fields)
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
