@@ -7,16 +7,14 @@ import contextlib
 import copy
 import dataclasses
 import json
-import shutil
 import types
 
 import flax.linen as nn
 import jax
 import numpy as np
-import PIL.Image
 import pytest
 
-from dataset_lib import builder, contract, text_files
+from dataset_lib import builder, contract
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
@@ -24,7 +22,7 @@ from launch import command_line, evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
 from tests.launch import toy_runs
-from train_lib import build, config_schema, loading, run_directory, trainer
+from train_lib import build, loading, run_directory
 from train_lib.checkpoint import Checkpointer
 from train_lib.distillation import Student
 from train_lib.run_directory import ConfigChangedError, RunDirectory
@@ -105,10 +103,14 @@ def saved(run, info):
     file.write_text(before)
 
 
-def resume(run, info, patch):
-  given = run.folder, run.config.to_dict()
-  with saved(run, run.info), RunDirectory(*given, info=info):
+def resume_on(run, config, info):
+  with RunDirectory(run.folder, config.to_dict(), info=info):
     pass
+
+
+def resume(run, info, patch):
+  with saved(run, run.info):
+    resume_on(run, run.config, info)
 
 
 def opened(run, info, patch, kind, **splits):
@@ -284,11 +286,8 @@ TEXTS = {
      {'tokenizer': '/mine', 'max_length': 16}),
   ],
 )  # fmt: skip
-@pytest.mark.parametrize('kind', ['classification', 'fewshot'])
-def test_other_data_are_prepared_as_those_of_the_run(
-  run, given, expected, kind
-):
-  entries = {'x': {'type': kind, 'dataset': given}}
+def test_other_data_are_prepared_as_those_of_the_run(run, given, expected):
+  entries = {'x': {'type': 'fewshot', 'dataset': given}}
   complete = evaluator.validate({'dataset': run, 'evals': entries})
   assert complete['x']['dataset'].items() >= expected.items()
 
@@ -300,9 +299,8 @@ def test_what_an_older_run_did_not_save_is_not_compared(runs):
   for name in (*new, 'steps_per_epoch'):
     del old[name]
   old = DatasetInfo(**old)
-  assert (
-    contract.differences(old, run.info, (*contract.ALL, 'num_examples')) == []
-  )
+  every = *contract.ALL, 'num_examples'
+  assert not contract.differences(old, run.info, every)
   contract.check_inputs(old, run.info)
   assert contract.class_ids(old, run.info) is None
 
@@ -330,100 +328,23 @@ def test_classes_are_matched_by_name(known, names, expected):
   assert (ids if ids is None else ids.tolist()) == expected
 
 
-COLOURS = {'blue': (0, 0, 200), 'green': (0, 200, 0), 'red': (200, 0, 0)}
-
-
-def images(root, count, **names):
-  """Writes `count` images of each colour, by the names of the classes."""
-  draw = np.random.default_rng(0)
-  for split in ('train', 'test'):
-    for colour, value in COLOURS.items():
-      folder = root / split / names.get(colour, colour)
-      folder.mkdir(parents=True)
-      for number in range(count):
-        noise = draw.integers(0, 50, (16, 16, 3)) + np.array(value)
-        image = PIL.Image.fromarray(noise.astype(np.uint8))
-        image.save(folder / f'{number}.png')
-
-
-@pytest.fixture(scope='module')
-def folders(tmp_path_factory):
-  """Returns a run on three colours, stopped in the middle, and its data."""
-  root = tmp_path_factory.mktemp('colours')
-  images(root / 'own', 12)
-  images(root / 'numbers', 4, blue='2', green='0', red='1')
-  images(root / 'fewer', 4)
-  for split in ('train', 'test'):
-    for file in (root / 'fewer' / split / 'blue').iterdir():
-      file.unlink()
-    (root / 'fewer' / split / 'blue').rmdir()
-  config = {
-    'batch_size': 12, 'tensorboard': False, 'log_every': 1,
-    'mesh': {'data': 1},
-    'dataset': {'name': 'folder', 'root': str(root / 'own'), 'image_size': 16},
-    'model': {'name': 'model_lib.vit:ViT', 'depth': 1, 'width': 16,
-              'num_heads': 2, 'mlp_dim': 32, 'patch_size': 8},
-    'optimizer': {'lr': 1e-2, 'warmup_steps': 0.1},
-    'stages': {'stage1': {'epochs': 10.0}},
-    'evals': {'test': {'type': 'classification'}},
-    'checkpoint': {'every_steps': 20, 'keep': 9},
-  }  # fmt: skip
-  config = config_schema.validate(config)
-  trainer.train(config, str(root / 'run'))
-  return root, config
-
-
-@pytest.mark.slow
-def test_another_folder_is_read_by_its_names(folders, capsys, refused):
-  root, _ = folders
-  given = [f'--workdir={root}/run', '--dataset']
-  for name in ('own', 'fewer'):
-    assert evaluate.main([*given, f'name=folder,root={root}/{name}']) == 0
-    rows = json.loads((root / 'run' / 'evaluation.json').read_text())
-    assert rows[0]['test/accuracy'] == 1.0
-  numbers = f'name=folder,root={root}/numbers'
-  refused(evaluate.main, [*given, numbers], ['test.dataset.class_names', "'0'"])
-  wrong = [given[0], '--config.dataset.image_size=32']
-  refused(evaluate.main, wrong, ['evals.test.dataset.input_shape'])
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_on_its_classes_and_its_schedule(folders, tmp_path):
-  root, config = folders
-  data = tmp_path / 'data'
-  shutil.copytree(root / 'own', data)
-  run = tmp_path / 'run'
-  shutil.copytree(root / 'run', run)
-  shutil.rmtree(run / 'checkpoints' / '30')
-  config = config.copy_and_resolve_references().unlock()
-  config.dataset.root = str(data)
-  text_files.write_json(run / 'config.json', config.to_dict())
-
-  def resumed():
-    return trainer.train(config_schema.validate(config), str(run))
-
-  info = (run / 'dataset_info.json').read_bytes()
-  for split in ('train', 'test'):
-    (data / split / 'blue').rename(data / split / 'white')
-  with pytest.raises(ConfigChangedError, match=r"class_names.*'blue'.*'white'"):
-    resumed()
-  for split in ('train', 'test'):
-    (data / split / 'white').rename(data / split / 'blue')
-  for number in range(12):
-    file = data / 'train' / 'red' / f'{number}.png'
-    shutil.copy(file, file.with_name(f'more_{number}.png'))
-  with pytest.raises(
-    ConfigChangedError, match='num_examples: expected 36, got'
-  ):
-    resumed()
-  assert (run / 'dataset_info.json').read_bytes() == info
+def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
+  run = runs('images')
+  config = copy.deepcopy(run.config).unlock()
   config.allow_other_rows = True
-  assert resumed()['steps'] == 30  # 10 epochs of 3 steps, and not of 4
-  rates = []
-  for file in (root / 'run' / 'metrics.jsonl', run / 'metrics.jsonl'):
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rates.append([row['train/learning_rate'] for row in rows])
-  assert rates[0] == rates[1]
-  # Later resumes know the new rows, and still the schedule.
-  config.allow_other_rows = False
-  assert resumed()['steps'] == 30
+  fewer = run.info.num_examples - 640
+  with saved(run, dataclasses.replace(run.info, num_examples=fewer)):
+    setup = build.Setup(config, str(run.folder))
+    assert setup.dataset.steps_per_epoch != 7
+    assert setup.total_steps == 7 * config.stages.stage1.epochs
+    with pytest.raises(ConfigChangedError, match=f'num_examples: .* {fewer}, '):
+      resume_on(run, run.config, setup.info)
+    resume_on(run, config, setup.info)
+    # Later resumes know the new rows, and still the schedule.
+    resume_on(run, run.config, setup.info)
+    assert run_directory.load_info(run.folder).steps_per_epoch == 7
+
+
+def test_another_image_size_is_refused(runs, refused):
+  flags = f'--workdir={runs("images").folder}', '--config.dataset.image_size=32'
+  refused(evaluate.main, flags, ['evals.test.dataset.input_shape'])
