@@ -4,15 +4,15 @@ import errno
 import json
 import os
 import shutil
+import sys
 
 import pytest
 
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from launch import analyze, command_line, evaluate, train
+from launch import analyze, command_line, evaluate, export, predict, train
 from tests.security.conftest import FLAGS
-from train_lib import run_directory
-from train_lib.run_directory import RunDirectory
+from train_lib.run_directory import ConfigChangedError, RunDirectory
 
 KEPT = 'of the user\n'
 
@@ -30,9 +30,7 @@ def victim(tmp_path):
   assert path.read_text() == KEPT
 
 
-WRITTEN = (
-  'run.png', 'run.pdf', 'versions.json', 'result.json',
-)  # fmt: skip
+WRITTEN = ('run.png', 'run.pdf', 'versions.json', 'result.json')
 
 
 @pytest.mark.filterwarnings('ignore:.*line 1 is damaged')  # of the victim
@@ -73,54 +71,60 @@ def test_no_writer_follows_a_link(write, victim, tmp_path):
     assert not link.is_symlink()
 
 
-def lock(run, victim):
-  (run / 'run.lock').unlink(missing_ok=True)
-  (run / 'run.lock').symlink_to(victim)
+def link(path, target):
+  path.rename(path.with_name('own'))
+  path.symlink_to(target)
 
 
-def checkpoints(run, victim):
+@pytest.mark.parametrize(
+  ('name', 'change', 'error'),
+  [
+    ('run.lock', link, 'is a link'),
+    ('checkpoints', link, 'is a link'),
+    ('config.json', lambda path, _: path.unlink(), r'config\.json is missing'),
+  ],
+)
+def test_what_cannot_be_replaced_is_refused(name, change, error, run, victim):
+  config = json.loads((run / 'config.json').read_text())
   other = shutil.copytree(run, run.parent / 'other')
-  shutil.rmtree(run / 'checkpoints')
-  (run / 'checkpoints').symlink_to(other / 'checkpoints')
-
-
-@pytest.mark.parametrize('change', [lock, checkpoints])
-def test_a_link_that_cannot_be_replaced_is_refused(change, run, victim):
-  change(run, victim)
-  config = json.loads((run / 'config.json').read_text())
-  with (
-    pytest.raises(InvalidDataError, match='is a link'),
-    RunDirectory(run, config),
-  ):
-    pass
-
-
-def test_checkpoints_without_a_configuration_are_not_continued(run):
-  config = json.loads((run / 'config.json').read_text())
-  (run / 'config.json').unlink()
-  with pytest.raises(run_directory.ConfigChangedError, match=r'config\.json'):
+  change(run / name, victim if name == 'run.lock' else other / name)
+  with pytest.raises((InvalidDataError, ConfigChangedError), match=error):
     RunDirectory(run, config).__enter__()
 
 
 @pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize(
-  ('main', 'file', 'words'),
+  ('main', 'flags', 'file', 'words'),
   [
-    (evaluate.main, 'evaluation.json', 'test/accuracy'),
-    (analyze.main, 'summary.csv', 'sequence length'),
+    (evaluate.main, '--workdir={}', 'evaluation.json', 'test/accuracy'),
+    (analyze.main, '--workdir={}', 'summary.csv', 'sequence length'),
+    (export.main, '--workdir={} --bundle={}/b --batches=1', 'b', ''),
   ],
 )
 def test_numbers_that_cannot_be_written_are_printed(
-  main, file, words, code, run, monkeypatch, capsys
+  main, flags, file, words, code, run, monkeypatch, capsys
 ):
   def fsync(_):
     raise OSError(code, os.strerror(code))
 
   monkeypatch.setattr(os, 'fsync', fsync)
   with pytest.raises(SystemExit) as stop:
-    main([f'--workdir={run}'])
+    main(flags.format(run, run).split())
   shown = capsys.readouterr()
   assert stop.value.code == command_line.CHECKPOINT
   assert words in shown.out
   (line,) = shown.err.strip().splitlines()
   assert f'{file} cannot be written: {os.strerror(code)}' in line
+
+
+def test_answers_that_cannot_be_written_end_the_command(capsys, monkeypatch):
+  def answer(flags):
+    print('an answer', flush=True)
+
+  main = command_line.Command('predict', '', predict.Flags, answer)
+  with open('/dev/full', 'w') as full:
+    monkeypatch.setattr(sys, 'stdout', full)
+    with pytest.raises(SystemExit) as stop:
+      main(['--workdir=.'])
+  assert stop.value.code == command_line.CHECKPOINT
+  assert capsys.readouterr().err == 'error: output: No space left on device\n'
