@@ -30,6 +30,11 @@ from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
+# Metrics of each head, by their names in the file.
+COLUMNS = {
+  'temperature': 'temperatures', 'ece': 'ece',
+  'ece_calibrated': 'ece_calibrated',
+}  # fmt: skip
 ONLY_ABOVE = 0.02
 # Bounds are needed, because on data that the head separates without error the
 # likelihood keeps growing as the temperature falls.
@@ -288,11 +293,10 @@ class Evaluator(predictions.Evaluator):
   only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
   threshold: Share = DRIFT_THRESHOLD  # at which the drift check is to compare
 
-  def metric_names(self, measured, heads):
+  def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
-    names = predictions.head_layers(self.layers, heads)
-    kinds = 'ece', 'ece_calibrated', 'temperature'
-    return [f'{kind}_{name}' for kind in kinds for name in names]
+    names = predictions.head_layers(self.layers, len(self.layers))
+    return [f'{kind}_{name}' for kind in COLUMNS for name in names] or None
 
   def run(self, variables: Any) -> dict[str, float]:
     """Fits, measures and writes `calibration.json` into the workdir.
@@ -302,11 +306,9 @@ class Evaluator(predictions.Evaluator):
     """
     report = self.report(variables)
     heads = [*predictions.head_layers(self.layers, len(report['ece']))]
-    columns = dict(temperature='temperatures')
-    columns |= {name: name for name in ('ece', 'ece_calibrated')}
     return {
       f'{column}_{head}': value
-      for column, name in columns.items()
+      for column, name in COLUMNS.items()
       for head, value in zip(heads, report[name], strict=True)
     }
 

@@ -98,12 +98,10 @@ class Evaluator:
       found = found | {'unlabelled': float(self.unlabelled)}
     return found
 
-  def metric_names(
-    self, measured: Collection[str], heads: int
-  ) -> Collection[str] | None:
+  def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
     """Returns the names of `run` without running it; None if it cannot say.
 
-    `measured` are the names of `Task.evaluate`, `heads` are those of the model.
+    `measured` are the names of `Task.evaluate`.
     """
     return self.METRICS
 
@@ -170,9 +168,7 @@ class Classification(Evaluator):
       found |= zip(self._class_names(), of_classes.means(), strict=True)
     return found
 
-  def metric_names(
-    self, measured: Collection[str], heads: int
-  ) -> Collection[str]:
+  def metric_names(self, measured: Collection[str]) -> Collection[str]:
     """See `Evaluator`."""
     if not self.per_class:
       return {*measured} - {metrics.CLASS_ACCURACY}

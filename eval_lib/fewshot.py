@@ -153,7 +153,7 @@ class Evaluator(evaluator.Evaluator):
     test.label_as(train.info)
     self._splits = train, test
 
-  def metric_names(self, measured, heads):
+  def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
     return [f'{shots}shot{end}' for shots in self.shots for end in ENDS]
 

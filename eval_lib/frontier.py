@@ -120,14 +120,14 @@ class Evaluator(predictions.Evaluator):
     task = glue.task_of(self.task, self.data)
     self._metric, self._quality = main_number(task)
 
-  def metric_names(self, measured, heads):
+  def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
-    names = *predictions.head_layers(self.layers, heads), 'full'
-    kinds = self._metric, 'depth', 'depth_share', 'agreement'
+    heads = [f'layer_{layer}' for layer in self.layers]
     taus = [f'tau_{float(tau):g}' for tau in self.thresholds]
-    return [f'{self._metric}_{name}' for name in names] + [
-      f'{kind}_{tau}' for kind in kinds for tau in taus
-    ]
+    names = [f'{self._metric}_{end}' for end in (*heads, 'full', *taus)]
+    kinds = 'depth', 'depth_share', 'agreement'
+    names += [f'{kind}_{tau}' for kind in kinds for tau in taus]
+    return names if heads else None
 
   def run(self, variables: Any) -> dict[str, float]:
     """Sweeps and writes `frontier.csv` into the workdir.

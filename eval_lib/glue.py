@@ -165,7 +165,7 @@ class Evaluator(evaluator.Evaluator):
     """See `compute`."""
     return score(self._task, *self.answers(variables))
 
-  def metric_names(self, measured, heads):
+  def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
     return self.METRICS or (*TASK_METRICS[self._task], 'score')
 

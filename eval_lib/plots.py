@@ -17,8 +17,8 @@ import numpy as np
 import scipy.ndimage
 from jaxtyping import Float
 
-from dataset_lib import data_files, text_files
-from dataset_lib.errors import InvalidDataError
+from dataset_lib import text_files
+from eval_lib import report
 
 Path = str | os.PathLike[str]
 
@@ -251,7 +251,7 @@ def plot_run(workdir: Path) -> pathlib.Path:
   also `figure`.
   """
   workdir = pathlib.Path(workdir)
-  found = read_curves(workdir / 'metrics.jsonl')
+  found = report.read_curves(workdir / 'metrics.jsonl')
   panels = [_panel(found, *row) for row in _PANELS]
   panels = [panel for panel in panels if panel.lines]
   if not panels:
@@ -264,35 +264,6 @@ def plot_run(workdir: Path) -> pathlib.Path:
   path = workdir / 'run.png'
   draw_panels(path, panels, size, columns, workdir.resolve().name)
   return path
-
-
-def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
-  """Reads `metrics.jsonl`: one JSON object a line, each with its `step`.
-
-  A torn last line is ignored, another damaged one is refused. Of several
-  values for a step, as a resumed run may write them, the last counts.
-  """
-  values: dict[str, dict[int, float]] = {}
-  text = text_files.read_bytes(path, data_files.MAX_LOG).decode(
-    'utf-8', 'replace'
-  )
-  # The text after the last newline is a line still being written.
-  for number, line in enumerate(text.split('\n')[:-1], 1):
-    try:
-      row = text_files.loads(line.strip() or '{"step": 0}')
-      row = {name: float(value) for name, value in row.items()}
-      step = int(row.pop('step'))
-    except (ValueError, AttributeError, KeyError, TypeError):
-      raise InvalidDataError(
-        f'{path}:{number}: expected a JSON object with a step, got '
-        f'{line[:60]!r}; delete the line to draw the rest'
-      ) from None
-    for name, value in row.items():
-      values.setdefault(name, {})[step] = value
-  return {
-    name: tuple(np.array(sorted(points.items()), float).T)
-    for name, points in values.items()
-  }
 
 
 def _window(points: int) -> int:

@@ -1,4 +1,4 @@
-"""Tables of measured numbers: estimates with quartiles, CSV, the terminal.
+"""Measured numbers: estimates with quartiles, CSV, the terminal, logs.
 
 A table is a list of rows, and a row maps names of columns to values; None or a
 missing key is an empty cell. An `Estimate` takes three columns of a CSV
@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ import rich.table
 import rich.text
 from jaxtyping import Float
 
-from dataset_lib import text_files
+from dataset_lib import data_files, text_files
+from dataset_lib.errors import InvalidDataError
 from dataset_lib.text_files import printable
 
 Rows = Sequence[Mapping[str, Any]]
@@ -163,3 +165,31 @@ def _readable(name: str, value: Any) -> tuple[str, Any]:
   elif isinstance(value, float) or (name in COLUMNS and value is not None):
     value = f'{unit * value:{digits}}'
   return heading, value
+
+
+def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
+  """Reads `metrics.jsonl`: one JSON object a line, each with its `step`.
+
+  A torn last line is ignored, another damaged one is refused. Of several
+  values for a step, as a resumed run may write them, the last counts.
+  """
+  values: dict[str, dict[int, float]] = {}
+  content = text_files.read_bytes(path, data_files.MAX_LOG)
+  # The text after the last newline is a line still being written.
+  *lines, _ = content.decode(errors='replace').split('\n')
+  for number, line in enumerate(lines, 1):
+    try:
+      row = text_files.loads(line.strip() or '{"step": 0}')
+      row = {name: float(value) for name, value in row.items()}
+      step = int(row.pop('step'))
+    except (ValueError, AttributeError, KeyError, TypeError):
+      raise InvalidDataError(
+        f'{path}:{number}: expected a JSON object with a step, got '
+        f'{line[:60]!r}; delete the line to draw the rest'
+      ) from None
+    for name, value in row.items():
+      values.setdefault(name, {})[step] = value
+  return {
+    name: tuple(np.array(sorted(points.items()), float).T)
+    for name, points in values.items()
+  }

@@ -31,6 +31,7 @@ from eval_lib import adaptive_plots, calibration, frontier, peers, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.risk import Variant
 from eval_lib.risk_peers import resample
+from launch import eat_pictures
 from model_lib import convert
 from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
@@ -43,9 +44,6 @@ SHOWN = {
   'timings': 'batch candidate quality quality_difference seconds latency_mean '
              'latency_p50 latency_p95 speedup limit share',
 }  # fmt: skip
-# Short names of rules, for labels in plots.
-SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
-         'tolerance': '±'}  # fmt: skip
 SOURCE_ROWS = 10 * calibration.BINS  # fewer give no ECE of their own
 
 
@@ -82,7 +80,7 @@ def write(flags: Any) -> None:
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   with adaptive_plots.if_installed():
-    draw(out, every, tables, default)
+    eat_pictures.draw(out, every, tables, default)
   print(f'written: {out}')
 
 
@@ -205,12 +203,9 @@ def guarantee(
 def _time(
   settings: Sequence[Setting], given: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Times settings on the same rows: alone, and in full batches.
+  """Times settings on the same rows, alone and in full batches.
 
-  The first setting is the reference. In a turn each candidate answers the same
-  few rows. Other libraries run in processes of their own. Returns rows of
-  `eval_lib.benchmark` with the quality, at batch 1 also with the mean and
-  percentiles of the latency.
+  The first is the reference. Rows of batch 1 also have latencies.
   """
   total, rounds = len(settings[0].point.exits), given['rounds']
   count, size = min(given['rows'], total), given['batch_size']
@@ -272,104 +267,3 @@ def _candidate(
   call = Call(predict, len(items) // len(calls))
   flops = float(setting.cost('flops')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
-
-
-def draw(
-  out: pathlib.Path,
-  rows: report.Rows,
-  tables: Mapping[str, report.Rows],
-  default: Setting,
-) -> None:
-  """Writes all pictures; see `plots.figure`.
-
-  `rows` are those of all settings; of `tables`, 'timings' are those of the
-  timed candidates, and 'retention' those of the default setting by layer.
-  """
-  model, ours = default.model, {row['setting']: row for row in rows}
-  metric = f'{model.facts["metric"]} (%)'
-  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-  bars: dict[str, dict[str, Any]] = {}
-  for row in (*rows, *tables.get('timings', ())):
-    name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
-    run_name, _, rule = name.rpartition('/')
-    if not run_name:  # other libraries have curves of their own
-      run_name = 'EAT' if name in ours else name
-    if not batch:
-      picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
-      cost = 100 * row['flops_share']
-    elif batch == 1:
-      picture = 'frontier', 'mean latency at batch 1 (ms)'
-      cost = 1e3 * row['latency_mean']
-    else:
-      label = f'median time of a row at batch {batch} (ms)'
-      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
-    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
-    curves[short(rule)] = cost, 100 * row['quality']
-    is_trained = ours.get(name, {}).get('variant') == 'as trained'
-    if batch and is_trained and ('/' in name or name == default.name):
-      bar = bars.setdefault(run_name, {})
-      bar[metric] = 100 * row['quality']
-      bar[f'speed-up at batch {batch}'] = row['speedup']
-  for (file, label), curves in pictures.items():
-    adaptive_plots.plot_frontier(out / file, curves, label, metric)
-  counted = ablation(rows)
-  if len(bars) > 1:
-    adaptive_plots.plot_bars(out / 'ablation', bars, 'Ablation')
-  elif len(counted) > 2:  # nothing was timed
-    title = 'Compute and quality: median and range of seeds'
-    adaptive_plots.plot_bars(out / 'ablation', counted, title)
-  _draw_model(out, rows, tables['retention'], model)
-
-
-def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
-  """Returns FLOPs and quality of the named runs as trained (EAT, Figure 3).
-
-  Both are relative to the reference. Runs whose names differ in digits at their
-  end are seeds, of which the median and the range are taken.
-  """
-  seeds: dict[str, list[tuple[float, float]]] = {}
-  for row in rows:
-    run_name = row['setting'].rpartition('/')[0]
-    if run_name and row['variant'] == 'as trained':
-      numbers = 100 * row['flops_share'], row['quality_difference']
-      seeds.setdefault(run_name.rstrip('0123456789'), []).append(numbers)
-  columns = 'FLOPs (% of dense)', 'quality - reference (points)'
-  return {
-    name: {
-      column: report.Estimate(float(np.median(one)), min(one), max(one))
-      for column, one in zip(columns, zip(*found, strict=True), strict=True)
-    }
-    for name, found in seeds.items()
-  }
-
-
-def short(rule: str) -> str:
-  """Shortens a name such as `confidence=0.9` for a point of a plot."""
-  name, _, value = rule.partition('=')
-  return f'{SHORT[name]}{value}' if value else name
-
-
-def _draw_model(
-  out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
-) -> None:
-  """Draws exits, retention, and the reliability of each head."""
-  rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
-  for row in rows:
-    if '/' not in row['setting'] and row['rule'] in rules:
-      shares[row['setting']] = {
-        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
-      }
-  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
-  if layers := model.module.prune_layers:
-    given = model.records['length'], model.observed, layers, retention
-    adaptive_plots.plot_retention(out / 'retention', *given)
-  judged, labels = model.judged, model.records['label']
-  for place, layer in enumerate(model.heads if judged.any() else ()):
-    tables = {}
-    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
-      head = softmax(model.logits[place] / scale)
-      table = calibration.reliability(head[judged], labels[judged])
-      tables[f'T = {scale:.3g}'] = table
-    title = f'Head at layer {layer}, {judged.sum()} rows'
-    path = out / f'reliability_{layer}'
-    adaptive_plots.plot_reliability(path, tables, title)

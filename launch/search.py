@@ -7,7 +7,6 @@ A trial without a sign of life is taken over and continues in that directory.
 
 import concurrent.futures
 import contextlib
-import glob
 import itertools
 import os
 import pathlib
@@ -216,7 +215,7 @@ class Search:
     self, trial: Any, run: Run, environment: Mapping[str, str]
   ) -> int | None:
     """Runs a training; returns its exit code, or None if it was pruned."""
-    from eval_lib import plots
+    from eval_lib import report
 
     run.workdir.mkdir(parents=True, exist_ok=True)
     reported = {*self.study.trials[trial.number].intermediate_values}
@@ -238,7 +237,7 @@ class Search:
           trial.set_user_attr('beat', time.time())
         if self.flags.prune:
           with contextlib.suppress(OSError, ValueError):
-            curves = plots.read_curves(run.workdir / 'metrics.jsonl')
+            curves = report.read_curves(run.workdir / 'metrics.jsonl')
         for step, value in zip(*curves.get(self.flags.metric, ()), strict=True):
           if step not in reported:
             reported.add(step)
@@ -279,7 +278,9 @@ def _is_silent(trial: Any) -> bool:
 def search(flags: Flags) -> int:
   """Runs a search; returns the exit code."""
   optuna.logging.set_verbosity(optuna.logging.WARNING)
-  shares = [devices(slot, flags.workers) for slot in range(flags.workers)]
+  shares = [
+    sweep_runs.devices(slot, flags.workers) for slot in range(flags.workers)
+  ]
   work = Search(flags)
   with contextlib.ExitStack() as stack:
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -296,34 +297,6 @@ def search(flags: Flags) -> int:
     command_line.fail(f'no trial has finished; see {flags.workdir}/*/train.log')
   work.report()
   return command_line.OK
-
-
-def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
-  """Returns the environment of a slot, with its GPUs or TPU chip, and cores.
-
-  Raises ConfigError for more slots than devices.
-  """
-  environment = dict(os.environ)
-  if slots == 1:
-    return environment, ()
-  for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
-    cuda = name.startswith('CUDA')
-    kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
-    files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
-    every = ','.join(map(str, range(len(files))))
-    if not (found := environment.get(name, every)):
-      continue
-    share = found.split(',')[slot::slots]
-    if not share:
-      raise ConfigError('--workers', slots, f'at most one for each of {name}')
-    environment[name] = ','.join(share)
-    if name.startswith('TPU'):  # libtpu wants the shape of several chips
-      shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
-      environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
-    return environment, ()
-  has_cores = hasattr(os, 'sched_getaffinity')  # not on macOS
-  cores = sorted(os.sched_getaffinity(0)) if has_cores else []
-  return environment, cores[slot::slots] or cores
 
 
 def _repair(journal: pathlib.Path) -> None:

@@ -3,7 +3,9 @@
 import collections
 import contextlib
 import dataclasses
+import glob
 import hashlib
+import os
 import pathlib
 import re
 import shlex
@@ -121,6 +123,34 @@ def _field(config: Any, flag_name: str, field: str) -> Any:
       raise ConfigError(f'--{flag_name}', field, expected)
     value = value[name]
   return value
+
+
+def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
+  """Returns the environment of a slot, with its GPUs or TPU chip, and cores.
+
+  Raises ConfigError for more slots than devices.
+  """
+  environment = dict(os.environ)
+  if slots == 1:
+    return environment, ()
+  for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
+    cuda = name.startswith('CUDA')
+    kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
+    files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
+    every = ','.join(map(str, range(len(files))))
+    if not (found := environment.get(name, every)):
+      continue
+    share = found.split(',')[slot::slots]
+    if not share:
+      raise ConfigError('--workers', slots, f'at most one for each of {name}')
+    environment[name] = ','.join(share)
+    if name.startswith('TPU'):  # libtpu wants the shape of several chips
+      shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
+      environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
+    return environment, ()
+  has_cores = hasattr(os, 'sched_getaffinity')  # not on macOS
+  cores = sorted(os.sched_getaffinity(0)) if has_cores else []
+  return environment, cores[slot::slots] or cores
 
 
 def report(

@@ -322,10 +322,7 @@ def _sides(config: Mapping[str, Any]) -> Sides:
 def _split_class_position(
   where: str, params: dict[str, np.ndarray], image: Sides
 ) -> Sides:
-  """Adds the position of the class token, if there is one, to the token.
-
-  Returns the sides of the images: `image`, or a square where it does not fit.
-  """
+  """Adds the class token's position to it; returns sides that the grid fits."""
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   for sides in (image, SQUARE):
     if grid(count, sides):

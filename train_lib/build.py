@@ -147,13 +147,10 @@ class Setup(Plan):
     """Raises ConfigError for a metric that an evaluation will not have."""
     batch = self.batch_shapes(self.dataset.row_shapes())
     entry, _, name = metric.partition('/')
+    state = self.abstract.params, self.abstract.model_state, batch
     for stage, task in self.tasks.items():
-      evaluate, heads = functools.partial(jax.eval_shape, task.evaluate), 1
-      state = self.abstract.params, self.abstract.model_state, batch
-      if type(task).outputs is not Task.outputs:
-        heads = jax.eval_shape(task.outputs, *state)['logits'].shape[1]
-      one = self.evaluators[stage][entry]
-      known = one.metric_names([*evaluate(*state)], heads)
+      measured = jax.eval_shape(task.evaluate, *state)
+      known = self.evaluators[stage][entry].metric_names([*measured])
       if known is not None and name not in known:
         expected = unknown(name, known, 'metric')
         raise ConfigError('checkpoint.best_metric', metric, expected)

@@ -154,20 +154,17 @@ def serve(
   return *served, served[1].lengths
 
 
-def start_from(
-  state: Any, config: Any, model: Any = (), task: Task | None = None
-) -> Any:
+def start_from(state: Any, config: Any, task: Task) -> Any:
   """Replaces parameters of a fresh state with those of `config.warm_start`.
 
-  `model` is `config.model`; a published ViT is checked against its fields. The
-  contract of a run is compared with that of `task`.
+  The contract of a run, and the fields of a published ViT, are compared with
+  those of the task.
   """
   if not config.workdir:
     return state
-  if task is not None:
-    _check_source(config, task)
-  info = task.info if task else None
-  given = config.workdir, config.renames, config.skip, model, info
+  _check_source(config, task)
+  model = task.config['model']
+  given = config.workdir, config.renames, config.skip, model, task.info
   try:
     params = warm_start(state.params, *given)
   except (ValueError, checkpoint_io.CheckpointError) as error:
@@ -179,24 +176,20 @@ def start_from(
 
 
 def _check_source(config: Any, task: Task) -> None:
-  """Raises ConfigError if a run has other inputs, or its heads other classes.
-
-  Sizes of inputs are left to the arrays, and heads that are skipped may differ.
-  """
+  """Raises ConfigError if a run has other inputs, or heads of other classes."""
   if (theirs := trained_on(config.workdir)) is None:
     return
   whose = f'{config.workdir} has'
   inputs = 'input_key', *contract.SCALING, 'tokenizer'
   contract.check(theirs, task.info, inputs, 'warm_start', whose)
   classes = contract.differences(theirs, task.info, contract.LABELS)
-  skip = config.skip if classes else ()
-  heads = _of_classes(task) if classes else set()
-  if any(not any(re.search(p, name) for p in skip) for name in heads):
-    whose += f'; skip {", ".join(sorted(heads))} by warm_start.skip'
+  heads = _of_classes(task) if classes else []
+  if [n for n in heads if not any(re.search(p, n) for p in config.skip)]:
+    whose += f'; skip {", ".join(heads)} by warm_start.skip'
     raise classes[-1].error('warm_start', whose)
 
 
-def _of_classes(task: Task) -> set[str]:
+def _of_classes(task: Task) -> list[str]:
   """Returns the names of the parameters whose shape has the classes."""
 
   def shapes(more: int) -> dict[str, Any]:
@@ -207,7 +200,7 @@ def _of_classes(task: Task) -> set[str]:
     return checkpoint_io.flatten(sharding.unbox(params))
 
   one, more = shapes(0), shapes(1)
-  return {name for name in one if one[name].shape != more[name].shape}
+  return sorted(name for name in one if one[name].shape != more[name].shape)
 
 
 def warm_start(

@@ -109,11 +109,7 @@ def make_train_step(
 
 
 def _averaged(average: Any, params: Any, opt_state: Any, decay: float) -> Any:
-  """Returns the mean of the parameters of all updates, weighted by age.
-
-  The n-th update weighs `(1 - d) / (1 - d^n)`: `optax.ema` with its debiasing,
-  so that the initial parameters have no weight. Readers need no `n`.
-  """
+  """Returns `optax.ema` of the parameters, debiased: readers need no `n`."""
   if average is None:
     return None
   log = math.log(decay)

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -57,8 +56,7 @@ def train(
     stack.enter_context(jax.set_mesh(setup.mesh))
     state: Any = None
     if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
-      given = setup.config.warm_start, setup.config.model, setup.task
-      state = start_from(setup.init(), *given)
+      state = start_from(setup.init(), setup.config.warm_start, setup.task)
     if dry_run:
       print_dry_run(setup)
       return {}
@@ -117,9 +115,8 @@ class _Loop:
     self.console = enter(Console(setup, self.run, self.start, carried))
     setup.between_batches = self._between_batches
     if extra.get('unmeasured'):
-      stage = extra['stage']
       try:
-        self._measure(stage, self._due_evaluators(stage), True)
+        self._measure(extra['stage'], True)
       except _Stopped:
         raise Preempted(self.done) from None
 
@@ -156,7 +153,7 @@ class _Loop:
         # 2. Saving before an evaluation, which may fail. The checkpoint gets
         # its metrics later, at the latest when the run is resumed.
         saved = self._save(save, False, stage, {}, True)
-        measured = self._measure(stage.name, evaluators, saved)
+        measured = self._measure(stage.name, saved)
       elif not evaluators:
         self.console.flush()
     except _Stopped:
@@ -193,11 +190,9 @@ class _Loop:
     if self.guard.should_stop():
       raise _Stopped
 
-  def _measure(
-    self, stage: str, evaluators: Mapping[str, Evaluator], saved: bool
-  ) -> dict[str, float]:
+  def _measure(self, stage: str, saved: bool) -> dict[str, float]:
     """Evaluates and writes the log; stores the metrics if the step is saved."""
-    measured = self._evaluate(evaluators)
+    measured = self._evaluate(self._due_evaluators(stage))
     try:
       self.console.flush()
     finally:  # the checkpoint carries rows that cannot be written

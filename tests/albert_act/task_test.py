@@ -219,7 +219,7 @@ def begun(config):
   config = config_schema.validate(config)
   built = Setup(config)
   with jax.set_mesh(built.mesh):
-    state = loading.start_from(built.init(), config.warm_start)
+    state = loading.start_from(built.init(), config.warm_start, built.task)
     return jax.device_get(state.params)
 
 

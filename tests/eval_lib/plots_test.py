@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from eval_lib import plots
+from eval_lib import plots, report
 
 
 def write(path, rows, tail=''):
@@ -161,7 +161,7 @@ def test_reading_resumed_and_nonfinite_rows(tmp_path):
   rows = [(1, 1.0), (3, 'NaN'), (2, 9.0), (2, 2, 'Infinity')]
   rows = [dict(zip(keys, row, strict=False)) for row in rows]
   write(tmp_path, rows, tail='{"step": 4, "a": ')
-  curves = plots.read_curves(tmp_path / 'metrics.jsonl')
+  curves = report.read_curves(tmp_path / 'metrics.jsonl')
   np.testing.assert_array_equal(curves['a'], [[1, 2, 3], [1.0, 2.0, math.nan]])
   np.testing.assert_array_equal(curves['b'], [[2], [math.inf]])
 

@@ -6,7 +6,7 @@ import pytest
 from dataset_lib.errors import InvalidDataError
 from eat import exit_settings
 from eval_lib import adaptive_plots
-from launch import eat_report
+from launch import eat_pictures, eat_report
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -37,7 +37,7 @@ def test_an_ablation_is_over_seeds(tmp_path):
     for n, (f, q) in numbers.items()
   ]
   rows.append(dict(setting='prune_0/never', variant='prune ratios x 0'))
-  found = eat_report.ablation(rows)
+  found = eat_pictures.ablation(rows)
   assert [*found] == ['dense', 'exits', 'window']
   flops, quality = found['exits'].values()
   assert flops == pytest.approx((50, 40, 60))
@@ -55,7 +55,7 @@ def test_rules_of_a_regression_and_of_one_head():
   row = eat_report.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_report.short('tolerance=0.1') == '±0.1'
+  assert eat_pictures.short('tolerance=0.1') == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
   never = measured(alone)['never']

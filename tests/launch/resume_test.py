@@ -27,6 +27,7 @@ SMALL = (
   f'--config.stages.stage1.steps={STEPS}', '--config.model.width=16',
   '--config.log_every=1', '--config.tensorboard=false',
   '--config.evals.test.every_steps=20', '--config.dataset.test_examples=32',
+  '--config.ema_decay=0.9',
 )  # fmt: skip
 EVERY_7 = '--config.checkpoint.every_steps=7'
 NEVER = '--config.checkpoint.every_steps=0'

@@ -240,10 +240,10 @@ end()
 def test_workers_share_the_devices(variable, shares, monkeypatch):
   monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
   monkeypatch.setenv(variable, '0,1,2')
-  assert [search.devices(n, 2)[0][variable] for n in (0, 1)] == shares
-  assert search.devices(0, 1)[0][variable] == '0,1,2'
+  assert [sweep_runs.devices(n, 2)[0][variable] for n in (0, 1)] == shares
+  assert sweep_runs.devices(0, 1)[0][variable] == '0,1,2'
   with pytest.raises(ConfigError, match='--workers'):
-    search.devices(3, 4)
+    sweep_runs.devices(3, 4)
 
 
 @pytest.mark.nightly

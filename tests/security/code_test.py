@@ -59,15 +59,15 @@ def change(directory, key, value):
   path.write_text(json.dumps(config))
 
 
-def refused(capsys, command, directory, *flags):
+@pytest.fixture
+def refuses(refused):
   """Runs a command that ends with one line; returns it."""
-  main, others = COMMANDS[command]
-  capsys.readouterr()
-  with pytest.raises(SystemExit) as stop:
-    main([f'--workdir={directory}', *others, *flags])
-  (line,) = capsys.readouterr().err.strip().splitlines()
-  assert stop.value.code == command_line.USAGE
-  return line
+
+  def run(command, directory, *flags):
+    main, others = COMMANDS[command]
+    return refused(main, [f'--workdir={directory}', *others, *flags])
+
+  return run
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def refused(capsys, command, directory, *flags):
   [(place, 'evaluate') for place in PLACES]
   + [('model.name', command) for command in COMMANDS],
 )
-def test_no_place_of_a_name(place, command, run, capsys):
+def test_no_place_of_a_name(place, command, run, refuses):
   change(run, place, 'evil:Model')
-  line = refused(capsys, command, run)
+  line = refuses(command, run)
   assert place.rpartition('stages.stage1.')[2] in line
   assert '--trust=evil' in line
 
@@ -101,30 +101,30 @@ def test_no_teacher_and_no_resumed_run(place, run):
     'evil:Model\n', ['evil:Model'], {'evil': 1}, None, 7,
   ],
 )  # fmt: skip
-def test_no_other_name(name, run, capsys):
+def test_no_other_name(name, run, refuses):
   victim = run / 'victim'
   victim.write_text('kept')
   values = {'filename': str(victim), 'filemode': 'w'}
   change(run, 'model', {'name': name, **values})
-  assert 'model.name' in refused(capsys, 'analyze', run)
+  assert 'model.name' in refuses('analyze', run)
   assert victim.read_text() == 'kept'
 
 
 @pytest.mark.parametrize('name', ['evil:Model', 'run.evil:Model'])
-def test_no_code_of_the_run_even_if_trusted(name, run, capsys, monkeypatch):
+def test_no_code_of_the_run_even_if_trusted(name, run, refuses, monkeypatch):
   (run.parent / 'evil.py').unlink()
   monkeypatch.chdir(run)
   change(run, 'model.name', name)
   package = name.partition('.')[0].partition(':')[0]
-  refused(capsys, 'analyze', run, f'--trust={package}')
+  refuses('analyze', run, f'--trust={package}')
 
 
-def test_code_of_the_user_if_trusted(run, monkeypatch, capsys):
+def test_code_of_the_user_if_trusted(run, monkeypatch, refuses):
   text = 'from adatape.model import *\nfrom model_lib.vit import *\n'
   (run.parent / 'mine.py').write_text(text)
   before = json.loads((run / 'config.json').read_text())['model']['name']
   change(run, 'model.name', f'mine:{before.partition(":")[2]}')
-  assert '--trust=mine' in refused(capsys, 'evaluate', run)
+  assert '--trust=mine' in refuses('evaluate', run)
   assert evaluate.main([f'--workdir={run}', '--trust=mine']) == 0
 
 

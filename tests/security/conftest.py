@@ -4,6 +4,7 @@ import pytest
 
 from launch import command_line
 from tests.dataset_lib.conftest import cache, root  # noqa: F401  fixtures
+from tests.launch.conftest import refused  # noqa: F401
 from train_lib import trainer
 
 CONFIG = 'configs/adatape/digits.py:model=learn'

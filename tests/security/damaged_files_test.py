@@ -6,7 +6,7 @@ import types
 import pytest
 
 from dataset_lib import corpus, tfds, tokenizer
-from eval_lib import calibration, certificate, plots
+from eval_lib import calibration, certificate, report
 from launch import evaluate, sweep_runs
 from serve_lib import bundle
 from tests.security.files_test import (
@@ -26,7 +26,7 @@ def read_result(folder):
 READERS = {
   'config.json': loading.load_config,
   'dataset_info.json': loading.load_info,
-  'metrics.jsonl': lambda folder: plots.read_curves(folder / 'metrics.jsonl'),
+  'metrics.jsonl': lambda folder: report.read_curves(folder / 'metrics.jsonl'),
   'evaluation.json':
     lambda folder: evaluate.read_rows(folder / 'evaluation.json'),
   'result.json': read_result,

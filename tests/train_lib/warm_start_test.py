@@ -180,7 +180,7 @@ def begun(config):
   setup = build.Setup(config)
   with jax.set_mesh(setup.mesh):
     fresh = setup.init()
-    started = loading.start_from(fresh, config.warm_start, config.model)
+    started = loading.start_from(fresh, config.warm_start, setup.task)
   trees = started.params, fresh.params
   return setup, *(checkpoint_io.flatten(jax.device_get(x)) for x in trees)
 
@@ -259,12 +259,6 @@ def test_a_head_of_other_classes_stays_fresh(file, caplog):
 def test_another_trunk_is_named(fields, message, file):
   with pytest.raises(ValueError, match=message):
     loading.warm_start(fresh_params(**fields), file)
-
-
-def test_a_skipped_class_token_is_dropped(file):
-  skip = ('^tokens/cls$',)
-  started = loading.warm_start(fresh_params(pool='gap'), file, skip=skip)
-  assert 'cls' not in started['tokens']
 
 
 def test_fields_that_the_file_fixes_are_checked(file):
