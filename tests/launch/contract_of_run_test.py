@@ -6,6 +6,7 @@ A user refuses the change (R), maps it (M), or the part is not its concern (.).
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import types
 
@@ -18,68 +19,37 @@ from dataset_lib import builder, contract
 from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
-from launch import command_line, evaluate, export, predict, serve, serving
+from launch import evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
-from tests.launch import toy_runs
+from tests.golden import adapter
 from train_lib import build, loading, run_directory
 from train_lib.checkpoint import Checkpointer
 from train_lib.distillation import Student
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 
 REFUSALS = ConfigError, InvalidDataError, ConfigChangedError, SystemExit
-SMALL = ['mesh.data=1', 'tensorboard=false', 'model.width=16']
-TEXT = [
-  'model.mlp_dim=16', 'model.num_heads=2', 'model.vocab_size=44',
-  'model.max_positions=30', 'dataset.max_length=16',
-]  # fmt: skip
-DIGITS = ['model.mlp_dim=16', 'model.num_heads=2']
-GLUE = 'variant=tiny,data={0},vocabulary={0}'
-FAMILIES = {
-  'images': ('adatape/digits.py:model=vit', DIGITS),
-  'texts': (f'eat/glue.py:model=dense,{GLUE}', TEXT),
-  'adatape': ('adatape/digits.py:model=input', [*DIGITS, 'model.query_dim=8']),
-  'eat': (
-    f'eat/glue.py:model=eat,{GLUE}',
-    [*TEXT, 'model.depth=3', 'model.exit_layers=1,2', 'model.prune_layers=()',
-     'model.prune_ratios=()'],
-  ),
-  'albert': (
-    'albert_act/glue.py:data={0}',
-    [*TEXT, 'dataset.tokenizer={0}', 'dataset.length_buckets=16,',
-     'model.embedding_width=16', 'model.max_iterations=2'],
-  ),
-  'parity': ('adatape/parity.py:n=8', []),
-}  # fmt: skip
-NIGHTLY = ('adatape', 'eat', 'albert', 'parity')
+IMAGES, TEXTS = 'digits vit', 'eat sst2 dense'
+NIGHTLY = (
+  'digits input', 'table1 learn', 'eat sst2', 'albert sst2', 'parity adatape',
+  'recurrent addition',
+)  # fmt: skip
 
 
 @pytest.fixture(scope='module')
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, folders):
   """Returns untrained runs by name: folder, config, info, task, variables."""
-  folder, found = tmp_path_factory.mktemp('runs'), {}
-  toy_runs.write_data(folder)
-
-  def run_of(name):
-    if name not in found:
-      found[name] = made(folder, name)
-    return found[name]
-
-  return run_of
+  folder = tmp_path_factory.mktemp('runs')
+  return functools.cache(lambda name: made(folder / name, name, folders))
 
 
-def made(folder, name):
-  argument, changes = FAMILIES[name]
-  config = command_line.load_config(
-    f'configs/{argument.format(folder)}',
-    [*SMALL, *(change.format(folder) for change in changes)],
-  )
+def made(place, name, folders):
+  config = adapter.load(*adapter.configs()[name], folders)
   info = builder.build_source(config.dataset, config.train_split).info
   info = dataclasses.replace(info, steps_per_epoch=7)
   task = build.build_task(config, info)
   names = 'params', 'model_state'
   tree = nn.unbox(dict(zip(names, task.init(jax.random.key(0)), strict=True)))
-  place = folder / name
   with RunDirectory(place, config.to_dict(), info=info) as run:
     task.save_assets(run.workdir)
   extra = {'stage': next(iter(config.stages))}
@@ -227,10 +197,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize('part', PARTS)
-@pytest.mark.parametrize('family', [
-  pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name
-  for name in FAMILIES
-])  # fmt: skip
+@pytest.mark.parametrize('family', [IMAGES, TEXTS, *(
+  pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY
+)])  # fmt: skip
 def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
   run, (change, field, expected) = runs(family), PARTS[part]
   of_others = {'resize_small', 'tokenizer'} - {*run.info.preprocessing}
@@ -248,7 +217,7 @@ def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
 
 @pytest.mark.parametrize('kind', sorted({*evaluator.EVALUATORS} - {'fewshot'}))
 def test_no_evaluator_reads_other_classes(kind, runs, monkeypatch, tmp_path):
-  run = runs('texts')
+  run = runs(TEXTS)
   (tmp_path / 'SST-2.tsv').write_text('index\tprediction\n')
   fields = {
     'calibration': {'calibration_split': 'validation[:50%]'},
@@ -261,8 +230,8 @@ def test_no_evaluator_reads_other_classes(kind, runs, monkeypatch, tmp_path):
     opened(run, info, monkeypatch, kind, split='validation[50%:]', **fields)
 
 
-RUN = {'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40}
-TEXTS = {
+OWN = {'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40}
+PAIRS = {
   'name': 'glue', 'task': 'sst2', 'directory': '/a', 'tokenizer': '/run/t.json',
   'max_length': 48, 'length_buckets': (16,),
 }  # fmt: skip
@@ -271,17 +240,17 @@ TEXTS = {
 @pytest.mark.parametrize(
   ('run', 'given', 'expected'),
   [
-    (RUN, {'name': 'folder', 'root': '/b'}, {'resize_small': 40}),
-    (RUN, {'name': 'folder', 'root': '/b', 'resize_small': 0},
+    (OWN, {'name': 'folder', 'root': '/b'}, {'resize_small': 40}),
+    (OWN, {'name': 'folder', 'root': '/b', 'resize_small': 0},
      {'resize_small': 0, 'image_size': 16}),
-    (RUN, {'name': 'tfds', 'builder': 'cifar10'}, {'resize_small': 40}),
-    (RUN, {'name': 'digits'}, {'image_size': 16}),
+    (OWN, {'name': 'tfds', 'builder': 'cifar10'}, {'resize_small': 40}),
+    (OWN, {'name': 'digits'}, {'image_size': 16}),
     # A run on whole images.
     ({'name': 'digits', 'image_size': 16}, {'name': 'folder', 'root': '/b'},
      {'resize_small': 16}),
-    (TEXTS, {'name': 'glue', 'task': 'sst2', 'directory': '/b'},
+    (PAIRS, {'name': 'glue', 'task': 'sst2', 'directory': '/b'},
      {'tokenizer': '/run/t.json', 'max_length': 48, 'length_buckets': (16,)}),
-    (TEXTS, {'name': 'probing', 'task': 'x', 'directory': '/b',
+    (PAIRS, {'name': 'probing', 'task': 'x', 'directory': '/b',
              'max_length': 16, 'tokenizer': '/mine'},
      {'tokenizer': '/mine', 'max_length': 16}),
   ],
@@ -293,7 +262,7 @@ def test_other_data_are_prepared_as_those_of_the_run(run, given, expected):
 
 
 def test_what_an_older_run_did_not_save_is_not_compared(runs):
-  run = runs('texts')
+  run = runs(TEXTS)
   new = ('label_kind', 'unlabelled', 'mean', 'std', 'preprocessing')
   old = dataclasses.asdict(run.info)
   for name in (*new, 'steps_per_epoch'):
@@ -329,14 +298,15 @@ def test_classes_are_matched_by_name(known, names, expected):
 
 
 def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
-  run = runs('images')
+  run = runs(IMAGES)
   config = copy.deepcopy(run.config).unlock()
   config.allow_other_rows = True
+  config.stages.stage1.update(steps=0, epochs=3.0)
   fewer = run.info.num_examples - 640
   with saved(run, dataclasses.replace(run.info, num_examples=fewer)):
     setup = build.Setup(config, str(run.folder))
     assert setup.dataset.steps_per_epoch != 7
-    assert setup.total_steps == 7 * config.stages.stage1.epochs
+    assert setup.total_steps == 7 * 3
     with pytest.raises(ConfigChangedError, match=f'num_examples: .* {fewer}, '):
       resume_on(run, run.config, setup.info)
     resume_on(run, config, setup.info)
@@ -346,5 +316,5 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
 
 
 def test_another_image_size_is_refused(runs, refused):
-  flags = f'--workdir={runs("images").folder}', '--config.dataset.image_size=32'
+  flags = f'--workdir={runs(IMAGES).folder}', '--config.dataset.image_size=32'
   refused(evaluate.main, flags, ['evals.test.dataset.input_shape'])

@@ -188,19 +188,6 @@ def compare_encoders(peers, theirs, directory, kind, batch, atol):
   return params
 
 
-@pytest.mark.parametrize(
-  'task',
-  ['TokenClassification', 'QuestionAnswering', 'MultipleChoice', 'PreTraining'],
-)
-def test_heads_of_other_tasks_are_ignored_and_named(peers, tmp_path, task):
-  random_model(peers, 'albert', f'For{task}').save_pretrained(tmp_path)
-  checkpoint = convert.load(tmp_path)
-  assert 'head' not in checkpoint.params
-  begins = ('classifier.', 'qa_outputs.', 'predictions.', 'sop_classifier.')
-  assert checkpoint.ignored
-  assert all(tensor.startswith(begins) for tensor in checkpoint.ignored)
-
-
 @pytest.mark.parametrize('kind', checkpoints.KINDS)
 @pytest.mark.parametrize('num_classes', [1, 3])
 def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):

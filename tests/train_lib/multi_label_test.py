@@ -161,19 +161,20 @@ TAPE = dict(
 )  # fmt: skip
 
 
+STEPS = MODEL | dict(name='adatape.universal:UniversalViT', max_steps=2)
+del STEPS['depth']
+
+
 class Ponder(MultiLabel, PonderClassification):
   """Labels of rows that take a number of steps."""
 
 
-@pytest.fixture(scope='module', params=['vit', 'tape', 'steps'])
+@pytest.fixture(scope='module', params=[
+  (MultiLabel, MODEL), (TapeMultiLabel, TAPE), (Ponder, STEPS),
+], ids=['vit', 'tape', 'steps'])  # fmt: skip
 def served(request):
   """(task, variables, images) with random weights."""
-  kind, model = {
-    'vit': (MultiLabel, MODEL),
-    'tape': (TapeMultiLabel, TAPE),
-    'steps': (Ponder, dict(name='adatape.universal:UniversalViT', width=8,
-                           mlp_dim=8, num_heads=2, patch_size=8, max_steps=2)),
-  }[request.param]  # fmt: skip
+  kind, model = request.param
   data = dict(name='tests.fakes:FakeImages', image_size=16, num_classes=4)
   loss = dict(label_smoothing=0.0, tape_weight=0.0, ponder_weight=0.0)
   # ONNX Runtime, if it is installed, needs 'gap' under the type checks here.
@@ -216,37 +217,18 @@ def test_served_probabilities_are_sigmoids(served, backend, tmp_path):
   assert any(0 < len(one['labels']) < len(names) for one in answers)
 
 
-@pytest.mark.parametrize(
-  ('logits', 'several', 'expected'),
-  [
-    ([[0.0, 0.0, 0.0]], 0, math.log(3)),
-    ([[0.0, 0.0, 0.0]], 2, 3 * math.log(2)),
-    ([[99.0, -99.0, 0.0]], 2, math.log(2)),
-    ([[1e4, -1e4]], 2, 0.0),
-  ],
-)
-def test_the_entropy_of_an_answer(logits, several, expected):
-  found = adaptivity.entropy(np.array(logits, np.float32), several)
-  assert found == pytest.approx([expected])
-
-
-@pytest.mark.parametrize(
-  ('labels', 'expected', 'texts'),
-  [
-    ([0, 1, 1], [0, 1, 0], ['a', 'b', 'b']),
-    ([[0, 1], [0, -1], [-1, -1]], [1, 0, 0], ['a, b', 'a', '']),
-  ],
-)
-def test_right_answers_and_names_of_one_or_several_labels(
-  labels, expected, texts
-):
-  logits, labels = (
-    np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]),
-    np.array(labels),
-  )
-  assert predictions.correct(logits, labels).tolist() == expected
-  names = [predictions.label_text(one, ('a', 'b')) for one in labels]
-  assert names == texts
+def test_answers_of_one_or_several_labels_by_hand():
+  logits = np.array([[0.0, 0.0, 0.0], [99.0, -99.0, 0.0], [1e4, -1e4, -1e4]])
+  nats = math.log(2)
+  for several, expected in ((0, [math.log(3), 0, 0]), (2, [3 * nats, nats, 0])):
+    found = adaptivity.entropy(logits.astype(np.float32), several)
+    assert found == pytest.approx(expected)
+  for labels, right, texts in (
+    ([0, 1, 0], [1, 0, 1], ['a', 'b', 'a']),
+    ([[0, 1], [2, -1], [-1, -1]], [1, 0, 0], ['a, b', 'c', '']),
+  ):
+    assert predictions.correct(logits, np.array(labels)).tolist() == right
+    assert [predictions.label_text(x, 'abc') for x in labels] == texts
 
 
 def test_tapes_of_rows_of_several_labels():
