@@ -185,10 +185,7 @@ class Evaluator(evaluator.Evaluator):
     data = self._data[field]
     rows = collect(data, variables, outputs, self.context.put)
     self.unlabelled += len(data.source) - len(rows['label'])
-    logits = np.moveaxis(rows['logits'], 1, 0)
-    split = getattr(self, field)
-    check_labels(rows['label'], logits.shape[-1] - 1, f'split {split!r}')
-    return logits, rows
+    return np.moveaxis(rows['logits'], 1, 0), rows
 
   def check_untrained(self, field: str) -> None:
     """Raises ConfigError if the run is trained on rows of a field's split."""

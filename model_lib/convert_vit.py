@@ -170,32 +170,23 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
     )
     for name, x in tensors.items()
   }
+  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
+  is_read = layout is _HUGGING_FACE or (layout.is_torch and file.is_file())
+  config = convert_files.read_object(file) if is_read else {}
   patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
-  channels = patch.shape[1 if layout.is_torch else 2]
-  config = _fold_pixels(path, params, channels, layout, pixels)
+  folded = convert_pixels.fold(
+    str(file.parent), *(params[name] for name in _PATCHES),
+    patch.shape[1 if layout.is_torch else 2],
+    convert_pixels.read(file.parent, config) if layout.is_torch else HALF,
+    pixels,
+  )  # fmt: skip
+  params |= zip(_PATCHES, folded, strict=True)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
-  fields = _fields(path, layout, tensors)
+  fields = _fields(file, config, layout, tensors)
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
   return Checkpoint(nested, fields, ignored, tuple(sorted(cast)), image)
-
-
-def _fold_pixels(
-  path: pathlib.Path, params: Any, channels: int, layout: Any, pixels: Pixels
-) -> Any:
-  """Folds pixels that the files state into `params`; returns config.json."""
-  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
-  stated = layout.is_torch and file.is_file()
-  config = convert_files.read_object(file) if stated else {}
-  theirs = HALF
-  if layout.is_torch:
-    theirs = convert_pixels.read(file.parent, config)
-  kernel, bias = _PATCHES
-  params[kernel], params[bias] = convert_pixels.fold(
-    str(file.parent), params[kernel], params[bias], channels, theirs, pixels
-  )
-  return config
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
@@ -262,7 +253,10 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _fields(
-  path: pathlib.Path, layout: _Layout, tensors: Mapping[str, np.ndarray]
+  file: pathlib.Path,
+  config: Mapping[str, Any],
+  layout: _Layout,
+  tensors: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
   """Returns the fields of the model that the shapes do not tell."""
   if not layout.is_torch:
@@ -270,8 +264,6 @@ def _fields(
     return {'num_heads': max(heads), 'activation': _TANH[0]}
   if layout is not _HUGGING_FACE:
     return {}
-  file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
-  config = convert_files.read_object(file)
   check_option(f'{file}: model_type', config.get('model_type'), ('vit',))
   # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
   epsilon = config.get('layer_norm_eps', 1e-12)

@@ -18,7 +18,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from dataset_lib import builder, data_files
+from dataset_lib import data_files
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from serve_lib.chain import NO_RUN
@@ -282,11 +282,8 @@ class Classification(Task):
       return token_rows(info.input_shape[0], info.vocab_size, length)
     if info.input_key != 'image':
       raise ConfigError('task', info.input_key, 'images, tokens or texts')
+    size, given = info.input_shape[0], self.config['dataset']
     # A data set that does not say has no central crop.
-    size = info.input_shape[0]
-    resize = info.preprocessing.get('resize_small')
-    if resize is None:
-      dataset = builder.validate(self.config['dataset'])
-      resize = dataset.get('resize_small', size)
-    limit = self.config['dataset'].get('max_pixels', data_files.MAX_PIXELS)
-    return images(size, resize, length, limit)
+    known = {'resize_small': size} | dict(given) | dict(info.preprocessing)
+    limit = given.get('max_pixels', data_files.MAX_PIXELS)
+    return images(size, known['resize_small'], length, limit)
