@@ -80,9 +80,10 @@ def check_inputs(
     check(run, data, ('input_key', 'input_dtype', 'tokenizer'), place, whose)
   else:
     check(run, data, (*INPUTS, 'tokenizer'), place, whose)
-  if data.vocab_size > run.vocab_size > 0:
-    difference = Difference('vocab_size', run.vocab_size, data.vocab_size)
-    raise difference.error(place, whose)
+  for field in ('vocab_size', 'token_types'):
+    expected, given = getattr(run, field), getattr(data, field)
+    if given > expected > 0:
+      raise Difference(field, expected, given).error(place, whose)
 
 
 def class_ids(
