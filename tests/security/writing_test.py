@@ -117,14 +117,12 @@ def test_numbers_that_cannot_be_written_are_printed(
   assert f'{file} cannot be written: {os.strerror(code)}' in line
 
 
-def test_answers_that_cannot_be_written_end_the_command(capsys, monkeypatch):
+def test_answers_that_cannot_be_written_end_the_command(refused, monkeypatch):
   def answer(flags):
     print('an answer', flush=True)
 
   main = command_line.Command('predict', '', predict.Flags, answer)
+  words = ['output: No space left on device']
   with open('/dev/full', 'w') as full:
     monkeypatch.setattr(sys, 'stdout', full)
-    with pytest.raises(SystemExit) as stop:
-      main(['--workdir=.'])
-  assert stop.value.code == command_line.CHECKPOINT
-  assert capsys.readouterr().err == 'error: output: No space left on device\n'
+    refused(main, ['--workdir=.'], words, command_line.CHECKPOINT)
