@@ -175,7 +175,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   config = convert_files.read_object(file) if is_read else {}
   patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
   folded = convert_pixels.fold(
-    str(file.parent), *(params[name] for name in _PATCHES),
+    str(file.parent), params[_PATCHES[0]], params[_PATCHES[1]],
     patch.shape[1 if layout.is_torch else 2],
     convert_pixels.read(file.parent, config) if layout.is_torch else HALF,
     pixels,
