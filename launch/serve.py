@@ -26,6 +26,8 @@ from dataset_lib.fields import flag
 from launch import command_line, serving
 from launch.command_line import Count, Positive
 
+SWITCH = 1e-3  # seconds that a thread may hold up the event loop; Python's 5e-3
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(serving.Flags):
@@ -60,6 +62,7 @@ def run(flags: Flags) -> None:
   from serve_lib.process import own_process
 
   own_process()
+  sys.setswitchinterval(SWITCH)
   with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)

@@ -102,7 +102,8 @@ class Row:
   submitted: float  # seconds of a monotonic clock
   since: float  # when it began to wait for its next stage
   bytes: int = 0  # host memory of its inputs
-  turn: int = 0  # its place in the order of `RequestQueue`
+  turn: float = 0.0  # its place in the order of `RequestQueue`
+  flow: Any = None  # of a `RequestQueue`
   alone: bool = False  # runs in batches of its own
   # One dict {name: array [...]} per finished stage.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)

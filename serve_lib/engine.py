@@ -151,7 +151,7 @@ class Engine:
     Calls take turns, so that a long one does not hold up the others; `flow` is
     of calls that count as one.
     """
-    flow = flow or Flow()
+    flow = flow or Flow(len(items))
     if self._warm_up is None:
       raise RuntimeError(
         'the engine has not compiled its programs: call warm_up() first, or '

@@ -32,6 +32,7 @@ MAX_ERROR = 2000  # characters; a message may contain a whole item
 MAX_INLINE = 2**14  # bytes of a body that is parsed in the event loop
 # Characters that are read at a time, 5 ms; more waits in another line.
 SLICE = 2**14
+PAUSE = 1.0  # seconds
 # Metrics that are counted, and the labels of mappings; of others `source`.
 _COUNTS = (
   'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
@@ -63,14 +64,16 @@ class Service(registry.Collector):
     self._requests = self._waiting = self._bytes = 0
     # Rows of a request in turn: several requests share a batch.
     self._most_rows = max(engine.grid.capacity // 4, 1)
-    self._places = turns.Turns(limits.max_pending)  # in the engine
+    most = limits.max_pending
+    self._places = turns.Turns(most, most // 8)  # in the engine
     cores = machine.cores()
     self._quick = turns.Lane(cores, cores)
     # Photos and long bodies, which others need not wait for.
     places = limits.max_pixels // items.PIXELS
     self._slow = turns.Lane(
-      max(places, SLICE), max(cores // 2, 1), process.return_memory
+      max(places, SLICE), max(cores // 2, 1), self._return_soon
     )
+    self._returns = False  # memory, soon
     self._statuses = collections.Counter[int]()  # of the answers to /predict
     self.app = Starlette(
       routes=[
@@ -141,9 +144,20 @@ class Service(registry.Collector):
       self._bytes -= size
       del body
       if self._lane(size // 16)[0] is self._slow:
-        self._slow.start(0, bool)  # returns the memory of the body
+        self._return_soon()
     self._statuses[response.status_code] += 1
     return response
+
+  def _return_soon(self) -> None:
+    """Returns the memory of large bodies and photos, once in `PAUSE`."""
+    # Meanwhile the allocator's lock stops all threads.
+    if not self._returns:
+      self._returns = True
+      asyncio.get_running_loop().call_later(PAUSE, self._return_memory)
+
+  def _return_memory(self) -> None:
+    self._returns = False
+    asyncio.get_running_loop().run_in_executor(None, process.return_memory)
 
   async def _answer(self, request: Request, body: bytearray) -> Response:
     self._check(self.is_ready)
@@ -214,8 +228,8 @@ class Service(registry.Collector):
   async def _submit(self, flow: turns.Flow, read: bodies.Body) -> list[Any]:
     """Gives items to the engine, a slice at a time; returns their answers."""
     futures: list[asyncio.Future[Any]] = []
-    rows_flow = pool.Flow()
     left = len(read.items)
+    rows_flow = pool.Flow(left)
     most = self._limits.max_pending + self._limits.max_waiting
     held = self._places.taken + self._waiting + left
     if self._is_too_much(held, left, most):

@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import operator
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from jaxtyping import Int
 
 from serve_lib.chain import ClosedError, Group, OverloadedError, Row
 
+SMALL = 8  # rows of a flow that overtakes the rest of a larger one
+PAUSE = 1.0  # seconds without small flows until large ones fill batches
+
 
 @dataclasses.dataclass
 class Flow:
   """Rows that belong together; those of other flows are served in between."""
 
-  turn: int = 0  # of its next row
+  rows: int  # in all
+  turn: float = 0.0  # of its next row
 
 
 class RequestQueue:
@@ -29,8 +34,10 @@ class RequestQueue:
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
   Callers that wait for room are served in order. Rows of several calls take
   turns (start-time fair queueing, Goyal et al. 1996): the rows of a flow are
-  numbered from the turn that is being served, so a long call is overtaken. The
-  reentrant `lock` guards all that callers and worker share.
+  numbered from the turn that is being served, of a small one from before it, so
+  a long call is overtaken. Turns pass with the rows that are taken, so that new
+  flows do not hold up a long call for ever. The reentrant `lock` guards all
+  that callers and worker share.
   """
 
   def __init__(self, max_pending: int):
@@ -39,7 +46,8 @@ class RequestQueue:
     self.changes = 0  # calls of `wake`
     self._freed = threading.Condition(self.lock)
     self._line: collections.deque[object] = collections.deque()
-    self._max_pending, self._coming, self._turn = max_pending, 0, 0
+    self._max_pending, self._coming, self._turn = max_pending, 0, 0.0
+    self._came = {False: -PAUSE, True: -PAUSE}  # rows of large, small flows
     self.groups: dict[Group, list[Row]] = {}  # each in the order of turns
     self.has_cancelled = False  # rows that `purge` removes
     self.pending = self.peak_pending = 0
@@ -57,6 +65,11 @@ class RequestQueue:
   def is_expecting(self) -> bool:
     """True if callers have announced rows and there is room for one."""
     return self._coming > 0 and self.pending < self._max_pending
+
+  @property
+  def is_shared(self) -> bool:
+    """True if small flows and large ones have come lately."""
+    return time.monotonic() < min(self._came.values()) + PAUSE
 
   def wake(self, all_threads: bool = False) -> None:
     """Wakes a thread of the worker to look for work."""
@@ -122,10 +135,12 @@ class RequestQueue:
     with self.lock:
       if self.is_closed:
         raise ClosedError('the engine was closed while the item was encoded')
-      start = max(flow.turn, self._turn)
-      flow.turn = start + len(rows)
-      for turn, row in enumerate(rows, start):
-        row.turn = turn
+      is_small = flow.rows <= SMALL
+      self._came[is_small] = time.monotonic()
+      turn = max(flow.turn, self._turn - SMALL * is_small)
+      flow.turn = turn + len(rows)
+      for number, row in enumerate(rows):
+        row.turn, row.flow = turn + number, flow
         group = Group(0, row.encoded.variant, row.length)
         queue = self.groups.setdefault(group, [])
         bisect.insort(queue, row, key=operator.attrgetter('turn'))
@@ -140,12 +155,14 @@ class RequestQueue:
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows; the caller holds the lock."""
+    flows = {id(row.flow) for row in self.rows()}
     queue = self.groups[group]
     taken, queue[:limit] = queue[:limit], []
     if not queue:
       del self.groups[group]
     if taken:
-      self._turn = max(self._turn, taken[-1].turn)
+      passed = self._turn + len(taken) / len(flows)
+      self._turn = max(passed, taken[-1].turn)
     return taken
 
   def close(self, cancel: bool) -> None:
@@ -188,6 +205,8 @@ class Pool:
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
     self.peak_bytes = 0
+    # Rows of a length that join in a batch.
+    self.most: Callable[[int], int] = lambda _: self._grid.capacity
 
   @property
   def groups(self) -> dict[Group, list[Row]]:
@@ -291,7 +310,8 @@ class HostPool(Pool):
 
     If they are too many, `one`, which has waited for longer, is ready to run.
     """
-    if len(one.rows) + len(other.rows) > self._grid.capacity:
+    length = max(one.group, other.group).length
+    if len(one.rows) + len(other.rows) > self.most(length):
       self.ready.append(one)
       return other, None
     return self.gathered([one, other]), None

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 # Of one request: for each `Turns`, the work that it has been given so far.
-Flow = collections.defaultdict[Any, int]
+Flow = collections.defaultdict[Any, float]
 
 
 def new_flow() -> Flow:
   """Returns the flow of a new request."""
-  return collections.defaultdict(int)
+  return collections.defaultdict(float)
 
 
 class Turns:
@@ -23,19 +23,26 @@ class Turns:
 
   Start-time fair queueing (Goyal et al. 1996): who has been given the least
   since it came is next, so a small request overtakes the rest of a large one.
+  `reserve` places are only for what a flow takes first.
   """
 
-  def __init__(self, places: int):
-    self.places, self.taken, self._clock = places, 0, 0
-    self._line: list[tuple[int, int, int, asyncio.Future[None]]] = []
+  def __init__(self, places: int, reserve: int = 0):
+    self.places, self.reserve, self.taken = places, reserve, 0
+    self._clock = 0.0
+    # Start, number, cost, places that may then be taken.
+    self._line: list[tuple[float, int, int, int, asyncio.Future[None]]] = []
     self._numbers = itertools.count()
 
   async def take(self, flow: Flow, cost: int) -> None:
     """Waits for `cost` places, at most all; `free` returns them."""
-    start = max(self._clock, flow[self])
+    is_first = self not in flow
+    start = max(self._clock - self.reserve * is_first, flow[self])
     flow[self] = start + cost
     turn = asyncio.get_running_loop().create_future()
-    heapq.heappush(self._line, (start, next(self._numbers), cost, turn))
+    cost = min(cost, self.places)
+    most = max(self.places - self.reserve * (not is_first), cost)
+    entry = start, next(self._numbers), cost, most, turn
+    heapq.heappush(self._line, entry)
     self._serve()
     try:
       await turn
@@ -53,13 +60,13 @@ class Turns:
 
   def _serve(self) -> None:
     while self._line:
-      start, _, cost, turn = self._line[0]
+      start, _, cost, most, turn = self._line[0]
       if not turn.done():
-        cost = min(cost, self.places)
-        if self.taken + cost > self.places:
+        if self.taken + cost > most:
           return
         self.taken += cost
-        self._clock = max(self._clock, start)
+        # New flows do not hold up the others for ever.
+        self._clock = max(self._clock + cost / len(self._line), start)
         turn.set_result(None)
       heapq.heappop(self._line)
 
@@ -72,22 +79,19 @@ class Lane(Turns):
   ):
     super().__init__(places)
     self._threads = concurrent.futures.ThreadPoolExecutor(threads)
-    self._then = then  # called in the thread after each function
+    self._then = then  # called in the event loop after each function
 
   def start(
     self, cost: int, function: Callable[..., Any], *arguments: Any
   ) -> concurrent.futures.Future:
     """Calls a function in a thread; frees `cost` places when that ends."""
-
-    def call() -> Any:
-      try:
-        return function(*arguments)
-      finally:
-        self._then()
-
-    job = self._threads.submit(call)
-    call_when_done(job, self.free, cost)
+    job = self._threads.submit(function, *arguments)
+    call_when_done(job, self._end, cost)
     return job
+
+  def _end(self, cost: int) -> None:
+    self.free(cost)
+    self._then()
 
   async def run(
     self, flow: Flow, cost: int, function: Callable[..., Any], *arguments: Any

@@ -44,6 +44,24 @@ async def test_flows_take_turns(places, costs, expected):
   assert line.taken == 0
 
 
+async def test_new_flows_use_a_reserve_but_not_for_ever():
+  line, order, tasks = turns.Turns(8, 2), [], []
+  large = turns.new_flow()
+  await line.take(large, 2)
+  await line.take(large, 4)
+  task = asyncio.create_task(line.take(large, 2))
+  for _ in range(100):  # a new flow each
+    tasks.append(asyncio.create_task(line.take(turns.new_flow(), 1)))
+    await asyncio.sleep(0)
+    order.append(tasks[-1].done())
+    line.free(1)
+    if task.done():
+      break
+  assert order[:3] == [True] * 3
+  assert 3 < len(order) < 30
+  await asyncio.gather(*tasks)
+
+
 async def test_a_cancelled_turn_holds_nothing():
   line = turns.Turns(2)
   await line.take(turns.new_flow(), 1)
