@@ -132,11 +132,9 @@ def test_faults_are_counted_and_named(tmp_path):
   folder = tmp_path / 'in'
   folder.mkdir()
   (folder / '1.txt').write_bytes(b'w1 w2. W3 w\xff4.\n\nw5\n\nw6 w7 w8.\n')
-  (folder / '2.txt').write_bytes(b'')
   (folder / '3.txt').write_bytes(b'w1\0 w2. W3.')
-  for number in range(4, 10):
-    (folder / f'{number}.txt').touch()
-  (folder / 'note.md').touch()
+  for name in ('note.md', '2.txt', *(f'{n}.txt' for n in range(4, 10))):
+    (folder / name).touch()
   out, manifest = corpora.prepare(tmp_path, [['W1 w2. W3 w4.']] * 3,
                                   validation_share=0.0)  # fmt: skip
   faults = manifest['faults']
@@ -154,9 +152,8 @@ def test_faults_are_counted_and_named(tmp_path):
   lines = (out / 'faults.jsonl').read_text().splitlines()
   files = [json.loads(line) for line in lines]
   assert [set(file) for file in files] == [{'kind', 'where', 'message'}] * 8
-  assert [pathlib.Path(file['where']).name for file in files] == [
-    'note.md', '2.txt', *(f'{number}.txt' for number in range(4, 10))
-  ]  # fmt: skip
+  names = [pathlib.Path(file['where']).stem for file in files]
+  assert names == ['note', *'2456789']
   counts = manifest['splits']['train']
   assert counts['documents'] == counts['documents_with_rows'] + 1
   # "w\ufffd4" is cleaned by BERT's normalizer to "w4".

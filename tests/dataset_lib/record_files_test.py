@@ -145,7 +145,7 @@ def test_no_changed_bit_is_read(kind, tmp_path):
   path = tmp_path / f'train-0.{kind}'
   expected = [b'0' * 40, b'1' * 40]
   example_files.write(path, expected)
-  data = bytearray(path.read_bytes())
+  data, kinds = bytearray(path.read_bytes()), set()
   for bit in range(0, 8 * len(data), 1 if kind == 'tfrecord' else 9973):
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
@@ -154,23 +154,18 @@ def test_no_changed_bit_is_read(kind, tmp_path):
     with contextlib.suppress(InvalidDataError):
       records = opened([str(path)], kind)
       for row, record in enumerate(expected):
-        with contextlib.suppress(BadRecord):
+        try:
           assert records[row] == record, bit
           good += 1
+        except BadRecord as bad:
+          kinds.add(bad.kind)
     assert good < 2 or kind == 'array_record', bit
+  assert kinds == ({'wrong_checksum'} if kind == 'tfrecord' else set())
 
 
-def test_a_checksum_is_that_of_tensorflow(tmp_path):
+def test_a_checksum_is_that_of_tensorflow():
   # 8a9136aa, of 32 zeros in RFC 3720, masked.
   assert record_files.checked(bytes(32))[32:].hex() == 'faffd70f'
-  files, _ = shards_of(tmp_path, 1)
-  path = pathlib.Path(files[0])
-  data = bytearray(path.read_bytes())
-  data[12] ^= 1
-  path.write_bytes(data)
-  with pytest.raises(BadRecord, match=r'record 0: its data') as error:
-    contents(files)
-  assert error.value.kind == 'wrong_checksum'
 
 
 def test_an_index_is_made_once_by_several_at_once(tmp_path, scans):
