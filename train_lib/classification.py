@@ -20,8 +20,9 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from dataset_lib import data_files
 from dataset_lib.errors import ConfigError
+from eval_lib import calibration
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
-from serve_lib.chain import NO_RUN
+from serve_lib.chain import NO_RUN, ServedRun
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
@@ -260,12 +261,17 @@ class Classification(Task):
       raise ConfigError(f'serve.{name}', value, 'no options for this model')
     if run.lengths is not None:
       raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
-    return functools.partial(self.one_stage, self.item_reader(), (1,))
+    return functools.partial(self.one_stage, self.item_reader(), (1,), run)
 
   def one_stage(
-    self, reader: Any, lengths: Sequence[int], variables: Any
+    self, reader: Any, lengths: Sequence[int], run: ServedRun, variables: Any
   ) -> tuple[OneStage, ClassifierPolicy]:
-    """Returns chain and policy of a model without exits."""
+    """Returns chain and policy of a model without exits.
+
+    The temperature is that of calibration.json, if there is one.
+    """
+    file = calibration.CalibrationFile(run.directory, run.step)
+    file.check_parameters(variables)
 
     def apply(variables: Any, batch: Batch) -> Array:
       model_state = variables.get('model_state', {})
@@ -273,7 +279,9 @@ class Classification(Task):
 
     chain = OneStage(apply, variables, reader)
     given = chain, reader, self.label_names, lengths
-    return chain, ClassifierPolicy(*given, several=self.MULTI_LABEL)
+    known: Any = dict(several=self.MULTI_LABEL)
+    known['temperatures'] = file.temperatures(1)
+    return chain, ClassifierPolicy(*given, **known)
 
   def item_reader(self, length: int = 1) -> ItemReader:
     """Returns the reader of items, images or token ids of one length bucket."""

@@ -107,7 +107,7 @@ class TextClassification(Classification):
     variables: Any,
   ) -> Any:
     """Returns chain and policy for the given options."""
-    return self.one_stage(reader, lengths, variables)
+    return self.one_stage(reader, lengths, run, variables)
 
   def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the requested buckets, or those of the training data, sorted."""

@@ -105,6 +105,14 @@ async def never_read(port):
       await writer.drain()
 
 
+async def idle(port):
+  """Waits until an answered connection is closed, by --keep_alive."""
+  reader, writer = await asyncio.open_connection('127.0.0.1', port)
+  writer.write(post({'tokens': [2, 0]}))
+  assert b' 200 OK' in await reader.read()
+  writer.close()
+
+
 async def load(port, requests):
   """Answers, refusals, clients that leave, and one that does not read."""
   each = requests // CONNECTIONS
@@ -158,7 +166,7 @@ def test_under_load_nothing_is_lost(requests, tmp_path):
     sys.executable, '-c', PROGRAM, '--workdir=none', '--port=0',
     '--max_pending=64', '--max_waiting=10000', '--compilation_cache=none',
     f'--max_body_bytes={MOST_BYTES}', '--log_every=0', '--max_seconds=600',
-    '--max_pixels=10000',
+    '--max_pixels=10000', '--keep_alive=3',
   ]  # fmt: skip
 
   async def talk(process):
@@ -173,6 +181,8 @@ def test_under_load_nothing_is_lost(requests, tmp_path):
     before = resident(process)
     await load(port, requests // 2)
     assert resident(process) - before < 50e6
+    async with asyncio.timeout(60.0):  # --max_seconds and the default are more
+      await idle(port)
     answered = metric(port, 'engine_answers_total')
     return answered + await end(port, process)
 

@@ -165,11 +165,18 @@ def test_a_policy_of_another_kind_is_not_written(written, tmp_path):
     ('../evil', b'', 'unknown arrays'),
     ('manifest.json', b'{', 'JSON'),
     ('manifest.json', b'{}', 'KeyError'),
+    # The contract in a manifest that is whole.
+    ('manifest.json', {'class_names': ('no', 'yes')}, 'class_names: expected'),
+    ('manifest.json', 'none', 'AttributeError'),
   ],
 )
 def test_other_content_is_refused(written, tmp_path, name, new, words):
   arrays = content(written[0])
-  arrays.pop(name, None)
+  old = arrays.pop(name, None)
+  if isinstance(new, (dict, str)):
+    manifest = json.loads(bytes(old))
+    manifest['about']['contract'] = new
+    new = json.dumps(manifest).encode()
   if new is not None:
     arrays[name] = of_bytes(new)
   bundle._write(tmp_path / 'signed', arrays)

@@ -21,9 +21,11 @@ import pytest
 
 from albert_act import compaction, packed_attention
 from albert_act.task import FineTune as AlbertTask
+from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
+from serve_lib.chain import ServedRun
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
 from serve_lib.items import ItemReader
@@ -252,6 +254,18 @@ def test_memory_between_stages_is_bounded(served):
       for index, answer in enumerate(other.predict(family.items)):
         check(family, index, answer)
     assert other.status()['peak_pool_bytes'] <= (widest if limit else worst)
+
+
+def test_a_model_of_one_stage_is_served_with_its_temperature(tmp_path):
+  family, file = bert(), tmp_path / 'calibration.json'
+  file.write_text('{"temperatures": [2.0]}')
+  chain, policy = family.serve(ServedRun(str(tmp_path)))
+  with Engine(chain, policy, policy.lengths, (1,), lazy=True) as engine:
+    [answer] = engine.predict(family.items[:1])
+  check(dataclasses.replace(family, logits=family.logits / 2), 0, answer)
+  file.write_text('{"temperatures": [2.0], "parameters": "crc32:0"}')
+  with pytest.raises(ConfigError, match='calibration of the checkpoint'):
+    family.serve(ServedRun(str(tmp_path)))
 
 
 def test_padding_of_items_is_a_copy_of_a_row():
