@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +42,9 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
   report = json.loads((finished[0] / 'calibration.json').read_text())
   certificate = json.loads((finished[0] / 'certificate.json').read_text())
   chain, policy = build(finished, {'tau': 'guaranteed'})
-  entry = certificate['sources']['']
-  assert policy.rule == Rule('confidence', tau=entry['tau'])
-  assert policy.monitor.drift.threshold == entry['tau']
+  tau = certificate['sources']['']['tau']
+  assert policy.rule == Rule('confidence', tau=tau)
+  assert policy.monitor.drift.threshold == tau
   assert 0.5 < policy.rule.tau <= 1.0
   np.testing.assert_allclose(policy.temperatures, report['temperatures'])
   assert len(report['temperatures']) == chain.num_stages == 2
@@ -51,8 +52,7 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
 
 
 @pytest.mark.parametrize(('options', 'rule'), [
-  ({}, Rule('confidence', tau=0.9)),
-  ({'rule': 'never'}, Rule('never')),
+  ({}, Rule('confidence', tau=0.9)), ({'rule': 'never'}, Rule('never')),
   ({'rule': 'entropy', 'tau': 0.6, 'thresholds': {'forum': 0.69}},
    Rule('entropy', tau=0.6)),
   ({'rule': 'combined', 'tau': 0.6, 'patience': 1, 'veto_margin': 0.1},
@@ -76,9 +76,8 @@ def refused(run, options, field, expected, lengths=None):
   ({'rule': 'confidense'}, 'rule', 'one of confidence'),
   ({'tau': 'sure'}, 'tau', 'guaranteed'), ({'tau': 2.0}, 'tau', '[0, 1]'),
   ({'rule': 'margin', 'tau': 1.5}, 'tau', '[0, 1]'),
-  ({'patience': 0}, 'patience', '[1, '),
   ({'veto_margin': 1.1}, 'veto_margin', '[0.0, 1.0]'),
-  ({'tauu': 0.9}, 'tauu', 'did you mean tau?'),
+  ({'patience': 0}, 'patience', '[1, '), ({'tauu': 0.9}, 'tauu', 'mean tau?'),
   ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2'),
   ({'rule': 'combined'}, 'tau', 'in [0, 1], of the surest of 2 >= 0.5'),
   ({'rule': 'entropy', 'tau': 0.6932}, 'tau', 'every row would leave'),
@@ -94,16 +93,11 @@ def refused(run, options, field, expected, lengths=None):
    'certified without it'),
   ({'tau': 'guaranteed', 'minimum_retention': FORUM}, 'minimum_retention',
    'certified without it'),
+  ({'tau': 'guaranteed', 'ensemble_margin': 0.1}, 'ensemble_margin',
+   'certified without it'),
 ])  # fmt: skip
 def test_illegal_options_are_refused(finished, options, field, expected):
   refused(finished, options, f'serve.{field}', expected)
-
-
-def test_options_that_a_certificate_excludes_are_refused(finished):
-  for field in ('ensemble_margin', 'thresholds', 'minimum_retention'):
-    value = 0.1 if field == 'ensemble_margin' else FORUM
-    options = {'tau': 'guaranteed', field: value}
-    refused(finished, options, f'serve.{field}', 'certified without it')
 
 
 @pytest.mark.parametrize(('lengths', 'tau', 'expected'), [
@@ -116,17 +110,16 @@ def test_illegal_lengths_are_refused(finished, lengths, tau, expected):
 
 
 def regression(run):
-  directory, task, variables = run
+  task = run[1]
   info = dataclasses.replace(task.info, class_names=(), num_classes=1)
-  config = task.config['dataset']
-  return directory, task_of(task.model, info, config), variables
+  return run[0], task_of(task.model, info, task.config['dataset']), run[2]
 
 
 def test_a_regression_has_no_margins_and_thresholds(run):
   number = regression(run)
-  for field in ('veto_margin', 'ensemble_margin', 'thresholds'):
-    options = {field: FORUM if field == 'thresholds' else 0.1}
-    refused(number, options, f'serve.{field}', 'for a regression')
+  given = {'veto_margin': 0.1, 'ensemble_margin': 0.1, 'thresholds': FORUM}
+  for field, value in given.items():
+    refused(number, {field: value}, f'serve.{field}', 'for a regression')
   build(number, {'rule': 'entropy'})
 
 
@@ -138,11 +131,9 @@ def bundled(path, chain, policy, on_drift=None):
   assert grid == programs.grid
   assert (again.heads, again.variants) == (chain.heads, chain.variants)
   assert found.reader.recipe == policy.reader.recipe
-  names = 'rule', 'class_names', 'lengths', 'warnings', 'certified'
-  for name in names:
+  for name in ('rule', 'class_names', 'lengths', 'warnings', 'certified'):
     assert getattr(found, name) == getattr(policy, name), name
-  for name, value in vars(found.options).items():
-    assert getattr(policy.options, name) == value, name
+  assert vars(found.options).items() <= vars(policy.options).items()
   np.testing.assert_array_equal(found.temperatures, policy.temperatures)
   assert found.temperatures.dtype == np.float32
   return again, found
@@ -150,8 +141,7 @@ def bundled(path, chain, policy, on_drift=None):
 
 @pytest.mark.parametrize('read', [lambda _, *run: run, bundled])
 def test_only_reachable_variants_are_compiled(finished, tmp_path, read):
-  options = {'minimum_retention': {'forum': 0.0}}
-  chain, policy = build(finished, options)
+  chain, policy = build(finished, {'minimum_retention': {'forum': 0.0}})
   assert chain.variants == ('pruned',)
   assert policy.encode({'text': 'w0', 'source': 'forum'}).variant == 'pruned'
   options = {'minimum_retention': FORUM | {'news': 0.1}}
@@ -194,8 +184,8 @@ def test_a_dense_run_is_served_as_one_stage(run):
   logits, _ = jax.jit(model.apply)(variables, *map(jnp.asarray, batch.values()))
   got = list(answer.probabilities.values())
   np.testing.assert_allclose(got, jax.nn.softmax(logits[0]), atol=1e-5)
-  assert (answer.depth, answer.exit_reason) == (4, 'last layer')
-  assert answer.retention == 1.0
+  assert (answer.depth, answer.retention) == (4, 1.0)
+  assert answer.exit_reason == 'last layer'
   with pytest.raises(ConfigError, match=r'expected eat\.model:EatC'):
     serving.as_adaptive(object())
 
@@ -231,22 +221,19 @@ def test_warnings(run, changes, options, lengths, warnings):
     assert expected in found
 
 
-def certified(run, **sources):
+def certified(run, sources):
   """Replaces the certificate of '' by changed ones of sources."""
   path = run[0] / 'certificate.json'
   report = json.loads(path.read_text())
-  entry = report['sources'].pop('')
-  report['sources'] = {
-    '' if name == 'others' else name: entry | changes
-    for name, changes in sources.items()
-  }
+  entry = report['sources']['']
+  report['sources'] = {name: entry | new for name, new in sources.items()}
   path.write_text(json.dumps(report))
 
 
 @pytest.mark.parametrize('read', [lambda _, *run: run[:2], bundled])
 def test_each_source_has_its_certificate(run, read):
   ratios = {'prune_ratios': [0.5, 0.5]}
-  certified(run, forum={'tau': 0.7}, news={'tau': 0.6, 'model': ratios})
+  certified(run, {'forum': {'tau': 0.7}, 'news': {'tau': 0.6, 'model': ratios}})
   turned = []
 
   def on_drift(drifted, report):
@@ -259,12 +246,9 @@ def test_each_source_has_its_certificate(run, read):
   assert policy.rule.tau == np.inf  # of all other sources
   assert policy.options.thresholds == {'forum': 0.7, 'news': 0.6}
   assert chain.variants == ('pruned', name)
-  variants = {
-    source: policy.encode({'text': TEXT, 'source': source}).variant
-    for source in ('forum', 'news', '')
-  }
-  assert variants == {'forum': 'pruned', 'news': name, '': 'pruned'}
+  variants = {'forum': 'pruned', 'news': name, '': 'pruned'}
   items = [{'text': TEXT, 'source': source} for source in variants]
+  assert [policy.encode(x).variant for x in items] == [*variants.values()]
   with pytest.raises(InputError, match='minimum_retention: expected none'):
     policy.encode(items[0] | {'minimum_retention': 0.0})
   # Drift of a source withdraws its certificate, and no other.
@@ -284,10 +268,9 @@ def test_each_source_has_its_certificate(run, read):
   ({'dataset': {'task': 'mnli'}}, 'more often than its delta'),
 ])  # fmt: skip
 def test_warnings_of_a_certificate(run, changes, warning):
-  certified(run, others=changes)
+  certified(run, {'': changes})
   _, policy = build(run, {'tau': 'guaranteed'})
-  [found] = policy.warnings
-  assert warning in found
+  assert [warning in found for found in policy.warnings] == [True]
   assert (policy.rule.name == 'never') == ('tau' in changes)
 
 
@@ -310,8 +293,7 @@ def test_a_certificate_of_another_run_is_refused(run, changes, field):
 def test_warnings_without_a_calibration(run):
   (run[0] / 'calibration.json').unlink()
   (warning,) = build(run)[1].warnings
-  assert warning.startswith('no drift check: ')
-  assert 'calibration.json does not exist; run python -m' in warning
+  assert re.match('no drift check: .*n.json does not exist; run pyth', warning)
   drift, early = build(regression(run))[1].warnings
   assert drift == 'no drift check: a regression has no confidences'
   assert 'a regression with patience=2 needs 2 heads, and 1 are' in early
@@ -321,9 +303,7 @@ def test_warnings_without_a_calibration(run):
 def test_drift_is_checked_with_every_rule(finished, options):
   report = json.loads((finished[0] / 'calibration.json').read_text())
   turns = []
-  _, policy = build(
-    finished, options, on_drift=lambda *turn: turns.append(turn)
-  )
+  _, policy = build(finished, options, on_drift=lambda *x: turns.append(x))
   check = policy.monitor.drift
   assert check.threshold == report['drift']['threshold'] == 0.55
   for confidence in 3 * report['drift']['confidences']:
@@ -339,8 +319,7 @@ def test_drift_is_checked_with_every_rule(finished, options):
 def test_confidences_of_the_chain_are_those_of_the_evaluator(finished):
   chain, policy = build(finished, {'rule': 'never'})
   lines = (finished[0] / 'train.tsv').read_text().splitlines()[1:]
-  texts = [line.split('\t')[0] for line in lines]
-  seen = []
+  texts, seen = [line.split('\t')[0] for line in lines], []
   policy.monitor.drift.add = seen.append
   with Engine(chain, policy, (LENGTH,), (16,)) as engine:
     answers = engine.predict(texts)
@@ -352,13 +331,9 @@ def test_confidences_of_the_chain_are_those_of_the_evaluator(finished):
 def test_a_calibration_of_other_parameters_is_refused(finished):
   directory, task, variables = finished
   other = jax.tree.map(lambda leaf: leaf * 1.0001, variables)
-  with pytest.raises(ConfigError) as error:
+  command = f'--workdir={directory} --evals=calibration --step=1500'
+  with pytest.raises(ConfigError, match=f'calibration.json: .*{command}'):
     build((directory, task, other), step=1500)
-  assert error.value.field.endswith('calibration.json')
-  assert (
-    f'run python -m launch.evaluate --workdir={directory} --evals=calibration '
-    '--step=1500'
-  ) in str(error.value)
 
 
 @pytest.mark.parametrize('text', [
