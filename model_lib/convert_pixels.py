@@ -87,17 +87,15 @@ def _of_processor(file: pathlib.Path, options: Mapping[str, Any]) -> Pixels:
   if not options.get('do_rescale', True):
     expected = 'true: the unit of pixels that are scaled elsewhere is unknown'
     raise FieldError(f'{file}: do_rescale', False, expected)
-  scaled = {'rescale_factor': HALF.factor} | dict(options)
-  factor = _numbers(file, scaled, 'rescale_factor')[0]
+  older = options.get('feature_extractor_type', 'ViT')
+  known: dict[str, Any] = {'rescale_factor': HALF.factor}
+  if str(options.get('image_processor_type', older)).startswith(_VITS):
+    known |= {'image_mean': 0.5, 'image_std': 0.5}
   if not options.get('do_normalize', True):
-    return Pixels((0.0,), (1.0,), factor)
-  names = 'image_processor_type', 'feature_extractor_type'
-  kinds = [options[name] for name in names if name in options] or ['ViT']
-  is_half = str(kinds[0]).startswith(_VITS)
-  known = {'image_mean': 0.5, 'image_std': 0.5} if is_half else {}
-  stated = known | dict(options)
-  mean, std = (_numbers(file, stated, f'image_{n}') for n in ('mean', 'std'))
-  return Pixels(mean, std, factor)
+    options = {**options, 'image_mean': 0.0, 'image_std': 1.0}
+  names = 'image_mean', 'image_std', 'rescale_factor'
+  mean, std, factor = (_numbers(file, {**known, **options}, n) for n in names)
+  return Pixels(mean, std, factor[0])
 
 
 def _numbers(
