@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from model_lib import convert_vit, position_grids
-from model_lib.position_grids import SQUARE
+from model_lib import convert_vit
 from model_lib.vit import ViT
 from tests import peers
 from tests.model_lib import plain, public_vits
@@ -29,7 +28,6 @@ def loaded(path, model, inputs):
   """The parameters of the model from a file, all of them."""
   fresh = flatten_dict(plain.noise(model, inputs), sep='/')
   params = flatten_dict(convert_vit.load(path).params, sep='/')
-  params = position_grids.resize(params, fresh, SQUARE, SQUARE)
   assert not convert_vit.fit(params, fresh)
   shapes = [{name: x.shape for name, x in p.items()} for p in (params, fresh)]
   assert shapes[0] == shapes[1]
@@ -85,19 +83,6 @@ def test_big_vision_without_class_token_and_with_fixed_positions(tmp_path):
   theirs = public_vits.forward(arrays, inputs, 'big_vision', 'gap')
   fields = {'pool': 'gap', 'positions': 'sincos2d'}
   check_logits(tmp_path / 'vit.npz', theirs, inputs, **fields)
-
-
-@pytest.mark.parametrize(('old', 'new'), [(4, 6), (5, 3), (3, 7), (4, 1)])
-@pytest.mark.parametrize('layout', ['vit_jax', 'big_vision'])
-def test_positions_are_resized(layout, old, new, tmp_path):
-  arrays, inputs = archive(layout, grid=old), images(side=4 * new)
-  np.savez(tmp_path / 'vit.npz', **arrays)
-  name = public_vits.NAMES[layout][0]
-  token, grid = np.split(arrays[name], [layout == 'vit_jax'], axis=1)
-  grid = public_vits.resized(grid, new)
-  arrays[name] = np.concatenate([token, grid], axis=1)
-  theirs = public_vits.forward(arrays, inputs, layout)
-  check_logits(tmp_path / 'vit.npz', theirs, inputs)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
