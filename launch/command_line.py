@@ -69,7 +69,7 @@ Workdir = Annotated[  # of checkpoints, which TensorStore writes
 
 
 def is_plain(path: str) -> bool:
-  """Whether a path is no pattern of `glob` or URL; its parents count, too."""
+  """Returns True for a path, with its parents, that is no pattern or URL."""
   is_text = path == path.encode(errors='ignore').decode()
   return is_text and not re.search(r'[\[*?\\]|:/', path)
 

@@ -232,13 +232,13 @@ def warm_start(
   Raises ValueError if a rename or a skip matches nothing, parameters are left
   over on either side or differ in shape or dtype, or no file can be used.
   """
-  found, ignored, sides, fit = _read(directory, params, dict(model), info)
-  fresh = checkpoint_io.flatten(params)
+  source, fit = _read(directory, params, dict(model), info)
+  found, fresh = map(checkpoint_io.flatten, (source.params, params))
   found, skipped = _selected(found, fresh, directory, renames, skip)
-  found = position_grids.resize(found, fresh, sides, _sides(info))
+  found = position_grids.resize(found, fresh, source.image, _sides(info))
   kept = fit(found, fresh)
-  if kept or ignored:
-    unused = sorted({*ignored, *(kept - {*fresh})})
+  if kept or source.ignored:
+    unused = sorted({*source.ignored, *(kept - {*fresh})})
     new = sorted((skipped | kept) & {*fresh})
     message = '%s: not used: %s; keep fresh values: %s'
     logging.warning(message, directory, unused, new)
@@ -255,13 +255,11 @@ def warm_start(
 
 def _read(
   directory: Path, params: Any, model: dict[str, Any], info: DatasetInfo | None
-) -> tuple[dict[str, Any], tuple[str, ...], position_grids.Sides, Any]:
+) -> tuple[convert.Checkpoint, Callable[[Any, Any], set[str]]]:
   """Reads a run or a published model; see `warm_start` for the arguments.
 
-  Returns its parameters by name, names that are ignored, the sides of its
-  images, and `fit(found, fresh)`, the names that keep fresh values.
+  Also returns `fit(found, fresh)`, the names that keep fresh values.
   """
-  fit: Any = convert.fit
   if convert_vit.is_vit(directory):
     pixels = Pixels(info.mean, info.std) if info else HALF
     published = convert_vit.load(directory, pixels)
@@ -269,15 +267,13 @@ def _read(
       if model.get(name, value) != value:
         expected = f'{value!r}, as in {directory}'
         raise FieldError(f'model.{name}', model[name], expected)
-    fit = convert_vit.fit
-  elif convert.is_checkpoint(directory):
+    return published, convert_vit.fit
+  if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
-    published = convert.load(directory, heads)
-  else:
-    found = checkpoint_io.flatten(checkpoint_io.find(directory).params())
-    return found, (), _sides(trained_on(directory)), lambda *trees: set()
-  found = checkpoint_io.flatten(published.params)
-  return found, published.ignored, published.image, fit
+    return convert.load(directory, heads), convert.fit
+  own, image = checkpoint_io.find(directory), _sides(trained_on(directory))
+  source = convert.Checkpoint(own.params(), {}, (), (), image)
+  return source, lambda *trees: set()
 
 
 def _sides(info: DatasetInfo | None) -> position_grids.Sides:
