@@ -18,7 +18,8 @@ SHOWN = 3  # class names of a message
 INPUTS = ('input_key', 'input_shape', 'input_dtype')
 SCALING = ('mean', 'std')
 LABELS = ('label_kind', 'num_classes', 'class_names')
-PREPARED = ('resize_small', 'crop', 'tokenizer', 'truncation_side')
+TOKENS = ('tokenizer', 'truncation_side')  # of `Tokenizer.preprocessing`
+PREPARED = ('resize_small', 'crop', *TOKENS)
 # Everything but the number of examples.
 ALL = (*INPUTS, *SCALING, *PREPARED, 'max_length', 'vocab_size', *LABELS)
 
@@ -77,9 +78,9 @@ def check_inputs(
   """
   both = run.length_buckets and data.length_buckets
   if both and data.input_shape < run.input_shape:
-    check(run, data, ('input_key', 'input_dtype', 'tokenizer'), place, whose)
+    check(run, data, ('input_key', 'input_dtype', *TOKENS), place, whose)
   else:
-    check(run, data, (*INPUTS, 'tokenizer'), place, whose)
+    check(run, data, (*INPUTS, *TOKENS), place, whose)
   for field in ('vocab_size', 'token_types'):
     expected, given = getattr(run, field), getattr(data, field)
     if given > expected > 0:

@@ -50,6 +50,7 @@ _LINEAR = re.compile(
   r'([^()*+?{]|\(\?[=!][^()*+?{|]*\))*([*+]|\{\d*,?\d*\})?', re.DOTALL
 )
 _ESCAPED_OR_SET = re.compile(r'\\.|\[(\\.|[^\]\\])*\]', re.DOTALL)
+_begins_word = re.compile('(?!##)').match
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
 
 
@@ -117,7 +118,7 @@ class Tokenizer:
     names = map(self._library.id_to_token, range(self.vocab_size))
     is_unigram = type(self._library.model).__name__ == UNIGRAM
     begins = sentencepiece_model.begins_word if is_unigram else _begins_word
-    result = np.array([not name or begins(name) for name in names])
+    result = np.array([not name or bool(begins(name)) for name in names])
     result[list(self.special_ids)] = True
     return result
 
@@ -169,10 +170,6 @@ class Tokenizer:
     how: Any = dict(strategy='longest_first', direction=self.truncation_side)
     library.enable_truncation(max_length, **how)
     return library
-
-
-def _begins_word(token: str) -> bool:
-  return not token.startswith('##')
 
 
 def _encode(
@@ -302,29 +299,33 @@ def _completed(
   _add_tokens(library, file, config)
   if kind == UNIGRAM:
     sentencepiece_model.keep_as_text(library, special)
-  if library.post_processor is None:
-    first, last = special[2:4]
-    single, own = f'{first} $A {last}', [(first, ids[2]), (last, ids[3])]
-    library.post_processor = processors.TemplateProcessing(
-      single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
-    )
   side = (library.truncation or {}).get('direction', 'right')
   side = config.get('truncation_side', side)
   library.no_truncation()
   library.no_padding()
   library.encode_special_tokens = True
-  single, pair = library.encode(''), library.encode('', '')
-  if [*single.ids, *pair.ids] != [*ids[2:4], *ids[2:4], ids[3]]:
+  first, last = special[2:4]
+  single, own = f'{first} $A {last}', [(first, ids[2]), (last, ids[3])]
+  frame = processors.TemplateProcessing(
+    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
+  )
+  rows = []
+  # A file's own is not used: it might give other types to other texts.
+  for one in (library.post_processor or frame, frame):
+    library.post_processor = one
+    rows += [library.encode('a'), library.encode('a', 'b')]
+  if [one.ids for one in rows[:2]] != [one.ids for one in rows[2:]]:
     expected = 'a text framed as [CLS] a [SEP], a pair as [CLS] a [SEP] b [SEP]'
-    got = f'got {single.tokens}, {pair.tokens}'
+    got = f'got {rows[0].tokens}, {rows[1].tokens}'
     raise InvalidDataError(f'{file}: expected {expected}, {got}')
+  types = [one.type_ids for one in rows]
   numbers, probe = library.get_vocab().values(), library.encode(*_PROBE)
   for field, is_legal, expected in (
     ('truncation_side', side in ('left', 'right'), 'left or right'),
     ('vocab', len({*numbers}) == len(numbers), 'distinct ids'),
     ('vocab', max(*numbers, *probe.ids) < MAX_VOCABULARY,
      f'ids below {MAX_VOCABULARY}'),
-    ('type_id', {*probe.type_ids} == {0, 1}, '0 of a text, 1 of its pair'),
+    ('type_id', types[:2] == types[2:], '0 of a text, 1 of its pair'),
     ('max_input_chars_per_word',
      getattr(library.model, 'max_input_chars_per_word', 0) <= 1000,
      'at most 1000; longer words are unknown'),

@@ -216,7 +216,7 @@ def head_layers(model: Any) -> tuple[int, ...]:
 
 
 def check_tokenizer(teacher: str, own: str) -> None:
-  """Raises ConfigError if the teacher's tokenizer gives other token ids.
+  """Raises ConfigError if the teacher's tokenizer gives other rows.
 
   `own` is the student's tokenizer; '' if its data are token ids.
   """
@@ -233,7 +233,7 @@ def check_tokenizer(teacher: str, own: str) -> None:
   except (MissingDataError, InvalidDataError) as error:
     wrong = f'{expected} ({error})'
     raise ConfigError(TEACHER, teacher, wrong) from error
-  if ours.digest != theirs.digest:
+  if ours.preprocessing(0) != theirs.preprocessing(0):
     raise ConfigError(
       TEACHER,
       teacher,

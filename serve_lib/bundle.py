@@ -28,7 +28,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import data_files, text_files, tokenizer
+from dataset_lib import contract, data_files, text_files, tokenizer
 from dataset_lib.errors import BadRecord, ConfigError
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
@@ -262,8 +262,8 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
   run = manifest['about'].get('contract', {})  # none in older bundles
   prepared = run.get('preprocessing', {})
   words, names = recipe.get('tokenizer'), run.get('class_names')
-  given = dict(recipe, tokenizer=words and words.digest)
-  for name in ('image_size', 'resize_small', 'tokenizer'):
+  given = {**recipe, **(words.preprocessing(0) if words else {})}
+  for name in ('image_size', 'resize_small', *contract.TOKENS):
     if given.get(name) and prepared.get(name, given[name]) != given[name]:
       got = f'{prepared[name]}, got {given[name]}'
       raise ValueError(f'{name}: expected that of the run, {got}')

@@ -117,9 +117,9 @@ def restore(
       raise InvalidDataError(f'{place} {words}')
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
-    given = {'tokenizer': tokenizer.load(path).digest}
+    given = tokenizer.load(path).preprocessing(0)
     own = dataclasses.replace(info, preprocessing=given)
-    contract.check(info, own, ['tokenizer'], 'dataset', f'{workdir} has')
+    contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
   changes = config.stages[saved.extra['stage']].get('model', {})
   return Trained(saved, build_task(config, info, changes), mesh)
 
@@ -180,7 +180,7 @@ def _check_source(config: Any, task: Task) -> None:
   if (theirs := trained_on(config.workdir)) is None:
     return
   whose = f'{config.workdir} has'
-  inputs = 'input_key', *contract.SCALING, 'tokenizer'
+  inputs = 'input_key', *contract.SCALING, *contract.TOKENS
   contract.check(theirs, task.info, inputs, 'warm_start', whose)
   classes = contract.differences(theirs, task.info, contract.LABELS)
   heads = _of_classes(task) if classes else []

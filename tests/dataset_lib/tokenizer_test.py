@@ -218,6 +218,10 @@ MUTATIONS = (
   ('added_tokens.0.id', 2**32), ('added_tokens.0', 1), ('normalizer', 7),
   ('post_processor.single', [{'SpecialToken': {'id': 'x', 'type_id': 0}}]),
   ('post_processor.pair.3.Sequence.type_id', 7), ('post_processor', []),
+  # Types of a text alone, of [CLS], and a text twice.
+  ('post_processor.single.1.Sequence.type_id', 1),
+  ('post_processor.pair.0.SpecialToken.type_id', 1),
+  ('post_processor.single.2', {'Sequence': {'id': 'A', 'type_id': 0}}),
   ('decoder', 'x'), ('truncation', {'direction': 'up'}), ('version', '9'),
 )  # fmt: skip
 

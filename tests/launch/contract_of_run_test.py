@@ -185,6 +185,10 @@ PARTS = {
   'tokenizer': (
     lambda info: {'preprocessing': {**info.preprocessing, 'tokenizer': 'x'}},
     'tokenizer', 'RRRRRRRRR'),
+  'truncation': (
+    lambda info: {
+      'preprocessing': {**info.preprocessing, 'truncation_side': 'left'}},
+    'truncation_side', 'RRRRRRRRR'),
   'pairs': (
     lambda info: {'token_types': info.token_types and 2},
     'token_types', '.RR...R..'),
@@ -202,7 +206,7 @@ PARTS = {
 )])  # fmt: skip
 def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
   run, (change, field, expected) = runs(family), PARTS[part]
-  of_others = {'resize_small', 'tokenizer'} - {*run.info.preprocessing}
+  of_others = {'resize_small', *contract.TOKENS} - {*run.info.preprocessing}
   of_others |= {'token_types'} if run.info.token_types != 1 else set()
   expected = '.' * len(USERS) if field in of_others else expected
   info = dataclasses.replace(run.info, **change(run.info))
