@@ -236,7 +236,7 @@ def unknown(name: Any, legal: Iterable[str], kind: str = 'field') -> str:
   names = list(legal)
   close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   hint = f' (did you mean {close[0]}?)' if close else ''
-  return f'no such {kind}; legal {kind}s are {", ".join(names)}{hint}'
+  return f'no such {kind}{hint}; legal {kind}s are {", ".join(names)}'
 
 
 @contextlib.contextmanager

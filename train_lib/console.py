@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import rich.console
 import rich.table
+import rich.text
 from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -173,7 +174,7 @@ def _table(rows: Mapping[str, Any]) -> rich.table.Table:
   table = rich.table.Table(show_header=False, box=None)
   for name, value in rows.items():
     text = f'{value:.4f}' if isinstance(value, float) else str(value)
-    table.add_row(name, text)
+    table.add_row(*(rich.text.Text(printable(t)) for t in (name, text)))
   return table
 
 

@@ -177,8 +177,9 @@ class RunDirectory(contextlib.ExitStack):
 def _locked(workdir: pathlib.Path) -> Iterator[None]:
   """Locks a run. The kernel frees the lock of a killed process."""
   path, host = workdir / 'run.lock', socket.gethostname()
-  if path.is_symlink():  # that would be followed
-    raise InvalidDataError(f'{path} is a link: remove it')
+  # A link would be followed, and a pipe waited for.
+  if path.is_symlink() or (path.exists() and not path.is_file()):
+    raise InvalidDataError(f'{path} is not a regular file: remove it')
   try:
     lock = filelock.FileLock(path, timeout=0).acquire()
   except filelock.Timeout:

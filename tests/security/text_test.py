@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rich
 
 from dataset_lib import text_files
 from launch import (
@@ -91,9 +92,11 @@ ACTS = re.compile('[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\udc80]')
 def test_a_name_does_not_act_on_the_terminal(name, capsys):
   from eval_lib import report
   from launch import serving
+  from train_lib import console
 
   report.print_table(name, [{name: name}], name)
   serving.log(name)
+  rich.print(console._table({name: name}))
   with pytest.raises(SystemExit):
     command_line.fail(name)
   shown = capsys.readouterr()

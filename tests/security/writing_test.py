@@ -76,10 +76,16 @@ def link(path, target):
   path.symlink_to(target)
 
 
+def pipe(path, _):
+  path.unlink()
+  os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
   ('name', 'change', 'error'),
   [
-    ('run.lock', link, 'is a link'),
+    ('run.lock', link, 'is not a regular file'),
+    ('run.lock', pipe, 'is not a regular file'),
     ('checkpoints', link, 'is a link'),
     ('config.json', lambda path, _: path.unlink(), r'config\.json is missing'),
   ],
