@@ -17,6 +17,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from annotated_types import Interval
@@ -27,6 +29,7 @@ from launch import command_line, serving
 from launch.command_line import Count, Positive
 
 SWITCH = 1e-3  # seconds that a thread may hold up the event loop; Python's 5e-3
+GRACE = 2.0  # seconds that threads have to end, after the last answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +98,19 @@ def run(flags: Flags) -> None:
         # Nothing was accepted, and the compiler cannot be stopped.
         os._exit(command_line.OK)
       warm_up.result()
-      service.close()
-      engine.close()
+      has_ended = ends_within(GRACE, service.close)
+      has_ended &= ends_within(GRACE, engine.close)
+    if not has_ended:
+      # All requests are answered, and a decoder cannot be stopped.
+      os._exit(command_line.OK)
+
+
+def ends_within(seconds: float, function: Callable[[], None]) -> bool:
+  """Calls a function in a thread; returns whether it ends in time."""
+  thread = threading.Thread(target=function, daemon=True)
+  thread.start()
+  thread.join(seconds)
+  return not thread.is_alive()
 
 
 def listen(host: str, port: int) -> socket.socket:

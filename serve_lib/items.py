@@ -5,7 +5,6 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -98,14 +97,14 @@ def images(
 
 
 def pixels(item: Any) -> int:
-  """Returns the pixels of an image by its header; 0 for any other item."""
+  """Returns the pixels to decode of an image; 0 for any other item."""
   data = item.get('image') if isinstance(item, Mapping) else None
   if not isinstance(data, bytes):
     return 0
   from dataset_lib import image_ops
 
   try:
-    return math.prod(image_ops.header(data).size)
+    return image_ops.count_pixels(data)
   except BadRecord:  # which `read` reports
     return 0
 

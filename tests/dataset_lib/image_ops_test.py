@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 
 import cv2
 import jax
@@ -48,6 +49,27 @@ ALPHA = np.dstack([NOISE, np.full((20, 30), 7, np.uint8)])
 JPEG = encode(NOISE, '.jpg')
 
 
+def by_pillow(image, form='JPEG', **options):
+  file = io.BytesIO()
+  image.save(file, form, quality=95, **options)
+  return file.getvalue()
+
+
+def with_scans(count, size=(20, 30)):
+  """A progressive JPEG whose last scan is repeated."""
+  data = by_pillow(PIL.Image.new('L', size[::-1]), progressive=True)
+  scan = data[data.rindex(b'\xff\xda') : -2]
+  return data[:-2] + scan * count + data[-2:]
+
+
+def with_chunks(kind, content, count=1):
+  """A PNG with more chunks after its header."""
+  chunk = struct.pack('>I', len(content)) + kind + content
+  chunk += struct.pack('>I', zlib.crc32(kind + content))
+  data = encode(NOISE)
+  return data[:33] + chunk * count + data[33:]
+
+
 @pytest.mark.parametrize(
   ('data', 'expected'),
   [
@@ -62,17 +84,23 @@ def test_images_become_rgb_of_eight_bits(data, expected):
   np.testing.assert_array_equal(image_ops.to_rgb(data), expected)
 
 
-def by_pillow(image, **options):
-  file = io.BytesIO()
-  image.save(file, 'JPEG', quality=95, **options)
-  return file.getvalue()
-
-
 def test_jpegs_are_close_to_their_origin():
   image = PIL.Image.fromarray(smooth(40, 60))
   for mode in ('RGB', 'CMYK'):
     decoded = image_ops.decode(by_pillow(image.convert(mode))).astype(int)
     assert np.abs(decoded - smooth(40, 60)).max() < 12
+
+
+def test_a_few_scans_count_once():
+  data = with_scans(320)
+  assert image_ops.count_pixels(data) == 600 * 20  # 326 / 16
+  assert image_ops.decode(data).shape == (20, 30, 3)
+  with pytest.raises(BadRecord, match='20 x 30 pixels in 3'):
+    image_ops.decode(data, max_pixels=600 * 19)
+  for mode in ('RGB', 'CMYK'):
+    image = PIL.Image.fromarray(NOISE).convert(mode)
+    data = by_pillow(image, progressive=True)
+    assert image_ops.count_pixels(data) == 600
 
 
 @pytest.mark.parametrize(
@@ -83,6 +111,13 @@ def test_jpegs_are_close_to_their_origin():
     *((JPEG[:end], 'truncated') for end in (-1, 300, 10)),
     *((encode(NOISE)[:end], 'undecodable') for end in (-40, 40)),
     (b'\xff\xd8\xff\xd9', 'undecodable'),
+    (with_scans(100, (4000, 4000)), 'too_many_pixels'),
+    (
+      with_chunks(b'iCCP', b'a\0\0' + zlib.compress(bytes(9)), 65),
+      'undecodable',
+    ),
+    (with_chunks(b'IDAT', bytes(2**17)), 'undecodable'),
+    (encode(NOISE, '.tiff'), 'undecodable'),
     *(
       (value, 'wrong_dtype')
       for value in (NOISE.astype(np.float32), NOISE.astype(int), 'text', None)

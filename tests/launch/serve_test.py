@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import httpx2
 import pytest
@@ -195,6 +196,13 @@ def test_under_load_nothing_is_lost(requests, tmp_path):
     process.kill()
   # All that the engine answered has reached the clients.
   assert json.loads(log.read_text().splitlines()[-1])['answers'] == answers
+
+
+def test_a_decoder_does_not_keep_the_process():
+  decoder = threading.Event()
+  assert not serve.ends_within(0.01, decoder.wait)
+  decoder.set()
+  assert serve.ends_within(600.0, decoder.wait)
 
 
 def test_bad_flags_and_a_taken_address_are_answered_in_one_line(refused):
