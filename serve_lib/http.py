@@ -67,7 +67,7 @@ class Service(registry.Collector):
     most = limits.max_pending
     self._places = turns.Turns(most, most // 8)  # in the engine
     cores = machine.cores()
-    self._quick = turns.Lane(cores, cores)
+    self._quick = turns.Lane(cores + 1, cores + 1, reserve=1)
     # Photos and long bodies, which others need not wait for.
     places = limits.max_pixels // items.PIXELS
     self._slow = turns.Lane(

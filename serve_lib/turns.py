@@ -75,9 +75,13 @@ class Lane(Turns):
   """Threads with places for the work that they do at a time."""
 
   def __init__(
-    self, places: int, threads: int, then: Callable[[], None] = lambda: None
+    self,
+    places: int,
+    threads: int,
+    then: Callable[[], None] = lambda: None,
+    reserve: int = 0,
   ):
-    super().__init__(places)
+    super().__init__(places, reserve)
     self._threads = concurrent.futures.ThreadPoolExecutor(threads)
     self._then = then  # called in the event loop after each function
 
