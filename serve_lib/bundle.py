@@ -20,7 +20,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.exits import Rule
+from serve_lib.manifest import check_manifest
 from serve_lib.monitor import OnDrift, monitor_of
 from serve_lib.policies import (
   PRUNED,
@@ -98,7 +99,10 @@ class BundleChain:
       exported = export.deserialize(artifact)
       if not exported.mlir_module_serialized.startswith(_BYTECODE):
         raise BundleError('a program: expected the bytecode of StableHLO')
-      return exported.call([variables[number] for number in read], leaves)
+      try:
+        return exported.call([variables[number] for number in read], leaves)
+      except (TypeError, ValueError, KeyError) as error:
+        raise BundleError(f'a program: expected its arrays, {error}') from error
 
     return run
 
@@ -237,10 +241,10 @@ def read(
     # Read once: it may change meanwhile.
     with data_files.opened(path, data_files.MAX_WEIGHTS) as file:
       head = file.readline(99)
-      content = file.read() if head.startswith(MAGIC) else b''
+      content = _arrays(file) if head.startswith(MAGIC) else b''
   except (OSError, BadRecord) as error:
     raise BundleError(f'{path}: expected a bundle, got {error}') from error
-  if not content:
+  if not head.startswith(MAGIC):
     expected = 'a file of python -m launch.export --bundle'
     raise BundleError(f'{path}: expected {expected}, got {head[:40]!r}')
   if head != (found := _header(content)):
@@ -257,6 +261,21 @@ def read(
     raise BundleError(f'{path}: {message}') from error
 
 
+def _arrays(file: BinaryIO) -> bytes:
+  """Reads the arrays; nothing if they do not state the size of the file."""
+  start, size = file.tell(), os.fstat(file.fileno()).st_size
+  length = int.from_bytes(file.read(8), 'little')
+  try:
+    stated = json.loads(file.read(min(length, data_files.MAX_BYTES)))
+    end = max(one['data_offsets'][1] for one in stated.values())
+  except text_files.DAMAGE:
+    return b''
+  if start + 8 + length + end != size:
+    return b''
+  file.seek(start)
+  return file.read(size - start)
+
+
 def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
   """Raises ValueError if items are not read as those of the run."""
   run = manifest['about'].get('contract', {})  # none in older bundles
@@ -269,12 +288,19 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
       raise ValueError(f'{name}: expected that of the run, {got}')
   if names and manifest['policy'].get('class_names', names) != names:
     raise ValueError('class_names: expected those of the run')
+  policy, kind = manifest['policy'], run.get('label_kind', '')
+  if kind and policy.get('several', False) != (kind == 'classes'):
+    raise ValueError(f'several: expected that of the run, whose labels: {kind}')
+  count = len(policy['class_names'])
+  if count and run.get('num_classes', count) != count:
+    raise ValueError(f'class_names: expected {run["num_classes"]}, got {count}')
 
 
 def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
   manifest = text_files.with_tuples(manifest)
+  check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
     words = arrays.pop(TOKENIZER, None)

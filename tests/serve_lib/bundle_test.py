@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -164,10 +165,12 @@ def test_a_policy_of_another_kind_is_not_written(written, tmp_path):
     ('program_1', None, 'program_1'),
     ('../evil', b'', 'unknown arrays'),
     ('manifest.json', b'{', 'JSON'),
-    ('manifest.json', b'{}', 'KeyError'),
+    ('manifest.json', b'{}', 'manifest.about: expected'),
     # The contract in a manifest that is whole.
     ('manifest.json', {'class_names': ('no', 'yes')}, 'class_names: expected'),
     ('manifest.json', 'none', 'AttributeError'),
+    ('manifest.json', {'label_kind': 'classes'}, 'several: expected'),
+    ('manifest.json', {'num_classes': 4}, 'class_names: expected 4, got 3'),
   ],
 )
 def test_other_content_is_refused(written, tmp_path, name, new, words):
@@ -181,3 +184,56 @@ def test_other_content_is_refused(written, tmp_path, name, new, words):
     arrays[name] = of_bytes(new)
   bundle._write(tmp_path / 'signed', arrays)
   refused(tmp_path / 'signed', f'content of a bundle, got .*{words}')
+
+
+@pytest.mark.parametrize(
+  ('place', 'value'),
+  [
+    ('policy.warnings', True), ('policy.warnings', [[]]), ('policy.kind', []),
+    ('policy.class_names', 'yes'), ('policy.class_names', [None]),
+    ('policy.several', 1), ('policy.several', None), ('policy.other', 1),
+    ('policy.lengths', [21]), ('policy.temperatures', [0.0]),
+    ('policy.temperatures', [1.0, 1.0]), ('policy.certified', {'': 'other'}),
+    ('reader.kind', 'pickle'), ('reader.count', 10**30), ('reader.count', '4'),
+    ('reader.length', 21), ('reader.vocab_size', -1), ('reader.length', None),
+    ('chain.variants', [{}]), ('chain.variants', []), ('chain.num_stages', 2),
+    ('chain.num_stages', 10**9), ('chain.limit', 1.5), ('chain.heads', {}),
+    ('drift', {'': {}}), ('drift', {'': 7}), ('drift', []),
+    ('drift', {'': {'confidences': ['x'], 'threshold': 0.5}}),
+    ('grid.lengths', [2, 1]), ('grid.batches', [True]), ('grid.batches', [3]),
+    ('variables', {'used': [[], 'float32']}), ('variables', {'used': 7}),
+    ('variables', {'used': [10**30, 'float32']}),
+    ('variables', {'used': [9, 'bfloat16']}),
+    ('variables', {'used': [0, 'other']}), ('programs', []),
+    ('programs', [7, 7]), ('programs', [{'read': [0], 'runs': []}] * 2),
+  ],
+)  # fmt: skip
+def test_a_manifest_of_others_is_checked(written, tmp_path, place, value):
+  arrays = content(written[0])
+  manifest = json.loads(bytes(arrays['manifest.json']))
+  *groups, name = place.split('.')
+  node = functools.reduce(lambda one, key: one[key], groups, manifest)
+  node[name] = value
+  arrays['manifest.json'] = of_bytes(json.dumps(manifest).encode())
+  bundle._write(tmp_path / 'signed', arrays)
+  with pytest.raises(bundle.BundleError, match='content of a bundle') as error:
+    bundle.read(tmp_path / 'signed')
+  assert '\n' not in str(error.value)
+
+
+def test_other_arrays_than_those_of_the_programs_are_a_line(written, tmp_path):
+  arrays = content(written[0])
+  arrays['variables/used'] = arrays['variables/used'][:, :2].copy()
+  bundle._write(tmp_path / 'signed', arrays)
+  refused(tmp_path / 'signed', 'a program: expected its arrays')
+
+
+def test_a_sparse_file_is_not_read(tmp_path):
+  path = tmp_path / 'sparse'
+  path.write_bytes(bundle.MAGIC + b'0' * 64 + b'\n')
+  with path.open('r+b') as file:
+    file.truncate(2**33)
+  tracemalloc.start()
+  refused(path, 'the file was changed or cut off')
+  assert tracemalloc.get_traced_memory()[1] < 2**20
+  tracemalloc.stop()
