@@ -4,7 +4,13 @@ import copy
 import threading
 from typing import Any
 
-MAX_SHOWN = 1000  # characters of a value
+MAX_SHOWN, MAX_MESSAGE = 1000, 1400  # characters of a value, of a message
+
+
+def shortened(message: object, most: int = MAX_MESSAGE) -> str:
+  """Returns a message without its middle if it is long."""
+  text, half = str(message), most // 2
+  return text if len(text) <= most else f'{text[:half]}...{text[-half:]}'
 
 
 class ConfigError(ValueError):
@@ -17,7 +23,8 @@ class ConfigError(ValueError):
   exit_code = 2  # of a command that ends with the error
 
   def __init__(self, field: str, given: Any, expected: str):
-    super().__init__(f'{field}: expected {expected}, got {_shown(given)}')
+    message = f'{field}: expected {expected}, got {_shown(given)}'
+    super().__init__(shortened(message))
     self.field, self.given, self.expected = field, given, expected
 
   def __reduce__(self) -> tuple[Any, ...]:
@@ -37,11 +44,17 @@ class MissingDataError(FileNotFoundError):
 
   exit_code = 4
 
+  def __init__(self, message: str):
+    super().__init__(shortened(message))
+
 
 class InvalidDataError(ValueError):
   """The data set as a whole is not usable: its layout, index or class list."""
 
   exit_code = 4
+
+  def __init__(self, message: str):
+    super().__init__(shortened(message))
 
 
 class WriteError(OSError):
@@ -58,6 +71,7 @@ class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """
 
   def __init__(self, kind: str, where: str, message: str):
+    message = shortened(message)
     super().__init__(f'{kind}: {where}: {message}' if where else message)
     self.kind, self.where, self.message = kind, where, message
 

@@ -154,7 +154,7 @@ def loads(text: str, parse_int: Any = None) -> Any:
 def _finite(text: str) -> float:
   value = float(text)
   if not math.isfinite(value):
-    raise ValueError(f'{text}, which is no finite number')
+    raise ValueError(f'{text:.40}, which is no finite number')
   return value
 
 

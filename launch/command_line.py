@@ -21,12 +21,13 @@ from annotated_types import Ge, MinLen, Predicate
 from ml_collections import ConfigDict
 
 from dataset_lib import fields, imports, machine, text_files
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, shortened
 from dataset_lib.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
 UNAVAILABLE, PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 69, 75, 130, 141
 
+MAX_LINE = 4000  # characters of an error
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 OVERRIDE = '--config.KEY'
@@ -250,6 +251,8 @@ def parse_fields(flag: str, text: str) -> dict[str, Any]:
     name, separator, value = item.partition('=')
     if not separator:
       raise ConfigError(flag, item, 'key=value')
+    if name in values:
+      raise ConfigError(f'{flag}.{name}', value, 'one value')
     values[name] = fields.Unread(value)
   imports.trust_named(values)
   return values
@@ -265,8 +268,8 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr and exits with the code."""
-  line = ' '.join(str(message).split())
-  print('error:', text_files.printable(line), file=sys.stderr)
+  line = text_files.printable(' '.join(str(message).split()))
+  print('error:', shortened(line, MAX_LINE), file=sys.stderr)
   raise SystemExit(code)
 
 

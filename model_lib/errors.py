@@ -7,7 +7,11 @@ class FieldError(ValueError):
   """A field with an illegal value; `expected` is the range in words."""
 
   def __init__(self, field: str, given: Any, expected: str) -> None:
-    super().__init__(f'{field}: expected {expected}, got {given!r}')
+    try:
+      shown = f'{given!r:.1000}'
+    except ValueError:  # an integer of thousands of digits
+      shown = f'a {type(given).__name__} that is too long to show'
+    super().__init__(f'{field}: expected {expected}, got {shown}')
     self.field = field
     self.given = given
     self.expected = expected

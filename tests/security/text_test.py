@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import rich
 
-from dataset_lib import text_files
+from dataset_lib import errors, text_files
 from launch import (
   analyze,
   benchmark,
@@ -19,6 +19,8 @@ from launch import (
   sweep_runs,
   train,
 )
+from model_lib.errors import FieldError
+from tests.dataset_lib import corpora, word_rows
 
 LONG = {
   '400 digits': '9' * 400, 'negative': '-' + '9' * 400,
@@ -58,6 +60,48 @@ def test_a_number_without_end_is_one_line(command, flag, text, trained, capsys):
   name = flag.removeprefix('config.')
   assert re.match(rf'error: (--)?(config\.)?{name}: expected', line), line[:200]
   assert len(line) < 2500
+
+
+def message_of(function, *arguments):
+  with pytest.raises(Exception) as caught:
+    function(*arguments)
+  return str(caught.value)
+
+
+def test_messages_of_long_values_are_short(tmp_path, capsys):
+  long, number = 'a' * 10**6, 10**5000
+  messages = []
+  for value in (long, number, [number], long.encode(), {'a': long}):
+    error = errors.ConfigError('field', value, 'a number')
+    messages += [str(error), str(FieldError('field', value, 'a number'))]
+  for kind, parts in (
+    (errors.ConfigError, (long, 1, long)), (errors.BadRecord, 'ab'),
+    (errors.InvalidDataError, ()), (errors.MissingDataError, ()),
+  ):  # fmt: skip
+    messages.append(str(kind(*parts, *[long] * (kind != errors.ConfigError))))
+  for text in ('1' * 5000, '1' * 400, '1' * 5000 + '.5', f'1, "{long}": 1'):
+    path = tmp_path / 'a.json'
+    path.write_text(f'{{"{long}": 1, "a": {text}}}')
+    messages.append(message_of(text_files.read_json, path))
+  # All of a file without line ends is its header.
+  corpora.tokenizer(tmp_path / 'vocabulary', word_rows.VOCABULARY)
+  given = word_rows.config(tmp_path / 'data', 'sst2')
+  for end in ('\r', '\t'):
+    path = tmp_path / 'data' / 'SST-2' / 'train.tsv'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(end.join(f'column{n}' for n in range(9999)))
+    messages.append(message_of(word_rows.opened, given))
+  assert max(map(len, messages)) < 1500
+  with pytest.raises(SystemExit):
+    command_line.fail('\x1b' * 10**6)
+  assert len(capsys.readouterr().err) < 5000
+
+
+def test_a_name_twice_in_a_flag_is_refused():
+  with pytest.raises(
+    errors.ConfigError, match=r'--thresholds\.a: expected one'
+  ):
+    command_line.parse_fields('--thresholds', 'a=0.5,b=1,a=0.6')
 
 
 HOSTILE = {
