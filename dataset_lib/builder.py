@@ -85,6 +85,14 @@ def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
   } | given  # fmt: skip
 
 
+def preprocessing(config: ConfigLike) -> dict[str, Any]:
+  """Returns how a legal configuration prepares inputs, as a `DatasetInfo`."""
+  given = dict(config.items())
+  # The tokenizer is that of a file.
+  kind, no_file = _find(given['name']), {'tokenizer': ''}
+  return kind.prepared(given | no_file)
+
+
 def build_source(
   config: ConfigLike, split: str, run: DatasetInfo | None = None
 ) -> Source:

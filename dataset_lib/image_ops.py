@@ -92,10 +92,18 @@ class ImageOptions(Source):
       expected = "'inception_crop' in the first place only"
       raise ConfigError('dataset.augment', augment, expected)
 
+  @staticmethod
+  def prepared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """See `Source`; the short side is that before the central crop."""
+    if config.get('resize_small') == 0:
+      short_side = round(config['image_size'] / CENTRAL_SHARE)
+      return {**config, 'resize_small': short_side}
+    return dict(config)
+
   @property
   def short_side(self) -> int:
     """Short side of an image in evaluation, before its central crop."""
-    return self.resize_small or round(self.image_size / CENTRAL_SHARE)
+    return self.prepared(vars(self))['resize_small']
 
   def describe(
     self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from annotated_types import Interval, Predicate
+from annotated_types import Gt, Interval, MinLen, Predicate
 from jaxtyping import Float32, Int, Int32, Int64, Shaped
 
 from dataset_lib.errors import BadRecord, ConfigError
@@ -28,6 +28,11 @@ BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
 # One class, several classes, a number, a class of each token; '' is unknown.
 LabelKind = Literal['', 'class', 'classes', 'number', 'tags']
+NumberType = Annotated[
+  str,
+  Predicate(re.compile('bool|(u?int|float)(8|16|32|64)|bfloat16').fullmatch),
+  "the name of a type of numbers, as 'uint8'",
+]
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
 AnySplit = Annotated[
@@ -54,12 +59,12 @@ class DatasetInfo:
 
   input_key: str  # 'image' or 'tokens'
   input_shape: tuple[int, ...]  # of one example: (height, width, 3), (length,)
-  input_dtype: str  # 'uint8' for images, 'int32' for tokens
+  input_dtype: NumberType  # 'uint8' for images, 'int32' for tokens
   num_classes: int  # labels are 0 .. num_classes - 1; 1 for a regression
   class_names: tuple[str, ...]  # of each label, or ()
   num_examples: int
   vocab_size: int = 0  # token ids; 0 for images
-  label_dtype: str = 'int32'  # 'float32' for a regression
+  label_dtype: NumberType = 'int32'  # 'float32' for a regression
   # Lengths that batches are padded to, ascending, the last one being that of
   # `input_shape`; () where all examples have one shape.
   length_buckets: tuple[int, ...] = ()
@@ -69,8 +74,8 @@ class DatasetInfo:
   # Rows may lack a label, which is then -1, or NaN for a number.
   unlabelled: bool = False
   # Of pixels / 255, of all channels or of each: inputs are (x - mean) / std.
-  mean: tuple[float, ...] = (0.5,)
-  std: tuple[float, ...] = (0.5,)
+  mean: Annotated[tuple[float, ...], MinLen(1)] = (0.5,)
+  std: tuple[Annotated[float, Gt(0.0)], ...] = (0.5,)
   # How evaluation prepares an input, by the names of the data set's fields;
   # 'tokenizer' is a `Tokenizer.digest`.
   preprocessing: Mapping[str, Any] = dataclasses.field(
@@ -122,6 +127,11 @@ class Source:
   @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
     """Raises ConfigError where fields contradict each other."""
+
+  @staticmethod
+  def prepared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields as they are in `DatasetInfo.preprocessing`."""
+    return dict(config)
 
   def transform(self, value: Any, rng: Any = None) -> Any:
     """Converts a raw value to the model input, augmented if there is `rng`."""

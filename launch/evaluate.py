@@ -72,6 +72,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   """Returns the validated configuration, its evaluators, those of a list."""
   from train_lib import config_schema, loading
 
+  imports.trust_named(flags.overrides)
   config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
@@ -105,7 +106,6 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       given = command_line.parse_fields('--dataset', flags.dataset)
       evals[name]['dataset'] = given
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
-  imports.trust_named(flags.overrides)
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
     return config, names, []

@@ -21,7 +21,7 @@ from model_lib import convert, convert_vit, position_grids
 from model_lib.convert_pixels import HALF, Pixels
 from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
-from train_lib import checkpoint_io, sharding
+from train_lib import checkpoint_io, config_schema, sharding
 from train_lib.run_directory import (
   CONFIG,
   DATASET_INFO,
@@ -70,11 +70,12 @@ def split_of(config: Any, split: str) -> str:
 def load_config(
   workdir: Path, key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
-  """Returns the configuration of a run.
+  """Returns the configuration of a run, complete and checked.
 
   Paths to other runs (teacher, warm start) are cleared, because they are not
   needed to load this one. Raises ConfigError for the field `key` if `workdir`
-  has no run, and InvalidDataError if its configuration is damaged.
+  has no run, InvalidDataError if its configuration is damaged, and ConfigError
+  of the file for an illegal field or another preparation than the contract has.
   """
   path = pathlib.Path(workdir) / CONFIG
   imports.keep_out(workdir)
@@ -94,6 +95,16 @@ def load_config(
     own = path.with_name(TOKENIZER)
     if 'tokenizer' in config.dataset and own.is_file():
       config.dataset.tokenizer = str(own)
+  try:
+    config = config_schema.validate(config).unlock()
+    if path.with_name(DATASET_INFO).exists():
+      info = load_info(workdir)
+      given = builder.preprocessing(config.dataset)
+      given = dataclasses.replace(info, preprocessing=given)
+      contract.check(info, given, [*info.preprocessing], 'dataset')
+  except ConfigError as error:
+    field = f'{key}: {path}: {error.field}'
+    raise ConfigError(field, error.given, error.expected) from error
   return config
 
 

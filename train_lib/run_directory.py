@@ -257,8 +257,11 @@ def load_info(workdir: Path) -> DatasetInfo:
   path = pathlib.Path(workdir) / DATASET_INFO
   with text_files.damage_of(path):
     values = fields.check(DatasetInfo, text_files.read_object(path), '')
-    if min(values['input_shape'], default=0) < 1:
-      raise ValueError(f'input_shape: got {values["input_shape"]}')
+    shape, mean, std = (values[k] for k in ('input_shape', 'mean', 'std'))
+    if min(shape, default=0) < 1:
+      raise ValueError(f'input_shape: got {shape}')
+    if len(mean) != len(std) or len(mean) not in (1, shape[-1]):
+      raise ValueError(f'mean, std: got {mean}, {std}')
     return DatasetInfo(**text_files.with_tuples(values))
 
 

@@ -130,13 +130,14 @@ def test_bad_command_lines_are_answered_in_one_line(
   flags, words, run, tmp_path, refused
 ):
   config = text_files.loads((run / 'config.json').read_text())
-  bert = {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'}
+  bert = {
+    'task': 'train_lib.text_classification:TextClassification', 'loss': {},
+    'model': {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'},
+  }  # fmt: skip
   places = {'run': run}
-  for name, model in (('copy', config['model']), ('bert', bert)):
+  for name, changes in (('copy', {}), ('bert', bert)):
     places[name] = tmp_path / name
     places[name].mkdir()
-    text_files.write_json(
-      places[name] / 'config.json', config | {'model': model}
-    )
+    text_files.write_json(places[name] / 'config.json', config | changes)
   refused(analyze.main, [flag.format(**places) for flag in flags], words)
   assert not (run / 'analysis').exists()

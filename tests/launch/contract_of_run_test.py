@@ -6,12 +6,8 @@ A user refuses the change (R), maps it (M), or the part is not its concern (.).
 import contextlib
 import copy
 import dataclasses
-import functools
 import json
-import types
 
-import flax.linen as nn
-import jax
 import numpy as np
 import pytest
 
@@ -22,40 +18,13 @@ from eval_lib import evaluator
 from launch import evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
-from tests.golden import adapter
 from train_lib import build, loading, run_directory
-from train_lib.checkpoint import Checkpointer
 from train_lib.distillation import Student
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 
 REFUSALS = ConfigError, InvalidDataError, ConfigChangedError, SystemExit
 IMAGES, TEXTS = 'digits vit', 'eat sst2 dense'
 NIGHTLY = 'digits input', 'eat sst2', 'albert sst2', 'parity adatape'
-
-
-@pytest.fixture(scope='module')
-def runs(tmp_path_factory, folders):
-  """Returns untrained runs by name: folder, config, info, task, variables."""
-  folder = tmp_path_factory.mktemp('runs')
-  return functools.cache(lambda name: made(folder / name, name, folders))
-
-
-def made(place, name, folders):
-  config = adapter.load(*adapter.configs()[name], folders)
-  info = builder.build_source(config.dataset, config.train_split).info
-  info = dataclasses.replace(info, steps_per_epoch=7)
-  task = build.build_task(config, info)
-  names = 'params', 'model_state'
-  tree = nn.unbox(dict(zip(names, task.init(jax.random.key(0)), strict=True)))
-  with RunDirectory(place, config.to_dict(), info=info) as run:
-    task.save_assets(run.workdir)
-  extra = {'stage': next(iter(config.stages))}
-  extra['contract'] = dataclasses.asdict(info)
-  with Checkpointer(place / 'checkpoints') as checkpointer:
-    checkpointer.save(1, tree, extra)
-  return types.SimpleNamespace(
-    folder=place, config=config, info=info, task=task, variables=tree
-  )
 
 
 @contextlib.contextmanager

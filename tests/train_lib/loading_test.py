@@ -33,7 +33,9 @@ def test_info_survives_the_file(tmp_path):
     ('dataset_info.json', loading.load_info,
      (None, '{', '{"input_key": 1}', '[]', '{"a": 1}',
       json.dumps(dataclasses.asdict(INFO) | {'input_shape': []}),
-      json.dumps(dataclasses.asdict(INFO) | {'num_classes': '2'}))),
+      *(json.dumps(dataclasses.asdict(INFO) | {k: value}) for k, value in (
+        ('num_classes', '2'), ('mean', []), ('std', [0.0]), ('input_dtype', ''),
+        ('mean', [0.5, 0.5]), ('label_dtype', 'object'))))),
     ('config.json', loading.load_config,
      ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff',
       '{"warm_start": {}, "loss": {}, "dataset": {}, "model": {}, "stages": {},'
@@ -72,14 +74,27 @@ def test_all_variables_are_on_the_devices(tmp_path, devices):
 
 def test_a_run_needs_its_own_directory_only(tmp_path):
   (tmp_path / 'config.json').write_text(
-    '{"warm_start": {"workdir": "/gone"}, "loss": {"teacher": "/gone"}, '
-    '"dataset": {"tokenizer": "/gone", "length_buckets": [1, 2]}}'
+    json.dumps(
+      {
+        'task': 'eat.task:FineTune',
+        'model': {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'},
+        'warm_start': {'workdir': '/gone'},
+        'loss': {'teacher': '/gone'},
+        'dataset': {
+          'name': 'glue',
+          'task': 'sst2',
+          'tokenizer': '/gone',
+          'length_buckets': [8, 16],
+        },
+        'stages': {'stage1': {'steps': 1}},
+      }
+    )
   )
   (tmp_path / 'tokenizer.json').write_text('')
   config = loading.load_config(tmp_path)
   assert (config.warm_start.workdir, config.loss.teacher) == ('', '')
   assert config.dataset.tokenizer == str(tmp_path / 'tokenizer.json')
-  assert config.dataset.length_buckets == (1, 2)
+  assert config.dataset.length_buckets == (8, 16)
 
 
 @pytest.mark.nightly
