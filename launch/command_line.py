@@ -80,6 +80,9 @@ class UsageError(ValueError):
 
   exit_code = USAGE
 
+  def __init__(self, message: object):
+    super().__init__(shortened(message))
+
 
 def overrides_flag() -> Any:
   """Declares `--config.KEY=VALUE`, any number of times, as 'KEY=VALUE's."""

@@ -193,6 +193,8 @@ class Service(registry.Collector):
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes
+    if int(request.headers.get('content-length', 0)) > most:
+      raise HTTPException(413, f'body: expected at most {most} bytes')
     async for chunk in request.stream():
       body += chunk
       self._bytes += len(chunk)

@@ -77,6 +77,7 @@ def test_messages_of_long_values_are_short(tmp_path, capsys):
   for kind, parts in (
     (errors.ConfigError, (long, 1, long)), (errors.BadRecord, 'ab'),
     (errors.InvalidDataError, ()), (errors.MissingDataError, ()),
+    (command_line.UsageError, ()),
   ):  # fmt: skip
     messages.append(str(kind(*parts, *[long] * (kind != errors.ConfigError))))
   for text in ('1' * 5000, '1' * 400, '1' * 5000 + '.5', f'1, "{long}": 1'):

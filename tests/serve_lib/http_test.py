@@ -314,6 +314,8 @@ async def test_bodies_are_limited_in_time_and_together(
   posts = (client.post('/predict', content=slow()) for _ in range(2))
   tasks = [*map(asyncio.create_task, posts)]
   await until(lambda: service._bytes == 180)
+  stated = {'Content-Length': '101'}  # refused before it has come
+  assert (await client.post('/predict', headers=stated)).status_code == 413
   third = await client.post('/predict', content=b' ' * 90)
   assert (third.status_code, third.headers['Retry-After']) == (503, '1')
   for found in await asyncio.gather(*tasks):
