@@ -174,7 +174,7 @@ class FineTune(Student, TextClassification):
       why = 'which was certified for texts of that length'
       raise ConfigError('lengths', lengths, f'{expected}, {why}')
     model = as_adaptive(self.model)
-    temperatures = file.temperatures(len(model.heads()))
+    temperatures = file.temperatures(len(self.head_layers), self.head_layers)
     drift, others = file.values.get('drift'), dict[str, Any]()
     monitor = file.monitor({'': drift}, run.on_drift)
     fields: dict[str, Any] = {'monitor': monitor}

@@ -203,7 +203,7 @@ class ResultFile:
         self.values = text_files.read_object(self.path)
     except InvalidDataError as error:
       expected = f'the JSON of a {self.ENTRY}'
-      raise self.error('', str(error), expected) from error
+      raise self.error(': content', str(error), expected) from error
 
   def check_parameters(self, variables: Mapping[str, Any]) -> None:
     """Checks the fingerprint of the parameters, if the file has one."""
@@ -241,9 +241,11 @@ class ResultFile:
     return command if self._step is None else f'{command} --step={self._step}'
 
   def error(self, part: str, given: Any, expected: str) -> ConfigError:
-    """Returns the error of a part of the file."""
+    """Returns the error of a part of the file, which is damaged, or of all."""
     expected = f'{expected}; {self.repair()}'
-    return ConfigError(f'{self.path}{part}', given, expected)
+    found = ConfigError(f'{self.path}{part}', given, expected)
+    found.exit_code = InvalidDataError.exit_code if part else found.exit_code
+    return found
 
 
 class CalibrationFile(ResultFile):
@@ -251,14 +253,18 @@ class CalibrationFile(ResultFile):
 
   NAME, ENTRY = FILE, 'calibration'
 
-  def temperatures(self, heads: int) -> tuple[float, ...]:
-    """Returns the temperature of each head, or () if there are none."""
-    given = self.values.get('temperatures', ())
-    legal = tuple[Annotated[float, Gt(0.0)], ...]
-    given = fields.check_value(f'{self.path}: temperatures', given, legal)
-    if given and len(given) != heads:
-      raise self.error(': temperatures', given, f'{heads}, one for each head')
-    return given
+  def temperatures(self, heads: int, layers: Any = ()) -> tuple[float, ...]:
+    """Returns the temperature of each head (of `layers`); () without a file."""
+    if not (self._directory and self.path.exists()):
+      return ()
+    given, legal = self.values.get('temperatures'), Annotated[float, Gt(0.0)]
+    if not fields.accepts(tuple[(legal,) * heads], given):
+      expected = f'{heads} positive numbers, one for each head'
+      raise self.error(': temperatures', given, expected)
+    named = self.values.get('layers', [*layers])
+    if layers and named != [*layers]:
+      raise self.error(': layers', named, f'those of the heads, {[*layers]}')
+    return tuple(map(float, given))
 
   def fitted_rows(self, dataset: fields.ConfigLike) -> Any:
     """Returns the rows of the calibration split; None if it is not named.

@@ -3,7 +3,6 @@
 See `eval_lib.risk` for what is certified, and under which conditions.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -141,6 +140,7 @@ class Evaluator(predictions.Evaluator):
     classes = self._data['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
+    self._written()  # a damaged one is found before the work
 
   def run(self, variables: Any) -> dict[str, float]:
     """Measures the grid and writes the certificate into the workdir.
@@ -179,9 +179,7 @@ class Evaluator(predictions.Evaluator):
         'parameters': parameters,
         'temperatures': [*file.temperatures(len(variants[0].heads))],
       }
-      old: dict[str, Any] = {}
-      with contextlib.suppress(FileNotFoundError):
-        old = text_files.read_object(path)
+      old = self._written()
       # Certificates of another model are dropped.
       same = all(old.get(name) == value for name, value in known.items())
       kept = old['sources'] if same else {}
@@ -189,6 +187,16 @@ class Evaluator(predictions.Evaluator):
       sources = {**kept, self.source: entry}
       text_files.write_json(path, known | {'sources': sources})
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+
+  def _written(self) -> dict[str, Any]:
+    """Returns the content of certificate.json, {} without one."""
+    if (path := self.file(FILE)) and path.exists():
+      with text_files.damage_of(path):
+        found = text_files.read_object(path)
+        for one in found['sources'].values():
+          float(one['saved']), one['epsilon'], one['rows']
+        return found
+    return {}
 
   def _check_better(self, entry: Any, old: Any) -> None:
     """Raises ConfigError if a certificate saves less than the old one."""

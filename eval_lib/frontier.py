@@ -178,4 +178,5 @@ class Evaluator(predictions.Evaluator):
       return np.array(report['temperatures'])
     file.check_fingerprint(parameters)
     self.check_unfitted(file)
-    return np.array(file.temperatures(heads) or [1.0] * heads)
+    found = file.temperatures(heads, self.layers)
+    return np.array(found or [1.0] * heads)

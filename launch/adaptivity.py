@@ -131,7 +131,8 @@ def spent(
   if len(heads) > 1 and one_class:
     file = CalibrationFile(flags.workdir, found.saved.step)
     file.check_parameters(found.variables)
-    scales = file.temperatures(len(heads)) or np.ones(len(heads))
+    layers = found.task.head_layers
+    scales = file.temperatures(len(heads), layers) or np.ones(len(heads))
     chances = predictions.probabilities(heads, np.array(scales))
     exits = predictions.confidence_exit(chances, flags.tau)
   flops = rows['flops'].reshape(len(places), -1)

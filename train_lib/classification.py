@@ -280,7 +280,7 @@ class Classification(Task):
     chain = OneStage(apply, variables, reader)
     given = chain, reader, self.label_names, lengths
     known: Any = dict(several=self.MULTI_LABEL)
-    known['temperatures'] = file.temperatures(1)
+    known['temperatures'] = file.temperatures(1, self.head_layers)
     return chain, ClassifierPolicy(*given, **known)
 
   def item_reader(self, length: int = 1) -> ItemReader:

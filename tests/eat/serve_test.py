@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from eat import serving
 from model_lib.bert import BertClassifier
 from serve_lib import bundle
@@ -336,14 +336,16 @@ def test_a_calibration_of_other_parameters_is_refused(finished):
     build((directory, task, other), step=1500)
 
 
-@pytest.mark.parametrize('text', [
-  '{', '[]', '{"drift": {"confidences": []}}', '{"drift": 3}',
-  '{"drift": {"confidences": [], "threshold": 0.9}}',
-  '{"drift": {"confidences": [0.5], "threshold": "x"}}',
-  '{"temperatures": [1.0, 2.0, 3.0]}', '{"temperatures": [1.0, -2.0]}',
-  '{"temperatures": 1.0}',
+@pytest.mark.parametrize('part', [
+  *({'drift': one} for one in (
+    3, {'confidences': []}, {'confidences': [], 'threshold': 0.9},
+    {'confidences': [0.5], 'threshold': 'x'})),
+  *({'temperatures': one} for one in ([1., 2., 3.], [1., -2.], 1., [], None)),
+  *({'layers': one} for one in ([4, 2], [1, 2], [], None)),
 ])  # fmt: skip
-def test_a_damaged_calibration_is_a_readable_error(run, text):
+def test_a_damaged_calibration_is_a_readable_error(run, part):
+  text = json.dumps({'temperatures': [1.0, 1.0], **part})
   (run[0] / 'calibration.json').write_text(text)
-  with pytest.raises(ConfigError, match=r'calibration\.json'):
+  with pytest.raises(ConfigError, match=r'calibration\.json: \w') as error:
     build(run)
+  assert error.value.exit_code == InvalidDataError.exit_code

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import certificate, evaluator, predictions, risk
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy
@@ -193,6 +193,13 @@ def test_drift_of_a_certified_model_ends(tmp_path):
   # the shift is in the window.
   assert numbers[4500:].count('first') <= 512 + 4 * 128
   assert turns[1][1]['distance'] < 0.1
+
+
+@pytest.mark.parametrize('text', ['{"a":', '[]', '{}', '{"sources": {"": {}}}'])
+def test_a_damaged_file_is_found_before_the_work(tmp_path, text):
+  (tmp_path / 'certificate.json').write_text(text)
+  with pytest.raises(InvalidDataError, match=r'certificate\.json is damaged'):
+    build(tmp_path)
 
 
 def test_rows_that_something_was_fitted_to_are_refused(tmp_path):
