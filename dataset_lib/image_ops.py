@@ -6,10 +6,7 @@ index), so an augmented image is the same on every run, host and thread.
 
 import contextlib
 import dataclasses
-import io
 import math
-import re
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -18,18 +15,23 @@ import numpy as np
 import PIL.Image
 from annotated_types import Interval
 from jaxtyping import UInt8
-from PIL.JpegImagePlugin import JpegImageFile
 
 from dataset_lib.data_files import MAX_PIXELS
 from dataset_lib.errors import BadRecord, ConfigError
 from dataset_lib.fields import Distinct
+from dataset_lib.image_header import (
+  JPEG_START,
+  Picture,
+  count_scans,
+  header,
+  passes,
+)
 from dataset_lib.randaugment import rand_augment
 from dataset_lib.source import DatasetInfo, Source, require
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
-Picture = PIL.Image.Image
 
 # Grain's threads use every core; OpenCV's would oversubscribe the cores.
 cv2.setNumThreads(0)
@@ -37,15 +39,6 @@ cv2.setNumThreads(0)
 CENTRAL_SHARE = 224 / 256  # side of the evaluation crop, as is customary
 CROP_ATTEMPTS = 10
 CROP_RATIOS = (3 / 4, 4 / 3)
-PIL.Image.MAX_IMAGE_PIXELS = None  # only reads headers here; `decode` checks
-_JPEG_START, _JPEG_END, _JPEG_SCAN = b'\xff\xd8', b'\xd9', b'\xda'
-SCANS = 16  # of a JPEG that count as one; a progressive CMYK has 18
-# Others are slow, or have sizes that Pillow does not see.
-_FORMATS = 'PNG', 'WEBP', 'BMP', 'GIF'
-_PNG_START, _PNG_PACKED = b'\x89PNG\r\n\x1a\n', (b'iCCP', b'zTXt', b'iTXt')
-MAX_PACKED = 64  # chunks of a PNG that Pillow and OpenCV decompress
-# Of a JPEG; in pixels 0 and the numbers of restarts may follow 255.
-_MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
 _ORIENTATION_TAG = 0x0112
 # How orientations 1 to 8 are flipped, after 5 to 8 are transposed.
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
@@ -192,13 +185,13 @@ def decode(
   """
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
-  is_jpeg, flags = data.startswith(_JPEG_START), _FLAGS[reduction]
-  scans = _count_scans(data) if is_jpeg else 0
+  is_jpeg, flags = data.startswith(JPEG_START), _FLAGS[reduction]
+  scans = count_scans(data) if is_jpeg else 0
   early = f'JPEG ends early, at {len(data)} bytes'
   require(scans is not None, 'truncated', early)
   picture = header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
-  pixels = height * width * _passes(scans)
+  pixels = height * width * passes(scans)
   scanned = f' in {scans} scans' * (pixels > height * width)
   message = f'{height} x {width} pixels{scanned}, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'
@@ -217,68 +210,10 @@ def decode(
   return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 
 
-def count_pixels(data: bytes) -> int:
-  """Returns the pixels that are decoded of an image, by its header.
-
-  Those of a JPEG once for every `SCANS` scans. Raises BadRecord as `header`.
-  """
-  scans = _count_scans(data) if data.startswith(_JPEG_START) else 0
-  return math.prod(header(data).size) * _passes(scans)
-
-
-def _passes(scans: int | None) -> int:
-  return max((scans or 0) // SCANS, 1)
-
-
-def _count_scans(data: bytes) -> int | None:
-  """Returns the scans of a JPEG; None if it has no end marker of its own."""
-  place, scans = len(_JPEG_START), 0
-  while match := _MARKER.search(data, place):
-    if match[1] == _JPEG_END:
-      return scans
-    scans += match[1] == _JPEG_SCAN
-    # A segment, such as a thumbnail with an end of its own, is not searched.
-    end = match.end()
-    place = end + int.from_bytes(data[end : end + 2], 'big')
-  return None
-
-
-def header(data: bytes) -> Picture:
-  """Opens an image without its pixels; raises BadRecord if that fails."""
-  is_jpeg = data.startswith(_JPEG_START)
-  read: Any = JpegImageFile if is_jpeg else _open
-  try:
-    if data.startswith(_PNG_START):
-      _check_chunks(data)
-    return read(io.BytesIO(data))
-  except Exception as error:  # Pillow raises nothing narrower
-    message = f'no image Pillow can read, begins {data[:8]!r}'
-    raise BadRecord('undecodable', '', message) from error
-
-
-def _open(file: io.BytesIO) -> Picture:
-  return PIL.Image.open(file, formats=_FORMATS)
-
-
-def _check_chunks(data: bytes) -> None:
-  """Raises ValueError where a PNG unpacks to much more than its pixels."""
-  place, packed, pixels = len(_PNG_START), 0, 0
-  most = 2**16 + 16 * math.prod(struct.unpack('>2I', data[16:24]))
-  while place + 8 <= len(data):
-    size, kind = struct.unpack_from('>I4s', data, place)
-    packed += kind in _PNG_PACKED
-    pixels += size * (kind == b'IDAT')
-    place += 12 + size
-    if packed > MAX_PACKED or pixels > most or kind == b'IEND':
-      break
-  if packed > MAX_PACKED or pixels > most:
-    raise ValueError('a PNG with more than its pixels')
-
-
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
   with contextlib.suppress(BadRecord):
-    if data.startswith(_JPEG_START):
+    if data.startswith(JPEG_START):
       image = header(data)
       return image.size if _orientation(image) > 4 else image.size[::-1]
   return None

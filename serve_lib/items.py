@@ -101,10 +101,10 @@ def pixels(item: Any) -> int:
   data = item.get('image') if isinstance(item, Mapping) else None
   if not isinstance(data, bytes):
     return 0
-  from dataset_lib import image_ops
+  from dataset_lib import image_header
 
   try:
-    return image_ops.count_pixels(data)
+    return image_header.count_pixels(data)
   except BadRecord:  # which `read` reports
     return 0
 
