@@ -344,8 +344,8 @@ def test_a_calibration_of_other_parameters_is_refused(finished):
   *({'layers': one} for one in ([4, 2], [1, 2], [], None)),
 ])  # fmt: skip
 def test_a_damaged_calibration_is_a_readable_error(run, part):
-  text = json.dumps({'temperatures': [1.0, 1.0], **part})
-  (run[0] / 'calibration.json').write_text(text)
+  content = {'temperatures': [1.0, 1.0], **part}
+  (run[0] / 'calibration.json').write_text(json.dumps(content))
   with pytest.raises(ConfigError, match=r'calibration\.json: \w') as error:
     build(run)
   assert error.value.exit_code == InvalidDataError.exit_code
