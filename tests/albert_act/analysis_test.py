@@ -10,7 +10,7 @@ import pytest
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
 from dataset_lib import builder
-from dataset_lib.source import DatasetInfo
+from dataset_lib.source import DatasetInfo, Source
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 
@@ -122,10 +122,11 @@ def test_a_row_of_ponder_net_that_has_halted_counts_as_one():
   assert cosines[still].mean() < 0.9
 
 
-class Numbers(list):
+class Numbers(Source):
   """A source of rows that are their own numbers."""
 
-  info = DatasetInfo('tokens', (1,), 'int32', 2, (), 0)
+  def __init__(self, rows):
+    self.info = DatasetInfo('tokens', (1,), 'int32', 2, (), rows)
 
   def records(self, rows):
     return {'row': rows}
@@ -139,7 +140,7 @@ class Numbers(list):
   ],
 )  # fmt: skip
 def test_rows_have_even_distances(rows, count, expected):
-  batches = list(builder.spread(Numbers(range(rows)), count).batches())
+  batches = list(builder.spread(Numbers(rows), count).batches())
   found = [row for one in batches for row in one['row'][one['mask'] > 0]]
   assert found == expected
 
