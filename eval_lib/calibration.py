@@ -228,9 +228,8 @@ class ResultFile:
     try:
       return monitor_of(checks, on_drift)
     except (KeyError, TypeError, ValueError) as error:
-      given = f'{type(error).__name__}: {error}'
-      expected = 'confidences and a threshold'
-      raise self.error(': drift', given, expected) from error
+      given = f'{type(error).__name__}: {error}', 'confidences and a threshold'
+      raise self.error(': drift', *given) from error
 
   def repair(self) -> str:
     """Returns the command that writes the file."""
@@ -257,8 +256,9 @@ class CalibrationFile(ResultFile):
     """Returns the temperature of each head (of `layers`); () without a file."""
     if not (self._directory and self.path.exists()):
       return ()
-    given, legal = self.values.get('temperatures'), Annotated[float, Gt(0.0)]
-    if not fields.accepts(tuple[(legal,) * heads], given):
+    given: Any = self.values.get('temperatures')
+    legal: Any = tuple.__class_getitem__((Annotated[float, Gt(0.0)],) * heads)
+    if not fields.accepts(legal, given):
       expected = f'{heads} positive numbers, one for each head'
       raise self.error(': temperatures', given, expected)
     named = self.values.get('layers', [*layers])

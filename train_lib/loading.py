@@ -99,8 +99,8 @@ def load_config(
     config = config_schema.validate(config).unlock()
     if path.with_name(DATASET_INFO).exists():
       info = load_info(workdir)
-      given = builder.preprocessing(config.dataset)
-      given = dataclasses.replace(info, preprocessing=given)
+      prepared = builder.preprocessing(config.dataset)
+      given = dataclasses.replace(info, preprocessing=prepared)
       contract.check(info, given, [*info.preprocessing], 'dataset')
   except ConfigError as error:
     field = f'{key}: {path}: {error.field}'
