@@ -170,7 +170,9 @@ def depth_of(checkpoint):
     found = found.get('model', found)
     names = ('depth', 'num_hidden_layers', 'n_layers')
     return int(next(found[name] for name in names if name in found))
-  except Exception as error:  # of a damaged file
+  except (
+    OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError
+  ) as error:  # fmt: skip
     raise ValueError(
       'config argument pretrained or teacher: expected the directory of a run '
       f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'

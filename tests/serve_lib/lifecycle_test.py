@@ -208,9 +208,11 @@ def test_a_callback_may_submit_but_never_blocks():
 
     # Held, so that the callback is there before the answer.
     hold(engine).add_done_callback(again)
+    waiting = started(lambda: engine.predict([GOOD]))
+    wait_until(lambda: engine._requests._line)
     engine._policy.open.set()
-    engine.predict([GOOD])
-  # The row that calls back is itself still pending.
+    waiting.join(WAIT)
+  # The room of the row that calls back is for the one that waits.
   assert outcomes == [OverloadedError, RuntimeError, RuntimeError]
 
 
