@@ -171,7 +171,8 @@ def depth_of(checkpoint):
     names = ('depth', 'num_hidden_layers', 'n_layers')
     return int(next(found[name] for name in names if name in found))
   except (
-    OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError
+    OSError, ValueError, TypeError, AttributeError, StopIteration,
+    RecursionError,
   ) as error:  # fmt: skip
     raise ValueError(
       'config argument pretrained or teacher: expected the directory of a run '
