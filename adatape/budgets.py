@@ -182,7 +182,7 @@ def write(flags: Any) -> None:
     first = next((key for key in timed if 'seed' in table[key]), own.name)
     _time(timed, table, data, first, flags)
   rows = [*table.values()]
-  out = pathlib.Path(flags.out or pathlib.Path(flags.workdir, 'budgets'))
+  out = report.folder_of(flags.out, flags.workdir, 'budgets')
   report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
   report.print_table(title, rows, columns=SHOWN)
@@ -201,9 +201,20 @@ class _Place(NamedTuple):
   @property
   def result(self) -> dict[str, Any]:
     """What its training reported of its evaluations; {} before its end."""
-    path = pathlib.Path(self.workdir, 'result.json')
-    result = text_files.read_object(path) if path.is_file() else {}
+    result = report.read_result(self.workdir) or {}
     return {key: value for key, value in result.items() if '/' in key}
+
+
+def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
+  """Reads runs and directories; errors are those of `damage_of`."""
+  with text_files.damage_of(table):
+    lines = text_files.read_bytes(table).decode().splitlines()
+    try:
+      columns, *rows = csv.reader(lines, strict=True)
+    except csv.Error as error:
+      raise ValueError(error) from error
+    places = [columns.index(name) for name in ('run', 'workdir')]
+    return [(row[places[0]], row[places[1]]) for row in rows]
 
 
 def _others(
@@ -218,17 +229,15 @@ def _others(
     table = pathlib.Path(flags.sweep, 'sweep.csv')
     if not table.is_file():
       raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')
-    for run in csv.DictReader(
-      text_files.read_bytes(table).decode().splitlines()
-    ):
-      words = re.split(r'\s*\bseed=(\d+)\s*', run['run'])
+    for run, workdir in _read_sweep(table):
+      words = re.split(r'\s*\bseed=(\d+)\s*', run)
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
       name = name.replace(':model=', '')
-      place = _Place(names.get(name, name), seed, run['workdir'])
+      place = _Place(names.get(name, name), seed, workdir)
       if place.result:
         places[place] = '--sweep'
       else:
-        print(f'left out: {run["run"]}: it has no result')
+        print(f'left out: {text_files.printable(run)}: it has no result')
   found = {}
   for place, key in places.items():
     config = loading.load_config(place.workdir, key)

@@ -61,6 +61,20 @@ def check_inside(path: Path, root: Path) -> None:
     )
 
 
+def check_no_links(folder: Path) -> None:
+  """Raises InvalidDataError if a folder in `folder` is a link.
+
+  What is written or deleted there would be another folder's.
+  """
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.is_symlink() and entry.is_dir():
+        raise InvalidDataError(
+          f'{entry.path} links to {os.path.realpath(entry)}, which would be '
+          'written to: put the folder itself there, or remove the link'
+        )
+
+
 def check_regular(path: Path, root: Path) -> None:
   """Raises InvalidDataError unless a file is regular and not outside `root`.
 

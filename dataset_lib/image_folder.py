@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from absl import logging
 from annotated_types import Len, Predicate
 
-from dataset_lib import data_files, source
+from dataset_lib import data_files, source, text_files
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
 
@@ -116,7 +116,8 @@ class ImageFolder(ImageOptions):
       )
     if others:
       count = len(others)
-      logging.warning('%s: left out %d files that are no images', folder, count)
+      name = text_files.printable(folder)
+      logging.warning('%s: left out %d files that are no images', name, count)
     return images
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:

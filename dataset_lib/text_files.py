@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from dataset_lib import data_files
 from dataset_lib.errors import InvalidDataError, MissingDataError, WriteError
@@ -24,6 +24,8 @@ Path = str | os.PathLike[str]
 DAMAGE = (
   OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError
 )  # fmt: skip
+# A number as `dumps` writes it.
+Number = float | int | Literal['NaN', 'Infinity', '-Infinity']
 MAX_DEPTH = 100  # of values of a JSON file, which Python's own code recurses
 _late: contextvars.ContextVar[list[WriteError] | None] = contextvars.ContextVar(
   'late', default=None

@@ -178,7 +178,7 @@ def warnings_of(
       f'rows, or a larger epsilon: {certificate.repair()}'
     )
   entries = certificate.values['sources'].values()
-  tasks = {entry.get('dataset', {}).get('task') for entry in entries}
+  tasks = {str(entry.get('dataset', {}).get('task')) for entry in entries}
   if tasks & {*REPEATED_TEXTS}:
     yield (
       'the rows that the threshold was certified on share texts, and the '

@@ -201,9 +201,9 @@ class ResultFile:
     try:
       with contextlib.suppress(FileNotFoundError):
         self.values = text_files.read_object(self.path)
-    except InvalidDataError as error:
-      expected = f'the JSON of a {self.ENTRY}'
-      raise self.error(': content', str(error), expected) from error
+      fields.check_value('dataset', self.values.get('dataset', {}), dict)
+    except (InvalidDataError, ConfigError) as error:
+      raise self.error(': content', str(error), 'its JSON') from error
 
   def check_parameters(self, variables: Mapping[str, Any]) -> None:
     """Checks the fingerprint of the parameters, if the file has one."""
@@ -228,8 +228,8 @@ class ResultFile:
     try:
       return monitor_of(checks, on_drift)
     except (KeyError, TypeError, ValueError) as error:
-      given = f'{type(error).__name__}: {error}', 'confidences and a threshold'
-      raise self.error(': drift', *given) from error
+      expected = 'confidences and a threshold'
+      raise self.error(': drift', repr(error), expected) from error
 
   def repair(self) -> str:
     """Returns the command that writes the file."""

@@ -4,6 +4,7 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 """
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from absl import logging
 from annotated_types import Interval
 
-from dataset_lib import builder, text_files
+from dataset_lib import builder, fields, text_files
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
@@ -46,6 +47,7 @@ class CertificateFile(calibration.ResultFile):
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
         changes = dict(text_files.with_tuples(entry['model']))
         self.sources[source] = Certified(tau, changes, dict(entry['drift']))
+        fields.check_value('dataset', entry.get('dataset', {}), dict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       given, expected = f'{type(error).__name__}: {error}', 'certificates'
       raise self.error(': sources', given, expected) from error
@@ -76,15 +78,20 @@ class CertificateFile(calibration.ResultFile):
     """
     models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
-      fields = ', '.join(f'{k}={value}' for k, value in one.changes.items())
-      if fields and 'during' not in one.drift:
+      name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
+      if name and 'during' not in one.drift:
         logging.warning(
           '%s: no confidences of the model as trained, drift may not end; %s',
           self.path, self.repair(),
         )  # fmt: skip
-      names[source], checks[source] = fields or first, one.drift
-      if fields:
-        models[fields] = model.clone(**one.changes)
+      names[source], checks[source] = name or first, one.drift
+      legal = typing.get_type_hints(type(model), include_extras=True)
+      for field, value in one.changes.items():
+        if field not in legal or not fields.accepts(legal[field], value):
+          expected = f'a value of {type(model).__name__}'
+          raise self.error(f': sources.{source}.model.{field}', value, expected)
+      if name:
+        models[name] = model.clone(**one.changes)
     monitor = self.monitor(checks, on_drift)
     return models, {'certified': names, 'monitor': monitor}
 
@@ -108,8 +115,8 @@ def serve(
     raise file.error('', 'no certificate', 'one')
   file.check_parameters(variables)
   file.check_temperatures(scales)
-  models, fields = file.serve(model, first, run.on_drift)
-  return models, {**fields, 'temperatures': scales}
+  models, given = file.serve(model, first, run.on_drift)
+  return models, {**given, 'temperatures': scales}
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jax.experimental import multihost_utils
 
-from dataset_lib import builder, contract, fields, imports
+from dataset_lib import builder, contract, data_files, fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.source import DatasetInfo
@@ -109,6 +109,7 @@ class Evaluator:
     """Returns a file in the workdir, None if this process writes none."""
     if not self.context.workdir or jax.process_index():
       return None
+    data_files.check_no_links(self.context.workdir)
     return pathlib.Path(self.context.workdir) / name
 
   def open(self, split: str) -> builder.Dataset:

@@ -5,6 +5,7 @@ missing key is an empty cell. An `Estimate` takes three columns of a CSV
 file: `seconds`, `seconds_low` and `seconds_high`.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -20,7 +21,7 @@ import rich.table
 import rich.text
 from jaxtyping import Float
 
-from dataset_lib import data_files, text_files
+from dataset_lib import data_files, fields, text_files
 from dataset_lib.errors import InvalidDataError
 from dataset_lib.text_files import printable
 
@@ -165,6 +166,27 @@ def _readable(name: str, value: Any) -> tuple[str, Any]:
   elif isinstance(value, float) or (name in COLUMNS and value is not None):
     value = f'{unit * value:{digits}}'
   return heading, value
+
+
+def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
+  """Returns `out`, or without one a folder of a run, which is no link."""
+  if not out:
+    data_files.check_no_links(workdir)
+  return pathlib.Path(out or pathlib.Path(workdir, name))
+
+
+def read_result(workdir: text_files.Path) -> dict[str, Any] | None:
+  """Reads what a training reported at its end; None before.
+
+  Errors are those of `text_files.damage_of`.
+  """
+  path = pathlib.Path(workdir, 'result.json')
+  with contextlib.suppress(FileNotFoundError), text_files.damage_of(path):
+    values = text_files.read_object(path)
+    metrics = {key: value for key, value in values.items() if '/' in key}
+    fields.check_value('metrics', metrics, dict[str, text_files.Number])
+    return values
+  return None
 
 
 def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:

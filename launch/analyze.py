@@ -19,7 +19,6 @@ Of an ALBERT, in pretraining or fine-tuning:
 import dataclasses
 import importlib
 import os
-import pathlib
 import sys
 from typing import Annotated, Any, ClassVar
 
@@ -87,7 +86,7 @@ def find(workdir: str) -> tuple[type[_Run], Any, Any]:
 
 def run(flags: Flags) -> None:
   """Reads everything, then computes, then writes and prints."""
-  from eval_lib.report import print_table
+  from eval_lib import report
   from train_lib import loading
 
   kind, module, config = find(flags.workdir)
@@ -98,14 +97,12 @@ def run(flags: Flags) -> None:
   if kind is Albert:
     command_line.check_texts(flags.workdir)
   split = loading.split_of(config, flags.split or module.SPLIT)
-  out = pathlib.Path(flags.out or os.path.join(flags.workdir, 'analysis'))
+  out = report.folder_of(flags.out, flags.workdir, 'analysis')
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  if not flags.out and out.is_symlink():
-    raise ConfigError('--out', str(out), 'a folder in the run, not a link')
   with text_files.failing_late():
     for table in module.write(flags, config, split, loaded, out):
-      print_table(table.title, table.rows, table.note, table.columns)
+      report.print_table(table.title, table.rows, table.note, table.columns)
   print(f'step {loaded.saved.step}, written: {out}')
 
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from annotated_types import Ge, MinLen, Predicate
+from annotated_types import Ge, Interval, MinLen, Predicate
 from ml_collections import ConfigDict
 
 from dataset_lib import fields, imports, machine, text_files
@@ -53,7 +53,9 @@ exit codes:
 Positive = Annotated[int, Ge(1), 'a positive integer']
 Count = Annotated[int, Ge(0), 'an integer of 0 or more']
 Sizes = Annotated[
-  tuple[Positive, ...], MinLen(1), 'a list of positive integers such as 1,16'
+  tuple[Annotated[int, Interval(ge=1, le=65536)], ...],
+  MinLen(1),
+  'a list of integers from 1 to 65536 such as 1,16',
 ]
 Names = Annotated[  # read by `eval_lib.report.names`
   str,

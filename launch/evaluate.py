@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from dataset_lib import imports
+from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from launch import command_line
@@ -153,7 +153,8 @@ def run(flags: Flags) -> None:
       except CheckpointError as error:
         if not flags.watch:
           raise
-        print(f'warning: {error}', file=sys.stderr)  # perhaps deleted by now
+        words = text_files.printable(error)  # perhaps deleted by now
+        print(f'warning: {words}', file=sys.stderr)
         continue
       given = entries, loaded.task, mesh, config, workdir
       row: dict[str, float] = {'step': loaded.saved.step}
@@ -221,6 +222,11 @@ def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
 
   with contextlib.suppress(FileNotFoundError), text_files.damage_of(path):
     rows = text_files.read_json(path)
+    for row in rows:
+      values = {key: row[key] for key in row if key != 'datasets'}
+      fields.check_value('metrics', values, dict[str, text_files.Number])
+      data = row.get('datasets', {})
+      fields.check_value('datasets', data, dict[str, dict[str, Any]])
     return {int(row['step']): dict(row) for row in rows}
   return {}
 

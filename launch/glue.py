@@ -76,8 +76,7 @@ def average(workdirs: list[str], out: pathlib.Path) -> None:
 
 def results(workdir: str) -> Iterator[tuple[str, dict[str, float]]]:
   """Yields `glue.name_of` and metrics of the evaluations, the first last."""
-  from dataset_lib import text_files
-  from eval_lib import glue
+  from eval_lib import glue, report
   from train_lib import loading
 
   config, place = loading.load_config(workdir), pathlib.Path(workdir)
@@ -85,11 +84,8 @@ def results(workdir: str) -> Iterator[tuple[str, dict[str, float]]]:
   tables = [
     (rows[step], rows[step].get('datasets', {})) for step in sorted(rows)
   ]
-  if (path := place / 'result.json').is_file():
-    names = list(config.evals)
-    tables.append(
-      (text_files.read_object(path), evaluate.data_of(config, names))
-    )
+  if result := report.read_result(workdir):
+    tables.append((result, evaluate.data_of(config, [*config.evals])))
   for values, datasets in tables:
     for entry, dataset in datasets.items():
       task, split = glue.task_of('', dataset), dataset.get('split', '')

@@ -8,6 +8,8 @@ A trial without a sign of life is taken over and continues in that directory.
 import concurrent.futures
 import contextlib
 import itertools
+import json
+import math
 import os
 import pathlib
 import re
@@ -20,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset_lib import text_files
+from dataset_lib import data_files, text_files
 from dataset_lib.errors import ConfigError
 from launch import command_line, sweep_runs
 from launch.command_line import UsageError
@@ -38,7 +40,7 @@ except ImportError as error:
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
 # Signs of life are by the clock of each host.
 BEAT_SECONDS, SILENT_SECONDS, POLL_SECONDS = 10, 40, 1
-
+MAX_POINTS = 100_000  # of a grid
 
 Range = tuple[str, tuple[Any, ...]]  # kind; the ends, or texts of a choice
 
@@ -101,10 +103,12 @@ class Search:
     self.flags, self.space = flags, read_space(flags)
     self.grid: list[tuple[Any, ...]] = []
     if flags.sampler == 'grid':
-      values = (
-        range(ends[0], ends[1] + 1) if kind == 'int' else ends
-        for kind, ends in self.space.values()
-      )
+      values = [
+        range(ends[0], min(ends[1], ends[0] + MAX_POINTS) + 1)
+        if kind == 'int' else ends for kind, ends in self.space.values()
+      ]  # fmt: skip
+      if (points := math.prod(map(len, values))) > MAX_POINTS:
+        raise ConfigError('--vary', points, f'at most {MAX_POINTS} points')
       self.grid = [*itertools.product(*values)][: flags.trials]
     self.size = len(self.grid) or flags.trials or 0
     if not self.size:
@@ -270,17 +274,14 @@ class Search:
 
 
 def _is_silent(trial: Any) -> bool:
-  started = trial.datetime_start.timestamp()
-  silent = time.time() - trial.user_attrs.get('beat', started)
-  return not trial.state.is_finished() and silent > SILENT_SECONDS
+  beat = trial.user_attrs.get('beat', trial.datetime_start.timestamp())
+  return not trial.state.is_finished() and time.time() - beat > SILENT_SECONDS
 
 
 def search(flags: Flags) -> int:
   """Runs a search; returns the exit code."""
   optuna.logging.set_verbosity(optuna.logging.WARNING)
-  shares = [
-    sweep_runs.devices(slot, flags.workers) for slot in range(flags.workers)
-  ]
+  shares = [sweep_runs.devices(n, flags.workers) for n in range(flags.workers)]
   work = Search(flags)
   with contextlib.ExitStack() as stack:
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -300,7 +301,7 @@ def search(flags: Flags) -> int:
 
 
 def _repair(journal: pathlib.Path) -> None:
-  """Drops a last line that is torn, e.g. by a full disk or a killed process."""
+  """Drops last lines that are torn, e.g. by a full disk or a killed process."""
   if journal.is_symlink():
     raise UsageError(f'{journal} is a link: remove it')
   if not journal.exists():
@@ -308,10 +309,18 @@ def _repair(journal: pathlib.Path) -> None:
   lock = optuna.storages.journal.JournalFileSymlinkLock(str(journal))
   lock.acquire()
   try:
-    whole, end, _ = journal.read_bytes().rpartition(b'\n')
-    os.truncate(journal, len(whole + end))
+    lines = text_files.read_bytes(journal, data_files.MAX_LOG).split(b'\n')[:-1]
+    while lines and not _is_object(lines[-1]):
+      lines.pop()
+    os.truncate(journal, sum(len(line) + 1 for line in lines))
   finally:
     lock.release()
+
+
+def _is_object(line: bytes) -> bool:
+  with contextlib.suppress(*text_files.DAMAGE):
+    return isinstance(json.loads(line), dict)
+  return False
 
 
 def _open(flags: Flags) -> Any:

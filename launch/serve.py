@@ -14,6 +14,7 @@ import functools
 import gc
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from launch import command_line, serving
 from launch.command_line import Count, Positive
 
 SWITCH = 1e-3  # seconds that a thread may hold up the event loop; Python's 5e-3
+MAX_FILES = 2**16  # open at a time, if the system allows so many
 GRACE = 2.0  # seconds that threads have to end, after the last answer
 
 
@@ -69,7 +71,9 @@ def run(flags: Flags) -> None:
   with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)
-    protocol: Any = functools.partial(connection.Connection, flags.max_seconds)
+    protocol: Any = functools.partial(
+      connection.Connection, flags.max_seconds, most_connections()
+    )
     server = uvicorn.Server(uvicorn.Config(
       service.app, http=protocol, ws='none', lifespan='off', log_level='error',
       log_config=None, access_log=False, server_header=False,
@@ -105,6 +109,14 @@ def run(flags: Flags) -> None:
       os._exit(command_line.OK)
 
 
+def most_connections() -> int:
+  """Raises this process's limit of open files; returns half of it."""
+  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  limit = min(most, MAX_FILES) if most != resource.RLIM_INFINITY else MAX_FILES
+  resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+  return limit // 2
+
+
 def ends_within(seconds: float, function: Callable[[], None]) -> bool:
   """Calls a function in a thread; returns whether it ends in time."""
   thread = threading.Thread(target=function, daemon=True)
@@ -117,9 +129,10 @@ def listen(host: str, port: int) -> socket.socket:
   """Returns a listening socket; raises ConfigError if the address is taken."""
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   try:
+    host.encode('idna')
     return socket.create_server((host, port), family=family, backlog=2048)
-  except OSError as error:
-    expected = f'a free address of this machine ({error.strerror})'
+  except (OSError, UnicodeError) as error:
+    expected = f'a free address of this machine ({error})'
     raise ConfigError('--port', f'{host}:{port}', expected) from error
 
 

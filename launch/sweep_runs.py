@@ -1,7 +1,6 @@
 """The runs of a sweep: flags, directories, the table and the best run."""
 
 import collections
-import contextlib
 import dataclasses
 import glob
 import hashlib
@@ -66,11 +65,9 @@ class Run(NamedTuple):
 
   def result(self) -> dict[str, Any] | None:
     """Reads result.json; None if the run has not finished."""
-    from dataset_lib import text_files
+    from eval_lib import report
 
-    with contextlib.suppress(FileNotFoundError):
-      return text_files.read_object(self.workdir / 'result.json')
-    return None
+    return report.read_result(self.workdir)
 
   def command(self) -> list[str]:
     """Returns the arguments of `python` that train it."""

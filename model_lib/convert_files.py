@@ -48,13 +48,17 @@ def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_bytes(path: pathlib.Path, limit: int = MAX_BYTES) -> bytes:
   """Reads a regular file; ValueError for others and for more bytes."""
+  _check_file(path, limit)
+  with path.open('rb') as file:
+    return file.read(limit)
+
+
+def _check_file(path: pathlib.Path, limit: int) -> None:
   if not path.is_file():  # a pipe would wait
     problem = 'is no regular file' if path.exists() else 'is missing'
     raise ValueError(f'{path} {problem}')
   if (size := path.stat().st_size) > limit:
     raise ValueError(f'{path}: expected at most {limit} bytes, got {size}')
-  with path.open('rb') as file:
-    return file.read(limit)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -102,8 +106,11 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
+  _check_file(path, MAX_WEIGHTS)
   # `safetensors.numpy.load` knows no bfloat16.
   try:
+    with safetensors.safe_open(path, 'numpy'):
+      pass  # The sizes in its header are checked before all is read.
     entries = safetensors.deserialize(read_bytes(path, MAX_WEIGHTS))
   except safetensors.SafetensorError as error:
     raise ValueError(

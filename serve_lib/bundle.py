@@ -34,7 +34,7 @@ from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.exits import Rule
-from serve_lib.manifest import check_manifest
+from serve_lib.manifest import check_manifest, check_programs
 from serve_lib.monitor import OnDrift, monitor_of
 from serve_lib.policies import (
   PRUNED,
@@ -329,4 +329,5 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   kind = POLICIES[values.pop('kind')]
   monitor = monitor_of(manifest['drift'], on_drift)
   policy = kind(chain, reader, monitor=monitor, **values)
+  check_programs(chain, len(policy.class_names))
   return chain, policy, Grid(**manifest['grid'])

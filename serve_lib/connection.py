@@ -1,6 +1,7 @@
 """HTTP connections of uvicorn that do not wait for headers without end."""
 
 import asyncio
+import collections
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -10,16 +11,20 @@ class Connection(H11Protocol):
   """Closes a connection that sends no whole request for `max_seconds`.
 
   uvicorn limits the time between an answer and the next byte only. The time
-  counts from the connection, or from the first byte after an answer.
+  counts from the connection, or from the first byte after an answer. Beyond
+  `most` connections, a new one closes an idle one of the address that has most
+  of them, the one that is silent longest.
   """
 
-  def __init__(self, max_seconds: float, **options: Any):
+  def __init__(self, max_seconds: float, most: int, **options: Any):
     super().__init__(**options)
-    self._max_seconds = max_seconds
+    self._max_seconds, self._most, self._heard = max_seconds, most, 0.0
     self._timer: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: Any) -> None:
     """Begins to wait for headers."""
+    if len(self.connections) >= self._most:
+      self._make_room()
     super().connection_made(transport)
     self._watch()
 
@@ -33,8 +38,24 @@ class Connection(H11Protocol):
     self._stop()
     super().connection_lost(exc)
 
+  def _make_room(self) -> None:
+    every: Any = self.connections
+    idle = [one for one in every if one._is_idle()]
+    counts = collections.Counter(one._address() for one in idle)
+    if idle:
+      max(
+        idle, key=lambda one: (counts[one._address()], -one._heard)
+      ).timeout_keep_alive_handler()
+
+  def _address(self) -> str:
+    return self.client[0] if self.client else ''
+
+  def _is_idle(self) -> bool:
+    return not self.cycle or self.cycle.response_complete
+
   def _watch(self) -> None:
-    if self.cycle and not self.cycle.response_complete:
+    self._heard = self.loop.time()
+    if not self._is_idle():
       self._stop()
     elif not self._timer:
       self._timer = self.loop.call_later(

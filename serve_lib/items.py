@@ -136,11 +136,13 @@ def _token_ids(name: str, value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
   """Returns ids below `vocab_size`, 0 for any, as int32; `name` for errors."""
   limit = vocab_size or 2**31
   try:
+    # Before NumPy, which pads texts to the longest and takes True for 1.
+    for kind in {*map(type, value)} if isinstance(value, (list, tuple)) else ():
+      if kind is bool or not issubclass(kind, (int, np.integer)):
+        raise ValueError(f'values of type {kind.__name__}')
     array = np.asarray(value)
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
       raise ValueError(f'shape {array.shape} and dtype {array.dtype}')
-    if isinstance(value, (list, tuple)) and bool in map(type, value):
-      raise ValueError('True or False')  # which NumPy takes for 1 or 0
     if array.min() < 0 or array.max() >= limit:
       raise ValueError(f'{array.min()} to {array.max()}')
   except (ValueError, OverflowError) as error:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import jax
 from annotated_types import Interval, MinLen, Predicate
+from jax import export
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import check
@@ -152,12 +155,12 @@ def _check_sizes(given: Mapping[str, Any]) -> None:
   numbers = [number for number, _ in given['variables'].values()]
   read = {number for one in given['programs'] for number in one['read']}
   runs = [one for program in given['programs'] for one in program['runs']]
-  needed = {
-    (stage, variant, *column)
-    for stage in range(min(stages, len(runs) + 1))
-    for variant in chain['variants']
-    for column in Grid(**given['grid']).columns
-  }
+  parts = {*chain['variants']}, {*lengths}, {*given['grid']['batches']}
+  built = {
+    run for run in runs
+    if run[0] < stages and all(map(operator.contains, parts, run[1:]))
+  }  # fmt: skip
+  needed = math.prod((stages, *map(len, parts)))
   for field, value, legal, expected in (
     ('policy.lengths', policy['lengths'], policy['lengths'] == lengths,
      f'those of the grid, {lengths}'),
@@ -178,8 +181,33 @@ def _check_sizes(given: Mapping[str, Any]) -> None:
      f'variants of the chain, {chain["variants"]}'),
     ('programs.read', sorted(read)[-4:], read <= {*numbers}
      and len({*numbers}) == len(numbers), 'numbers of variables'),
-    ('programs.runs', len(runs), needed <= {*runs},
+    ('programs.runs', len(built), len(built) == needed,
      'one for each stage, variant, length and batch'),
   ):  # fmt: skip
     if not legal:
       raise ConfigError(field, value, expected)
+
+
+def check_programs(chain: Any, classes: int) -> None:
+  """Raises ValueError unless programs take what they read, and give logits.
+
+  `chain` is a `BundleChain`; `classes` are those of an answer, 0 for a number.
+  """
+  ends = {
+    number for (stage, *_), number in chain.numbers.items()
+    if stage == chain.num_stages - 1
+  }  # fmt: skip
+  sizes = {number: group[-1] for group, number in chain.numbers.items()}
+  for number, (read, artifact) in enumerate(chain.programs):
+    one = export.deserialize(artifact)
+    taken = [(x.shape, x.dtype) for x in one.in_avals]
+    given = [chain.variables[n] for n in read]
+    if taken[: len(read)] != [(x.shape, x.dtype) for x in given]:
+      raise ValueError(f'program_{number}: expected the variables it reads')
+    size = sizes.get(number)
+    if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:
+      raise ValueError(f'program_{number}: expected rows in batches of {size}')
+    _, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
+    if number in ends and outputs['logits'].shape != (size, classes or 1):
+      got = f'{outputs["logits"].shape}, for {classes} classes'
+      raise ValueError(f'program_{number}: logits: got {got}')

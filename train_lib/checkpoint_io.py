@@ -15,7 +15,7 @@ import math
 import pathlib
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from dataset_lib import text_files
+from dataset_lib import fields, text_files
 from train_lib.run_directory import CHECKPOINTS, Path, steps_in
 
 MANIFEST = 'manifest.json'
@@ -61,10 +61,10 @@ class Saved:
   path: pathlib.Path
   step: int
   extra: dict[str, Any]
-  metrics: Mapping[str, Any]
-  best: Mapping[str, str]  # `metric` and `mode` of the best checkpoint
-  arrays: Mapping[str, Any]  # dtype and shape by name
-  files: Mapping[str, Any]  # size and CRC-32 by name
+  metrics: dict[str, text_files.Number]
+  best: dict[str, str]  # `metric` and `mode` of the best checkpoint
+  arrays: dict[str, Sequence[Any]]  # dtype and shape by name
+  files: dict[str, dict[str, Any]]  # size and CRC-32 by name
 
   def read(self, prefix: str = '', abstract: Any = None) -> Any:
     """Reads the arrays whose name starts with a prefix.
@@ -132,7 +132,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     damaged += problems
   if jax.process_count() > 1:
     chosen = int(multihost_utils.broadcast_one_to_all(np.int32(chosen)))
-  lines = shortened(damaged)
+  lines = text_files.printable(shortened(damaged))
   if chosen < 0:
     raise CorruptCheckpointError(
       f'no good checkpoint among steps {found} of {root}:\n  {lines}'
@@ -151,6 +151,9 @@ def _describe(path: pathlib.Path) -> Saved:
     raise ValueError('differs from the one written')
   if content['step'] != int(path.name):
     raise ValueError(f'is that of step {content["step"]}')
+  fields.check(Saved, content, '', without=('path',))
+  for dtype, shape in content['arrays'].values():
+    np.broadcast_shapes(tuple(shape)), jnp.dtype(dtype)
   return Saved(path, **content)
 
 
@@ -165,7 +168,8 @@ def best_step(root: pathlib.Path) -> int | None:
     with contextlib.suppress(*text_files.DAMAGE):
       found.append(_describe(root / str(step)))
   rule = found[-1].best if found else {}
-  values = {s.step: float(s.metrics.get(rule['metric'], 'nan')) for s in found}
+  name = rule.get('metric', '')
+  values = {s.step: float(s.metrics.get(name, 'nan')) for s in found}
   finite = {step for step, value in values.items() if math.isfinite(value)}
   choose = min if rule.get('mode') == 'min' else max
   return choose(sorted(finite), key=values.__getitem__, default=None)

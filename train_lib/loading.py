@@ -1,6 +1,7 @@
 """Reads a run back: to evaluate it, to serve it, to start from it."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import os
@@ -28,6 +29,7 @@ from train_lib.run_directory import (
   TOKENIZER,
   Path,
   load_info,
+  parse_info,
   trained_on,
 )
 from train_lib.task import Task, build_task
@@ -120,9 +122,8 @@ def restore(
   checkpoint, and ConfigError for another tokenizer.
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
-  trained = text_files.with_tuples(saved.extra.get('contract', {}))
-  if trained:
-    for one in contract.differences(DatasetInfo(**trained), info):
+  if trained := _contract_of(saved):
+    for one in contract.differences(trained, info):
       place = pathlib.Path(workdir) / DATASET_INFO
       words = f'was changed after step {saved.step}: {one}; restore it'
       raise InvalidDataError(f'{place} {words}')
@@ -131,8 +132,17 @@ def restore(
     given = tokenizer.load(path).preprocessing(0)
     own = dataclasses.replace(info, preprocessing=given)
     contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
-  changes = config.stages[saved.extra['stage']].get('model', {})
+  if (stage := saved.extra['stage']) not in config.stages:
+    expected = f'{stage!r} among them, as in the checkpoint'
+    raise ConfigError('stages', [*config.stages], expected)
+  changes = config.stages[stage].get('model', {})
   return Trained(saved, build_task(config, info, changes), mesh)
+
+
+def _contract_of(saved: checkpoint_io.Saved) -> DatasetInfo | None:
+  with text_files.damage_of(saved.path / checkpoint_io.MANIFEST):
+    given = saved.extra.get('contract')  # none in older ones
+    return None if given is None else parse_info(given)
 
 
 def serve(
@@ -188,7 +198,11 @@ def start_from(state: Any, config: Any, task: Task) -> Any:
 
 def _check_source(config: Any, task: Task) -> None:
   """Raises ConfigError if a run has other inputs, or heads of other classes."""
-  if (theirs := trained_on(config.workdir)) is None:
+  theirs = trained_on(config.workdir)
+  with contextlib.suppress(checkpoint_io.CheckpointError):  # a published model
+    # Checkpoints that were copied without their run.
+    theirs = theirs or _contract_of(checkpoint_io.find(config.workdir))
+  if theirs is None:
     return
   whose = f'{config.workdir} has'
   inputs = 'input_key', *contract.SCALING, *contract.TOKENS
@@ -282,7 +296,8 @@ def _read(
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     return convert.load(directory, heads), convert.fit
-  own, image = checkpoint_io.find(directory), _sides(trained_on(directory))
+  own = checkpoint_io.find(directory)
+  image = _sides(trained_on(directory) or _contract_of(own))
   source = convert.Checkpoint(own.params(), {}, (), (), image)
   return source, lambda *trees: set()
 

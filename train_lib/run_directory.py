@@ -138,11 +138,8 @@ class RunDirectory(contextlib.ExitStack):
       text_files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
-    path, own = self.workdir / CONFIG, self.workdir.resolve()
-    other = (self.workdir / CHECKPOINTS).resolve().parent
-    if other != own and (other / CONFIG).exists():
-      line = f'is a link to those of {other}, which training would delete'
-      raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
+    path = self.workdir / CONFIG
+    data_files.check_no_links(self.workdir)
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
     steps = steps_in(self.workdir / CHECKPOINTS)
@@ -160,8 +157,7 @@ class RunDirectory(contextlib.ExitStack):
           f'configuration:\n  {lines}\nUse the saved values, use another '
           f'workdir, or edit {path} to resume with the new ones deliberately.'
         )
-    saved = trained_on(self.workdir)
-    if saved and self._info:
+    if self._info and (saved := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else ('num_examples',)
       others = contract.differences(saved, self._info, (*contract.ALL, *rows))
       if others:
@@ -248,7 +244,7 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
   with contextlib.suppress(OSError, InvalidDataError, KeyError):
     fields = text_files.read_object(lock)
     words = 'process {pid} on host {host}, started {started}'.format(**fields)
-    return fields['host'], words
+    return str(fields['host']), text_files.printable(words)
   return '', 'a process that is just starting'
 
 
@@ -256,22 +252,27 @@ def load_info(workdir: Path) -> DatasetInfo:
   """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
   with text_files.damage_of(path):
-    values = fields.check(DatasetInfo, text_files.read_object(path), '')
-    shape, mean, std = (values[k] for k in ('input_shape', 'mean', 'std'))
-    if min(shape, default=0) < 1:
-      raise ValueError(f'input_shape: got {shape}')
-    if len(mean) != len(std) or len(mean) not in (1, shape[-1]):
-      raise ValueError(f'mean, std: got {mean}, {std}')
-    return DatasetInfo(**text_files.with_tuples(values))
+    return parse_info(text_files.read_object(path))
+
+
+def parse_info(given: Mapping[str, Any]) -> DatasetInfo:
+  """Returns a contract from JSON; raises ValueError for an illegal one."""
+  values = fields.check(DatasetInfo, given, '')
+  shape, mean, std = (values[k] for k in ('input_shape', 'mean', 'std'))
+  if min(shape, default=0) < 1:
+    raise ValueError(f'input_shape: got {shape}')
+  if len(mean) != len(std) or len(mean) not in (1, shape[-1]):
+    raise ValueError(f'mean, std: got {mean}, {std}')
+  return DatasetInfo(**text_files.with_tuples(values))
 
 
 def trained_on(workdir: Path) -> DatasetInfo | None:
   """Returns the contract of a run, or its checkpoints; None without them."""
   folder = pathlib.Path(workdir)
   folder = folder.parent if folder.name == CHECKPOINTS else folder
-  if steps_in(folder / CHECKPOINTS) and (folder / DATASET_INFO).exists():
-    return load_info(folder)
-  return None
+  is_run = any((folder / name).exists() for name in (CONFIG, DATASET_INFO))
+  saved = is_run and steps_in(folder / CHECKPOINTS)
+  return load_info(folder) if saved else None
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:

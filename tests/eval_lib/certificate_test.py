@@ -161,7 +161,16 @@ def test_drift_of_a_certified_model_ends(tmp_path):
   built = evaluator.build('own', given, context)
   built.run(unsure)
   file, turns = certificate.CertificateFile(str(tmp_path)), []
-  model = types.SimpleNamespace(clone=dict)
+
+  class Model:
+    width: int
+
+    def clone(self, **changes):
+      return changes
+
+  with pytest.raises(ConfigError, match='width: expected a value of Other'):
+    file.serve(type('Other', (), {})(), 'first', None)
+  model = Model()
   models, fields = file.serve(model, 'first', lambda *turn: turns.append(turn))
   [other] = models
   _, known = built.rows('split', unsure, jax.jit(trained))

@@ -20,6 +20,8 @@ EDITS = (
   (IMAGES, 'config.json', 'dataset.image_size', 12,
    'image_size: expected 16, as'),
   (TEXTS, 'config.json', 'dataset.max_length', 8, 'max_length'),
+  (TEXTS, 'config.json', 'stages', {'other': {'epochs': 1.0}},
+   'stages: expected .* among them'),
   (TEXTS, 'tokenizer.json', 'truncation',
    {'direction': 'Left', 'max_length': 9, 'strategy': 'LongestFirst',
     'stride': 0}, 'truncation_side: expected right'),

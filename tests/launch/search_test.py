@@ -100,6 +100,14 @@ def test_a_wrong_range_is_refused(body):
     (['--vary=optimizer.name=choice(adam,adem)'], ['optimizer.name', 'adem']),
     ([LR, '--vary=optimizer.lr=log(1,2)'], ['--vary', 'each field once']),
     ([LR, '--sampler=grid'], ['--vary=optimizer.lr', 'int or choice']),
+    (
+      [
+        '--vary=optimizer.name=choice(adam,adamw)',
+        '--sampler=grid',
+        '--vary=seed=int(0,2000000000)',
+      ],
+      ['--vary', 'at most 100000 points'],
+    ),
     ([LR, '--metric=dev/accuracy'], ['--metric', "['test']"]),
     ([LR, '--x=dataset.length'], ['--x', 'only with a list']),
     ([LR, '--overrides=list.txt'], ['--overrides', '--vary']),
@@ -161,13 +169,13 @@ def test_failed_trials_have_a_reason(tmp_path, child, refused):
   child("""
 depth = given['model.depth']
 if depth == '1': sys.exit('error: this depth is illegal')
-end(**{'test/accuracy': 'nan' if depth == '2' else 0.5})
+end(**{'test/accuracy': 'NaN' if depth == '2' else 0.5})
 """)
   given = flags(tmp_path, DEPTH, '--sampler=grid')
   assert sweep.main(given) == 0
   states = {row['model.depth']: row['state'] for row in table(tmp_path)}
   assert states['1'].endswith('exit code 1: error: this depth is illegal')
-  assert states['2'] == 'fail test/accuracy is nan'
+  assert states['2'] == 'fail test/accuracy is NaN'
   assert states['3'] == 'complete'
   child('sys.exit(3)')
   given[0] += '/2'

@@ -210,6 +210,7 @@ def test_bad_flags_and_a_taken_address_are_answered_in_one_line(refused):
     port = taken.getsockname()[1]
     for flag, message in (
       (f'--port={port}', '--port: expected a free address'),
+      ('--host=' + 'é' * 80, '--port: expected a free address'),
       ('--max_seconds=0', '--max_seconds: expected a number in (0.0, 3600.0]'),
       ('--log_every=0', 'workdir: expected the directory of a run'),
     ):

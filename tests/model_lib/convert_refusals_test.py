@@ -1,6 +1,7 @@
 """Hugging Face checkpoints that are refused, each with the reason."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -213,6 +214,17 @@ def test_files_that_are_not_regular_are_not_read(tmp_path, name):
       convert_files.read_bytes(path)
     with pytest.raises(ValueError, match=str(tmp_path)):
       convert.load(tmp_path, 'classifier')
+
+
+def test_a_sparse_file_is_not_read(tmp_path):
+  checkpoints.write(tmp_path)
+  with (tmp_path / 'model.safetensors').open('wb') as file:
+    file.truncate(2**33)
+  tracemalloc.start()
+  with pytest.raises(ValueError, match='damaged or no safetensors'):
+    convert.load(tmp_path, 'classifier')
+  assert tracemalloc.get_traced_memory()[1] < 2**27
+  tracemalloc.stop()
 
 
 def write_sparse(path):

@@ -1,13 +1,14 @@
 """Files of runs, bundles and data that others changed: one line each."""
 
+import json
 import os
-import types
 
 import pytest
 
+from adatape import budgets
 from dataset_lib import corpus, tfds, tokenizer
 from eval_lib import calibration, certificate, report
-from launch import evaluate, sweep_runs
+from launch import evaluate
 from serve_lib import bundle
 from tests.security.files_test import (
   within,
@@ -17,19 +18,14 @@ from tests.security.files_test import (
 )
 from train_lib import checkpoint_io, loading
 
-
-def read_result(folder):
-  run = types.SimpleNamespace(workdir=folder)
-  return sweep_runs.Run.result(run)
-
-
 READERS = {
   'config.json': loading.load_config,
   'dataset_info.json': loading.load_info,
   'metrics.jsonl': lambda folder: report.read_curves(folder / 'metrics.jsonl'),
   'evaluation.json':
     lambda folder: evaluate.read_rows(folder / 'evaluation.json'),
-  'result.json': read_result,
+  'result.json': report.read_result,
+  'sweep.csv': lambda folder: budgets._read_sweep(folder / 'sweep.csv'),
   'calibration.json': lambda folder: calibration.CalibrationFile(str(folder)),
   'certificate.json': lambda folder: certificate.CertificateFile(str(folder)),
   'checkpoints/5/manifest.json': checkpoint_io.find,
@@ -77,3 +73,42 @@ def test_a_damaged_file_is_a_line(name, tmp_path):
     with within(60), pytest.raises(Exception) as error:
       print(number, READERS[name](folder))
     assert hasattr(error.value, 'exit_code'), (number, repr(error.value))
+
+
+# Legal JSON with values of other types.
+OTHER = {
+  'evaluation.json': (
+    [{'step': 1, 'datasets': []}], [{'step': 1, 'datasets': {'a': 7}}],
+    [{'step': 1, 'dev/score': 'x'}], [{'step': 1, 'dev/score': []}],
+  ),
+  'result.json': ({'dev/score': 'x'}, {'dev/score': {}}),
+  'calibration.json': ({'dataset': []}, {'dataset': 'x'}),
+  'certificate.json': (
+    {'sources': {'': {'tau': 1, 'model': {}, 'drift': {}, 'dataset': []}}},
+    {'sources': {'': {'tau': 1, 'model': 7, 'drift': {}}}},
+  ),
+  'checkpoints/5/manifest.json': tuple(
+    {'step': 5, 'extra': {}, 'metrics': {}, 'best': {}, 'arrays': {},
+     'files': {}} | {name: value}
+    for name, values in {
+      'extra': (7, []), 'metrics': ([], {'a': 'x'}), 'best': ({'metric': 1}, 7),
+      'arrays': ([], {'a': 7}, {'a': ['no', []]}, {'a': ['float32', 'x']}),
+      'files': ([], {'a': 7}), 'step': ('x', [], 6),
+    }.items()
+    for value in values
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', OTHER)
+def test_other_types_are_a_line(name, tmp_path):
+  path = tmp_path / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  for content in OTHER[name]:
+    text = json.dumps(content)
+    if 'manifest' in name:
+      text = checkpoint_io._encode(content)
+    path.write_text(text)
+    with pytest.raises((ValueError, RuntimeError)) as error:
+      print(content, READERS[name](tmp_path))
+    assert hasattr(error.value, 'exit_code'), (content, repr(error.value))

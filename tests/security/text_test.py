@@ -1,5 +1,6 @@
 """Numbers without end, and names of others where they are shown."""
 
+import os
 import re
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import rich
 
 from dataset_lib import errors, text_files
+from dataset_lib.errors import InvalidDataError
 from launch import (
   analyze,
   benchmark,
@@ -21,6 +23,7 @@ from launch import (
 )
 from model_lib.errors import FieldError
 from tests.dataset_lib import corpora, word_rows
+from tests.security.files_test import within
 
 LONG = {
   '400 digits': '9' * 400, 'negative': '-' + '9' * 400,
@@ -160,10 +163,15 @@ def test_a_torn_line_of_the_journal_is_dropped(tmp_path):
   path = tmp_path / 'search.journal'
   whole = path.read_bytes()
   last = whole.rstrip(b'\n').rpartition(b'\n')[2]
-  for torn in (last[: len(last) // 2], last, b'\0' * 7, b'{'):
+  halves = last[: len(last) // 2], b'\0' * 7, b'{', b'[]\n{'
+  for torn in (last, *halves, *(half + b'\n' for half in halves)):
     path.write_bytes(whole + torn)
     assert len(search._open(flags).get_trials()) == 1
     assert path.read_bytes().startswith(whole)
+  path.unlink()
+  os.mkfifo(path)
+  with within(60), pytest.raises(InvalidDataError, match='a regular file'):
+    search._open(flags)
 
 
 @pytest.mark.parametrize(

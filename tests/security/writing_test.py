@@ -76,6 +76,11 @@ def link(path, target):
   path.symlink_to(target)
 
 
+def link_folder(path, target):
+  target.mkdir()
+  path.symlink_to(target)
+
+
 def pipe(path, _):
   path.unlink()
   os.mkfifo(path)
@@ -86,7 +91,8 @@ def pipe(path, _):
   [
     ('run.lock', link, 'is not a regular file'),
     ('run.lock', pipe, 'is not a regular file'),
-    ('checkpoints', link, 'is a link'),
+    ('checkpoints', link, 'links to .*, which would be written to'),
+    ('profile', link_folder, 'links to .*, which would be written to'),
     ('config.json', lambda path, _: path.unlink(), r'config\.json is missing'),
   ],
 )

@@ -205,7 +205,8 @@ def test_other_content_is_refused(written, tmp_path, name, new, words):
     ('variables', {'used': [10**30, 'float32']}),
     ('variables', {'used': [9, 'bfloat16']}),
     ('variables', {'used': [0, 'other']}), ('programs', []),
-    ('programs', [7, 7]), ('programs', [{'read': [0], 'runs': []}] * 2),
+    ('grid.batches', [*range(1, 9000)]), ('programs', [7, 7]),
+    ('programs', [{'read': [0], 'runs': []}] * 2),
   ],
 )  # fmt: skip
 def test_a_manifest_of_others_is_checked(written, tmp_path, place, value):
@@ -221,11 +222,43 @@ def test_a_manifest_of_others_is_checked(written, tmp_path, place, value):
   assert '\n' not in str(error.value)
 
 
-def test_other_arrays_than_those_of_the_programs_are_a_line(written, tmp_path):
-  arrays = content(written[0])
+def other_classes(manifest, arrays):
+  manifest['policy']['class_names'] = ['a']
+
+
+def no_variables(manifest, arrays):
+  for one in manifest['programs']:
+    one['read'] = []
+
+
+def cut(manifest, arrays):
+  arrays['program_0'] = arrays['program_0'][:9].copy()
+
+
+def other_array(manifest, arrays):
   arrays['variables/used'] = arrays['variables/used'][:, :2].copy()
+
+
+def swapped(manifest, arrays):
+  first, second, *_ = (f'program_{number}' for number in range(2))
+  arrays[first], arrays[second] = arrays[second], arrays[first]
+
+
+@pytest.mark.parametrize(
+  ('edit', 'words'),
+  [
+    (other_classes, 'logits'), (no_variables, 'program_0: expected'),
+    (cut, 'content of a bundle'), (other_array, 'the variables it reads'),
+    (swapped, 'rows in batches of'),
+  ],
+)  # fmt: skip
+def test_programs_that_do_not_fit_are_a_line(written, tmp_path, edit, words):
+  arrays = content(written[0])
+  manifest = json.loads(bytes(arrays['manifest.json']))
+  edit(manifest, arrays)
+  arrays['manifest.json'] = of_bytes(json.dumps(manifest).encode())
   bundle._write(tmp_path / 'signed', arrays)
-  refused(tmp_path / 'signed', 'a program: expected its arrays')
+  refused(tmp_path / 'signed', words)
 
 
 def test_a_sparse_file_is_not_read(tmp_path):

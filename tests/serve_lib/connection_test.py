@@ -26,7 +26,7 @@ async def answer(scope, receive, send):
 
 @pytest.fixture
 async def connected():
-  protocol = functools.partial(Connection, 0.3)
+  protocol = functools.partial(Connection, 0.3, 3)
   server = uvicorn.Server(uvicorn.Config(
     answer, http=protocol, ws='none', lifespan='off', log_config=None,
     timeout_keep_alive=60,
@@ -71,3 +71,20 @@ async def test_headers_without_end_are_closed(
     task = asyncio.create_task(drip(writer) if drips else asyncio.sleep(0))
     assert await reader.read() == b''
     task.cancel()
+
+
+async def test_idle_connections_make_room_for_a_new_one(connected):
+  """Of two addresses, the one with most of them, and its oldest."""
+  reader, writer = connected
+  host, port, *_ = writer.get_extra_info('peername')
+  async with asyncio.timeout(20.0):
+    await ask(reader, writer)
+    others = [
+      await asyncio.open_connection(host, port, local_addr=('127.0.0.2', 0))
+      for _ in range(4)
+    ]
+    await asyncio.gather(*(ask(*other) for other in others[2:]))
+    assert [await one.read() for one, _ in others[:2]] == [b'', b'']
+    await ask(reader, writer)
+  for _, one in others:
+    one.close()

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError, WriteError
+from dataset_lib.errors import InvalidDataError, MissingDataError, WriteError
+from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.train_lib.states import start_python
 from train_lib import run_directory
@@ -229,6 +230,13 @@ def test_a_saved_configuration_that_is_no_longer_legal_is_compared_as_it_is():
   assert run_directory.changes(old, given.to_dict()) == [
     'warm_start.workdir: saved "/gone", given ""'
   ]
+
+
+def test_a_run_without_its_contract_is_compared_with_nothing(tmp_path):
+  begin(tmp_path)
+  info = DatasetInfo('image', (2, 2, 3), 'uint8', 1, ('a',), 4)
+  with pytest.raises(MissingDataError, match=r'dataset_info\.json is missing'):
+    RunDirectory(tmp_path, CONFIG, info=info).__enter__()
 
 
 def logged(tmp_path, *steps):
