@@ -45,7 +45,7 @@ TextSplit = Annotated[
   Predicate(lambda split: parts(split, 'train|validation|dev|test')),
   f'train, validation, test, {PART_WORDS}',
 ]
-_BOUND = r'(-?(?:\d+|(?:100|\d\d?)%))?'
+_BOUND = r'(-?(?:\d{1,18}|(?:100|\d\d?)%))?'
 _PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import scipy.special
 from absl import logging
-from annotated_types import Gt, Interval
+from annotated_types import Interval
 from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
@@ -26,6 +26,7 @@ from dataset_lib import builder, fields, text_files
 from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator, predictions
 from eval_lib.predictions import Heads, Labels, PerHead
+from serve_lib.decisions import Temperature
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
 FILE = 'calibration.json'  # in the directory of a run
@@ -257,9 +258,9 @@ class CalibrationFile(ResultFile):
     if not (self._directory and self.path.exists()):
       return ()
     given: Any = self.values.get('temperatures')
-    legal: Any = tuple.__class_getitem__((Annotated[float, Gt(0.0)],) * heads)
+    legal: Any = tuple.__class_getitem__((Temperature,) * heads)
     if not fields.accepts(legal, given):
-      expected = f'{heads} positive numbers, one for each head'
+      expected = f'{heads} numbers in [0.001, 1000], one for each head'
       raise self.error(': temperatures', given, expected)
     named = self.values.get('layers', [*layers])
     if layers and named != [*layers]:
@@ -271,8 +272,7 @@ class CalibrationFile(ResultFile):
 
     `dataset` is that of the run, whose tokenizer is read.
     """
-    split = self.values.get('calibration_split')
-    if not split:
+    if not (split := self.values.get('calibration_split')):
       return None
     given = dict(self.values.get('dataset', dataset))
     if 'tokenizer' in given:  # that of the calibration may have been moved

@@ -78,6 +78,8 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   names = [] if flags.datasets or flags.submission else sorted(evals)
   if flags.evals is not None:
     names = flags.evals.split(',')
+    if len({*names}) < len(names):
+      raise ConfigError('--evals', flags.evals, 'each name once')
   if flags.submission:
     names.append('submitted')
     # Another split: --config.evals.submitted.split.

@@ -30,7 +30,7 @@ from launch import command_line, serving
 from launch.command_line import Count, Positive
 
 SWITCH = 1e-3  # seconds that a thread may hold up the event loop; Python's 5e-3
-MAX_FILES = 2**16  # open at a time, if the system allows so many
+MAX_FILES = 2**14  # open at a time, if the system allows so many
 GRACE = 2.0  # seconds that threads have to end, after the last answer
 
 

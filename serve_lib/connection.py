@@ -12,8 +12,8 @@ class Connection(H11Protocol):
 
   uvicorn limits the time between an answer and the next byte only. The time
   counts from the connection, or from the first byte after an answer. Beyond
-  `most` connections, a new one closes an idle one of the address that has most
-  of them, the one that is silent longest.
+  `most` connections, a new one closes idle ones of the address that has most of
+  them, those that are silent longest.
   """
 
   def __init__(self, max_seconds: float, most: int, **options: Any):
@@ -42,10 +42,9 @@ class Connection(H11Protocol):
     every: Any = self.connections
     idle = [one for one in every if one._is_idle()]
     counts = collections.Counter(one._address() for one in idle)
-    if idle:
-      max(
-        idle, key=lambda one: (counts[one._address()], -one._heard)
-      ).timeout_keep_alive_handler()
+    idle.sort(key=lambda one: (-counts[one._address()], one._heard))
+    for one in idle[: 1 + self._most // 16]:  # so it is seldom needed
+      one.timeout_keep_alive_handler()
 
   def _address(self) -> str:
     return self.client[0] if self.client else ''

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Bool, Float
 
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.monitor import Monitor
 
+Temperature = Annotated[float, Interval(ge=1e-3, le=1e3)]  # of a head's logits
 LIKELY = 0.5  # probability of a class that an answer of several has
 
 

@@ -13,6 +13,7 @@ from jax import export
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import check
 from serve_lib.chain import Grid
+from serve_lib.decisions import Temperature
 from serve_lib.policies import PRUNED, ExitOptions
 
 Count = Annotated[int, Interval(ge=0, le=2**31 - 1)]
@@ -51,7 +52,7 @@ class _Plain:
   warnings: tuple[str, ...] = ()
   several: bool = False
   certified: dict[str, str] = dataclasses.field(default_factory=dict)
-  temperatures: tuple[Annotated[float, Interval(gt=0.0)], ...] = ()
+  temperatures: tuple[Temperature, ...] = ()
 
 
 @dataclasses.dataclass

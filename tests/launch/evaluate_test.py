@@ -134,6 +134,7 @@ def test_all_checkpoints_and_the_best(workdir):
     (['--step=2', '--watch'], ['--step', 'none with --watch', '2']),
     (['--evals='], ['--evals', "['test']", "''"]),
     (['--evals=test,'], ['--evals', "''"]),
+    (['--evals=test,test'], ['--evals', 'each name once']),
     (['--batch_size=0'], ['batch_size', '[1, ', '0']),
     (['--dataset=name=parity,length=4'], ['dataset.input_key', 'image']),
     (['--dataset=digits'], ['--dataset', 'key=value']),

@@ -192,7 +192,7 @@ def test_other_content_is_refused(written, tmp_path, name, new, words):
     ('policy.warnings', True), ('policy.warnings', [[]]), ('policy.kind', []),
     ('policy.class_names', 'yes'), ('policy.class_names', [None]),
     ('policy.several', 1), ('policy.several', None), ('policy.other', 1),
-    ('policy.lengths', [21]), ('policy.temperatures', [0.0]),
+    ('policy.lengths', [21]), ('policy.temperatures', [1e300]),
     ('policy.temperatures', [1.0, 1.0]), ('policy.certified', {'': 'other'}),
     ('reader.kind', 'pickle'), ('reader.count', 10**30), ('reader.count', '4'),
     ('reader.length', 21), ('reader.vocab_size', -1), ('reader.length', None),
