@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 from jaxtyping import Int
 
 from dataset_lib.errors import ConfigError
@@ -41,13 +42,19 @@ class Difference(NamedTuple):
 
 
 def differences(
-  run: DatasetInfo, data: DatasetInfo, fields: Collection[str] = ALL
+  run: DatasetInfo,
+  data: DatasetInfo,
+  fields: Collection[str] = ALL,
+  is_copy: bool = False,
 ) -> list[Difference]:
-  """Returns the known fields of some data that are not those of a run."""
+  """Returns the known fields of some data that are not those of a run.
+
+  A copy of the run's contract knows all that the run does.
+  """
   found = []
   for field in fields:
     expected, given = (_value(info, field) for info in (run, data))
-    if expected and given and expected != given:
+    if expected and (given or is_copy) and expected != given:
       if field == 'class_names':
         expected, given = _shown(expected, given), _shown(given, expected)
       found.append(Difference(field, expected, given))
@@ -100,6 +107,9 @@ def class_ids(
   names for another number of classes.
   """
   check(run, data, ('label_kind',), place, whose)
+  if bool(run.max_labels) != bool(data.max_labels):
+    given = Difference('max_labels', run.max_labels, data.max_labels)
+    raise given.error(place, whose)
   known, names = run.class_names, data.class_names
   unique = all(len({*one}) == len(one) for one in (known, names))
   if names and unique and {*names} <= {*known}:
@@ -107,6 +117,24 @@ def class_ids(
     return None if is_same else np.array([*map(known.index, names)], np.int32)
   check(run, data, ('class_names', 'num_classes'), place, whose)
   return None
+
+
+def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
+  """Returns the columns of a published head in the order of our classes.
+
+  Raises ValueError where only some names are equal; without any, warns.
+  """
+  if not theirs or not ours or theirs == ours:
+    return slice(None)
+  if len({*theirs}) == len(theirs) and {*theirs} == {*ours}:
+    return [theirs.index(name) for name in ours]
+  if not {*theirs} & {*ours}:
+    message = 'classes of the head are taken in its order: %r, ... for %r, ...'
+    logging.warning(message, theirs[0], ours[0])
+    return slice(None)
+  expected = f'classes {", ".join(ours[:SHOWN])}, ...'
+  skip = 'warm_start.skip=("^head/",) keeps a fresh head'
+  raise ValueError(f'its head: expected {expected}, got {theirs[:9]}; {skip}')
 
 
 def _value(info: DatasetInfo, field: str) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from annotated_types import Gt, Interval, MinLen, Predicate
+from annotated_types import Ge, Gt, Interval, MinLen, Predicate
 from jaxtyping import Float32, Int, Int32, Int64, Shaped
 
 from dataset_lib.errors import BadRecord, ConfigError
@@ -57,7 +57,7 @@ class DatasetInfo:
   field was added has its default, which is unknown and not compared.
   """
 
-  input_key: str  # 'image' or 'tokens'
+  input_key: Annotated[str, MinLen(1)]  # 'image' or 'tokens'
   input_shape: tuple[int, ...]  # of one example: (height, width, 3), (length,)
   input_dtype: NumberType  # 'uint8' for images, 'int32' for tokens
   num_classes: int  # labels are 0 .. num_classes - 1; 1 for a regression
@@ -81,7 +81,7 @@ class DatasetInfo:
   preprocessing: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
-  steps_per_epoch: int = 0  # of the training that saved it
+  steps_per_epoch: Annotated[int, Ge(0)] = 0  # of the training that saved it
   token_types: int = 0  # segments of a row, 2 for pairs of texts; 0: unknown
 
   def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ tab ends a column. Each line is decoded by itself, so that a bad row does not
 affect other rows.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -88,7 +89,8 @@ class TextTask:
       found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {found}')
     chosen = *texts[0], *labels[:1]
-    if repeated := [name for name in chosen if [*given].count(name) > 1]:
+    counts = collections.Counter([*given])
+    if repeated := [name for name in counts if name and counts[name] > 1]:
       expected = f'one column {repeated[0]!r}, got several'
       raise InvalidDataError(f'{where}: expected {expected}')
     return chosen

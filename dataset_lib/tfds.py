@@ -87,7 +87,7 @@ class TfdsImages(ImageOptions):
     own = {'image_key': self.image_key, 'label_key': self.label_key}
     keys = [own[name] or key for name, key in zip(own, supervised, strict=True)]
     for field, key in zip(own, keys, strict=True):
-      if key not in info.features:
+      if not isinstance(key, str) or key not in info.features:
         expected = f'one of the features {", ".join(info.features)}'
         raise errors.ConfigError(f'dataset.{field}', key, expected)
     return keys
@@ -118,13 +118,12 @@ class Examples(RecordFiles):
     )
 
     def opened(part: str) -> range:
-      try:
-        return range(info.splits[part].num_examples)
-      except (KeyError, ValueError) as error:
+      if part not in info.splits:  # 'all' is none, and cannot be sliced
         raise MissingDataError(
-          f'{name} has no split {part!r}; it has {", ".join(info.splits)} and '
-          f'parts of them, like train[:90%] ({error})'
-        ) from error
+          f'{name} has no split {part!r}; it has {", ".join(info.splits)}, '
+          'parts of them, like train[:90%], and sums, like train+test'
+        )
+      return range(info.splits[part].num_examples)
 
     shards = [
       shard
@@ -273,6 +272,9 @@ class ImageRecords(ImageOptions):
     images = features[self.image_key].bytes_list.value
     words = f'{self.image_key}: expected 1 image, got {len(images)}'
     source.require(len(images) == 1, 'unparsable', words)
+    kind = features[self.label_key].WhichOneof('kind') or 'int64_list'
+    words = f'{self.label_key}: expected an int64_list, got a {kind}'
+    source.require(kind == 'int64_list', 'unparsable', words)
     labels = list(features[self.label_key].int64_list.value)
     words = f'{self.label_key}: expected 1 label, got {len(labels)}; '
     words += 'dataset.max_labels allows more'

@@ -18,11 +18,18 @@ from typing import Any
 import numpy as np
 import tokenizers
 from jaxtyping import Bool, Int32
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import normalizers, processors
 
-from dataset_lib import sentencepiece_model, text_files, tokenizer_limits
+from dataset_lib import sentencepiece_model, text_files, tokenizer_files
 from dataset_lib.errors import InvalidDataError, MissingDataError
 from dataset_lib.source import Encoded
+from dataset_lib.tokenizer_files import (
+  JSON_FILE,
+  ROLES,
+  SPECIAL,
+  UNIGRAM,
+  VOCABULARY_FILE,
+)
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 # Characters encoded at once, and of a text at least: the library's objects take
@@ -30,14 +37,7 @@ MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 CHUNK, CHUNK_TEXT = 2**22, 2**10
 MAX_VOCABULARY = 2**22  # ids; a model has a row of parameters for each
 PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
-JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
-WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
-_SPECIAL = {
-  WORD_PIECE: ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
-  UNIGRAM: sentencepiece_model.SPECIAL_TOKENS,
-}
-_SPECIAL_KEYS = ('pad', 'unk', 'cls', 'sep', 'mask')
 # Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
   'do_lower_case': 'lowercase',
@@ -52,13 +52,14 @@ class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
   `library` is a `tokenizers.Tokenizer`, `special` the ids of its special tokens
-  in the order of `_SPECIAL`, the last one None if there is no [MASK].
+  in the order of `SPECIAL`, the last one None if there is no [MASK].
   """
 
   def __init__(self, library: Any, special: Sequence[Any], side: str = 'right'):
     self.truncation_side = side  # of rows that exceed max_length
     self.vocab_size = max(library.get_vocab().values()) + 1
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+    self._special = special
     added = library.get_added_tokens_decoder()
     named = {number for number, token in added.items() if token.special}
     # Tokens that no text gives, ascending.
@@ -144,7 +145,12 @@ class Tokenizer:
     text = self._library.to_str()
     parts = json.loads(text, parse_float=lambda one: f'{float(one):.5g}')
     names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
-    text = json.dumps([parts[name] for name in names], sort_keys=True)
+    hashed = [parts[name] for name in names]
+    # Only names of its own, so that older checksums hold.
+    own = [self._library.id_to_token(n or 0) for n in self._special]
+    usual = SPECIAL[parts['model']['type']]
+    hashed += [own[:4]] * (own[:4] != [*usual[:4]])
+    text = json.dumps(hashed, sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
 
   def preprocessing(self, max_length: int) -> dict[str, Any]:
@@ -215,14 +221,19 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
       config |= text_files.read_object(part)
+  if file.suffix != '.json' and file.with_name('added_tokens.json').is_file():
+    raise InvalidDataError(
+      f'{file}: added_tokens.json is not supported beside it; save the '
+      f'tokenizer as {JSON_FILE}'
+    )
   with _named(f'{file} is damaged'):
     if file.suffix == '.json':
       library = _read_json(text_files.read_bytes(file))
     elif file.suffix == '.model':
       library = sentencepiece_model.read(file, config)
-      tokenizer_limits.check(library.to_str().encode())
+      tokenizer_files.check(library.to_str().encode())
     else:
-      library = _word_piece(file, config)
+      library = tokenizer_files.word_piece(file, config)
     return _completed(library, file, config)
 
 
@@ -233,35 +244,9 @@ def from_json(content: bytes, place: str) -> Tokenizer:
 
 
 def _read_json(content: bytes) -> Any:
-  """Reads a `tokenizer.json` within the limits of `tokenizer_limits`."""
-  tokenizer_limits.check(content)
+  """Reads a `tokenizer.json` within the limits of `tokenizer_files`."""
+  tokenizer_files.check(content)
   return tokenizers.Tokenizer.from_buffer(content)
-
-
-def _word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
-  extra = file.with_name('added_tokens.json')
-  if config.get('do_basic_tokenize', True) is not True or extra.is_file():
-    raise InvalidDataError(
-      f'{file}: do_basic_tokenize=false and added_tokens.json are not '
-      f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-    )
-  # A line's number is the token's id; `splitlines` also splits elsewhere.
-  lines = text_files.read_bytes(file).decode().removesuffix('\n').split('\n')
-  vocabulary = {line: row for row, line in enumerate(lines)}
-  special = _special_tokens(config, WORD_PIECE)
-  model = models.WordPiece(vocabulary, unk_token=special[1])
-  library = tokenizers.Tokenizer(model)
-  library.normalizer = normalizers.BertNormalizer()
-  library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  library.decoder = decoders.WordPiece()
-  library.add_special_tokens([name for name in special if name in vocabulary])
-  return library
-
-
-def _special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
-  defaults = zip(_SPECIAL_KEYS, _SPECIAL[kind], strict=True)
-  given = [config.get(f'{key}_token') or default for key, default in defaults]
-  return [one['content'] if isinstance(one, Mapping) else one for one in given]
 
 
 def _completed(
@@ -269,10 +254,11 @@ def _completed(
 ) -> Tokenizer:
   """Checks the library's tokenizer, and sets it as in `config`."""
   kind = type(library.model).__name__
-  if kind not in _SPECIAL:
+  if kind not in SPECIAL:
     expected = 'a WordPiece tokenizer, or a Unigram one (SentencePiece)'
     raise InvalidDataError(f'{file}: expected {expected}, got {kind}')
-  special = _special_tokens(config, kind)
+  names = {**tokenizer_files.saved_roles(library), **config}
+  special = tokenizer_files.special_tokens(names, kind)
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
     missing = [name for name in special if library.token_to_id(name) is None]
@@ -283,7 +269,7 @@ def _completed(
   if isinstance(library.normalizer, normalizers.BertNormalizer):
     for name in _NORMALIZER.keys() & config.keys():
       setattr(library.normalizer, _NORMALIZER[name], config[name])
-  _add_tokens(library, file, config)
+  tokenizer_files.add_tokens(library, file, config)
   if kind == UNIGRAM:
     sentencepiece_model.keep_as_text(library, special)
   side = (library.truncation or {}).get('direction', 'right')
@@ -292,7 +278,14 @@ def _completed(
   library.no_padding()
   library.encode_special_tokens = True
   first, last = special[2:4]
-  single, own = f'{first} $A {last}', [(first, ids[2]), (last, ids[3])]
+  single = f'{first} $A {last}'
+  # Those of the frame, and what `_saved_roles` reads.
+  own: list[Any] = [(first, ids[2]), (last, ids[3])]
+  own += [
+    {'id': role, 'ids': [number], 'tokens': [name]}
+    for role, number, name in zip(ROLES, ids, special, strict=True)
+    if number is not None
+  ]
   frame = processors.TemplateProcessing(
     single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
   )
@@ -320,18 +313,3 @@ def _completed(
     if not is_legal:
       raise InvalidDataError(f'{file}: {field}: expected {expected}')
   return Tokenizer(library, ids, side)
-
-
-def _add_tokens(
-  library: Any, file: pathlib.Path, config: Mapping[str, Any]
-) -> None:
-  """Adds `added_tokens_decoder`, {id: token}; InvalidDataError if it cannot."""
-  given = config.get('added_tokens_decoder', {})
-  known = library.get_added_tokens_decoder()
-  for number, entry in sorted((int(key), one) for key, one in given.items()):
-    content = str(entry['content'])
-    if number not in known:
-      library.add_tokens([tokenizers.AddedToken(**entry)])
-    if library.token_to_id(content) != number:
-      expected = f'expected {content!r:.40} to have the id {number}'
-      raise InvalidDataError(f'{file}: added_tokens_decoder: {expected}')

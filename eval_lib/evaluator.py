@@ -17,7 +17,7 @@ from annotated_types import Interval, MinLen
 from jax.experimental import multihost_utils
 
 from dataset_lib import builder, contract, data_files, fields, imports
-from dataset_lib.errors import ConfigError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.fields import ConfigLike
 from dataset_lib.source import DatasetInfo
 from eval_lib import metrics
@@ -33,6 +33,7 @@ EVALUATORS = {
   'submitted': 'eval_lib.submission:Submitted',
 }
 
+NO_CLASSES = 'False: the task has no class_accuracy'
 Split = Annotated[str, MinLen(1), 'the name of a split']
 DatasetConfig = Annotated[
   ConfigLike | None, "a data set configuration, or None for the run's own"
@@ -162,9 +163,14 @@ class Classification(Evaluator):
     for state in one_late(map(measure, self._data.batches())):
       merged = metrics.merge_on_host(merged or None, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
+    if self.unlabelled == len(self._data.source):
+      where = f'evals: the split {self.split!r}'
+      raise InvalidDataError(f'{where} holds no example with a label')
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
+    if self.per_class and of_classes is None:
+      raise ConfigError('per_class', True, NO_CLASSES)
     found = metrics.compute(merged)
-    if self.per_class and of_classes is not None:
+    if self.per_class:
       found[metrics.CLASS_ACCURACY] = of_classes.compute()
       found |= zip(self._class_names(), of_classes.means(), strict=True)
     return found
@@ -174,8 +180,7 @@ class Classification(Evaluator):
     if not self.per_class:
       return {*measured} - {metrics.CLASS_ACCURACY}
     if metrics.CLASS_ACCURACY not in measured:
-      expected = 'False: the task has no class_accuracy'
-      raise ConfigError('per_class', True, expected)
+      raise ConfigError('per_class', True, NO_CLASSES)
     return {*measured, *self._class_names()}
 
   def _class_names(self) -> list[str]:

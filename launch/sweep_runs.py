@@ -219,15 +219,20 @@ def write_seeds(
       run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
       run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
     found: dict[str, Any] = {'run': run, 'seeds': len(group)}
-    for key in [k for k, v in group[0].items() if '/' in k and v is not None]:
+    for key in dict.fromkeys(k for row in group for k in row if '/' in k):
       values = [row[key] for row in group if row.get(key) is not None]
+      if not values:
+        continue
+      if len(values) < len(group):
+        found[f'{key} seeds'] = len(values)
       found[f'{key} mean'] = statistics.mean(values)
       deviation = statistics.stdev(values) if len(values) > 1 else None
       found[f'{key} deviation'] = deviation
     table.append(found)
   if any(row['seeds'] > 1 for row in table):
     write_csv(path, table)
-    columns = ['run', 'seeds', f'{metric} mean', f'{metric} deviation']
+    ends = 'mean', 'deviation', 'seeds'
+    columns = ['run', 'seeds', *(f'{metric} {end}' for end in ends)]
     print_table(f'over seeds, {path}', table, columns=columns)
 
 

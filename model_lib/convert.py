@@ -52,6 +52,7 @@ class Checkpoint(NamedTuple):
   ignored: tuple[str, ...]  # tensors of other tasks
   cast: tuple[str, ...]  # other dtypes that were cast to float32
   image: tuple[int, int] = (1, 1)  # sides that positions are of, or their ratio
+  class_names: tuple[str, ...] = ()  # of the head; () if they are not stated
 
 
 def is_checkpoint(directory: Directory) -> bool:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from model_lib import convert_files
 from model_lib.errors import FieldError
 
-PREPROCESSOR = 'preprocessor_config.json'
+PROCESSOR, PREPROCESSOR = 'processor_config.json', 'preprocessor_config.json'
 # Other options that an image processor may turn on change what it computes.
 _KNOWN = (
   'do_rescale', 'do_normalize', 'do_resize', 'do_center_crop', 'do_convert_rgb',
@@ -43,11 +43,17 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
   timm's `config` has `pretrained_cfg`. Raises FieldError for an option that is
   not an affine map of each channel.
   """
-  file = directory / PREPROCESSOR
-  if file.is_file():
-    return _of_processor(file, convert_files.read_object(file))
-  stated = config.get('pretrained_cfg', config)
-  if isinstance(stated, dict) and {'mean', 'std'} & {*stated}:
+  for file in (directory / PROCESSOR, directory / PREPROCESSOR):
+    if file.is_file():
+      options = convert_files.read_object(file)
+      inner = options.get('image_processor')
+      if isinstance(inner, dict):
+        return _of_processor(file, inner)
+      if file.name == PREPROCESSOR:
+        return _of_processor(file, options)
+  inner = config.get('pretrained_cfg')
+  stated = {**config, **(inner if isinstance(inner, dict) else {})}
+  if {'mean', 'std'} & {*stated}:
     where = f'{directory / convert_files.CONFIG}: pretrained_cfg'
     mean, std = (_numbers(where, stated, name) for name in ('mean', 'std'))
     return Pixels(mean, std)

@@ -186,7 +186,9 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)), image)
+  dtypes = tuple(sorted(cast))
+  names = _class_names(config)
+  return Checkpoint(nested, fields, ignored, dtypes, image, names)
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
@@ -206,6 +208,15 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   if heads[0] != heads[1] or 'pre_logits/kernel' in found:
     kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
   return kept
+
+
+def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the names in `id2label`; () without it, or for 'LABEL_0'."""
+  given = config.get('id2label')
+  given = given if isinstance(given, dict) else {}
+  names = tuple(str(given.get(str(n))) for n in range(len(given)))
+  is_stated = names and not any(re.fullmatch(r'LABEL_\d+', n) for n in names)
+  return names if is_stated else ()
 
 
 def _module(name: str) -> str:

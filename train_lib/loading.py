@@ -122,11 +122,7 @@ def restore(
   checkpoint, and ConfigError for another tokenizer.
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
-  if trained := _contract_of(saved):
-    for one in contract.differences(trained, info):
-      place = pathlib.Path(workdir) / DATASET_INFO
-      words = f'was changed after step {saved.step}: {one}; restore it'
-      raise InvalidDataError(f'{place} {words}')
+  check_copy(saved, info, workdir)
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
     given = tokenizer.load(path).preprocessing(0)
@@ -137,6 +133,17 @@ def restore(
     raise ConfigError('stages', [*config.stages], expected)
   changes = config.stages[stage].get('model', {})
   return Trained(saved, build_task(config, info, changes), mesh)
+
+
+def check_copy(
+  saved: checkpoint_io.Saved, info: DatasetInfo, workdir: Path
+) -> None:
+  """Raises InvalidDataError if a contract is not that of a checkpoint."""
+  if trained := _contract_of(saved):
+    for one in contract.differences(trained, info, is_copy=True):
+      place = pathlib.Path(workdir) / DATASET_INFO
+      words = f'was changed after step {saved.step}: {one}; restore it'
+      raise InvalidDataError(f'{place} {words}')
 
 
 def _contract_of(saved: checkpoint_io.Saved) -> DatasetInfo | None:
@@ -262,6 +269,10 @@ def warm_start(
   found, skipped = _selected(found, fresh, directory, renames, skip)
   found = position_grids.resize(found, fresh, source.image, _sides(info))
   kept = fit(found, fresh)
+  heads = ({'head/kernel', 'head/bias'} & {*found}) - kept - skipped
+  if info and heads:
+    order = contract.order_of_head(source.class_names, info.class_names)
+    found |= {name: found[name][..., order] for name in heads}
   if kept or source.ignored:
     unused = sorted({*source.ignored, *(kept - {*fresh})})
     new = sorted((skipped | kept) & {*fresh})

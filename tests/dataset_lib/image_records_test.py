@@ -92,6 +92,11 @@ def test_one_label_a_row(tmp_path, images):
   write(tmp_path, images)
   with pytest.raises(BadRecord, match='expected 1 label, got 0'):
     source(tmp_path, max_labels=0).record(0)
+  record = example_files.example(images[0], [1])
+  record = record.replace(b'\x1a\x03\x0a\x01\x01', b'\x0a\x03\x0a\x01\x01')
+  example_files.write(tmp_path / 'bytes-0.tfrecord', [record])
+  with pytest.raises(BadRecord, match='expected an int64_list, got a bytes'):
+    source(tmp_path, 'bytes', max_labels=2).record(0)
 
 
 @pytest.mark.parametrize(

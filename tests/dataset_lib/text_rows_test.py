@@ -253,6 +253,7 @@ UNUSABLE = [
       ([bytes(99)], 'expected the columns sentence'),
       (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label', got sev"),
       (['label\tsentence\tsentence', '1\tw1\tw2'], "one column 'sentence'"),
+      (['label\tsentence\tgenre\tgenre', '1\tw1\ta\tb'], "one column 'genre'"),
       (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),
     ]
   ),

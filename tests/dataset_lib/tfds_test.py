@@ -294,6 +294,7 @@ def texts(data_dir, name, **options):
     (config, 'cifar1o', 'train', ConfigError, 'dataset.builder: expected a'),
     (config, '', 'train', MissingDataError, 'holds no dataset_info'),
     (config, 'tiny', 'dev', MissingDataError, "split 'dev'; it has "),
+    (config, 'tiny', 'all[:50%]', MissingDataError, 'sums, like train+test'),
     (glue, 'sst2', 'test', ConfigError, 'a split with labels'),
     (glue, 'stsb', 'test', ConfigError, 'a split with labels'),
     (glue, 'stsb', 'validation', MissingDataError, "no split 'validation'"),

@@ -183,6 +183,23 @@ def test_other_names_of_special_tokens(tmp_path):
   given = tokenizer.load(tmp_path)
   assert ids(given, 'a x </s>') == [2, 4, 1, 6, 8, 5, 7, 3]
   assert (given.pad_id, given.vocab_size) == (0, len(names))
+  # Alone, the saved file knows the names; other names are another tokenizer.
+  given.save(tmp_path / 'saved' / 'tokenizer.json')
+  copy = tokenizer.load(tmp_path / 'saved')
+  roles = 'pad_id', 'unk_id', 'cls_id', 'sep_id', 'mask_id', 'special_ids'
+  assert [getattr(copy, n) for n in roles] == [getattr(given, n) for n in roles]
+  assert ids(copy, 'a x </s>') == ids(given, 'a x </s>')
+  assert copy.digest == given.digest
+  swapped = special | {'cls_token': '</s>', 'sep_token': '<s>'}
+  (tmp_path / 'special_tokens_map.json').write_text(json.dumps(swapped))
+  assert tokenizer.load(tmp_path).digest != given.digest
+
+
+def test_a_vocabulary_of_another_system(directory):
+  path = directory / 'vocab.txt'
+  text, expected = path.read_bytes(), tokenizer.load(directory).digest
+  path.write_bytes(b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n'))
+  assert tokenizer.load(directory).digest == expected
 
 
 @pytest.mark.parametrize(
@@ -193,7 +210,9 @@ def test_other_names_of_special_tokens(tmp_path):
     ('vocab.txt', b'[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
     ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is damaged: .*utf-8'),
     ('tokenizer_config.json', b'{', r'tokenizer_config\.json is damaged'),
-    ('added_tokens.json', b'{"x": 99}', r'added_tokens\.json are not'),
+    ('added_tokens.json', b'{"x": 99}', r'added_tokens\.json is not'),
+    ('tokenizer_config.json', b'{"tokenizer_class": "BertJapaneseTokenizer"}',
+     'tokenizer_class=BertJapaneseTokenizer are not'),
   ],
 )  # fmt: skip
 def test_damaged_files_are_named(directory, name, content, words):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import InvalidDataError
+from dataset_lib.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator, fewshot
 from tests import contexts
 
@@ -108,6 +108,11 @@ def test_digits_end_to_end_for_any_batch_size_and_device_count(capsys):
 def test_diverged_features_are_an_error():
   with pytest.raises(FloatingPointError, match='finite'):
     run(shots=(1,), seeds=1, scale=float('nan'))
+
+
+def test_shots_are_not_tested():
+  with pytest.raises(ConfigError, match=r'no shots, it shares \d+'):
+    run(shots=(1,), train_split='test')
 
 
 def test_splits_with_other_classes_are_an_error(tmp_path):

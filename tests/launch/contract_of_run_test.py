@@ -55,7 +55,8 @@ def opened(run, info, patch, kind, **splits):
 
   def build_source(*given):
     source = real(*given)
-    source.info = info
+    rows = source.info.num_examples
+    source.info = dataclasses.replace(info, num_examples=rows)
     return source
 
   patch.setattr(builder, 'build_source', build_source)
@@ -74,7 +75,8 @@ def evaluate_on(run, info, patch):
 
 
 def few_shot(run, info, patch):
-  opened(run, info, patch, 'fewshot', test_split='train')
+  other = 'validation' if 'sst2' in run.folder.name else 'test'
+  opened(run, info, patch, 'fewshot', test_split=other)
 
 
 def engine_of(command):

@@ -30,12 +30,17 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     '@w2 d=@y12 seed=1': 0.3,
     '@v1 e=1 seed=0': 0.2,
     '@v2 e=1 seed=0': 0.2,
+    # Its first seed has no value.
+    'f=1 seed=0': None,
+    'f=1 seed=1': 0.5,
+    'f=1 seed=2': 0.7,
   }
   rows = [{'run': name, 'test/x': x} for name, x in values.items()]
-  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:], 'test/x')
+  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:-3], 'test/x')
   assert not [*tmp_path.iterdir()]
   # The first of the seeds has no `seed=`; these have another metric.
   rows[4]['test/y'], rows[5]['test/y'] = 1.0, 2.0
+  rows[-3]['test/y'] = 1.0
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows, 'test/x')
   with (tmp_path / 'seeds.csv').open(newline='') as file:
     first, second, third, *others = csv.DictReader(file)
@@ -47,7 +52,10 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
   assert not second['test/x deviation']
   assert (third['run'], third['seeds']) == ('@z b=@y', '2')
   assert (third['test/y mean'], third['test/x mean']) == ('1.5', '')
-  assert [row['run'] for row in others] == [*values][-4:]
+  assert [row['run'] for row in others] == [*[*values][-7:-3], 'f=1']
+  last = others[-1]
+  assert (last['seeds'], last['test/x seeds']) == ('3', '2')
+  assert float(last['test/x mean']) == pytest.approx(0.6)
 
 
 NAMED = """

@@ -36,6 +36,19 @@ def write(folder, config, processor, grid=4):
   return arrays
 
 
+def test_the_file_of_all_processors_comes_first(tmp_path):
+  write(tmp_path, HUGGING_FACE, {'image_mean': 0.1})
+  before = logits(tmp_path, BYTES)
+  file = tmp_path / convert_pixels.PROCESSOR
+  file.write_text(json.dumps({'tokenizer': {}}))
+  np.testing.assert_array_equal(logits(tmp_path, BYTES), before)
+  file.write_text(json.dumps({'image_processor': PROCESSOR}))
+  found = logits(tmp_path, BYTES)
+  write(tmp_path, HUGGING_FACE, PROCESSOR)
+  file.unlink()
+  np.testing.assert_array_equal(found, logits(tmp_path, BYTES))
+
+
 def logits(path, images, pixels=convert_pixels.HALF, **fields):
   """Of our model, whose inputs are normalised by `pixels`."""
   found = convert_vit.load(path, pixels)
@@ -51,6 +64,9 @@ def logits(path, images, pixels=convert_pixels.HALF, **fields):
     ({'architecture': 'vit', 'pretrained_cfg': STATED}, None, (MEAN, STD)),
     ({'architecture': 'vit', **STATED}, None, (MEAN, STD)),
     ({'architecture': 'vit', 'pretrained_cfg': {}}, None, HALF),
+    ({'architecture': 'vit', 'pretrained_cfg': None, **STATED}, None,
+     (MEAN, STD)),
+    (HUGGING_FACE, {'image_processor': PROCESSOR}, (MEAN, STD)),
     ({'architecture': 'vit', 'pretrained_cfg': STATED}, {}, HALF),
     (HUGGING_FACE, None, HALF),
     (HUGGING_FACE, {}, HALF),

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape.model import AdaTapeViT
-from dataset_lib import text_files
+from dataset_lib import contract, text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
@@ -241,6 +241,35 @@ def test_a_head_of_other_classes_stays_fresh(file, caplog):
   jax.tree.map(
     np.testing.assert_array_equal, started['encoder'], source['encoder']
   )
+
+
+@pytest.mark.parametrize(
+  ('theirs', 'ours', 'order'),
+  [
+    ((), 'ab', slice(None)), ('ab', (), slice(None)), ('ab', 'ab', slice(None)),
+    ('abc', 'cab', [2, 0, 1]), ('ab', 'cd', slice(None)), ('aba', 'abb', None),
+    ('ab', 'bc', None), ('abc', 'ab', None),
+  ],
+)  # fmt: skip
+def test_classes_of_a_published_head(theirs, ours, order):
+  if order is None:
+    with pytest.raises(ValueError, match=r'its head: .*fresh head'):
+      contract.order_of_head((*theirs,), (*ours,))
+  else:
+    assert contract.order_of_head((*theirs,), (*ours,)) == order
+
+
+def test_a_published_head_is_in_the_order_of_our_classes(tmp_path):
+  names = [*'jihgfedcba']
+  arrays = public_vits.archive(classes=10)
+  tensors = public_vits.hugging_face_tensors(arrays)
+  given = {'id2label': dict(enumerate(names)), 'image_size': 16}
+  public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
+  info = dataclasses.replace(info_of((16, 16)), class_names=(*names[::-1],))
+  head = loading.warm_start(fresh_params(), tmp_path, info=info)['head']
+  source = convert_vit.load(tmp_path).params['head']
+  for name in head:
+    np.testing.assert_array_equal(head[name], source[name][..., ::-1])
 
 
 @pytest.mark.parametrize(
