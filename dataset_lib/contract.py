@@ -49,7 +49,7 @@ def differences(
 ) -> list[Difference]:
   """Returns the known fields of some data that are not those of a run.
 
-  A copy of the run's contract knows all that the run does.
+  With `is_copy`, a field that `data` lacks differs, too.
   """
   found = []
   for field in fields:
@@ -122,13 +122,15 @@ def class_ids(
 def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
   """Returns the columns of a published head in the order of our classes.
 
-  Raises ValueError where only some names are equal; without any, warns.
+  Names that only one has are compared with nothing. Raises ValueError where a
+  name has another place, and the order is not certain.
   """
   if not theirs or not ours or theirs == ours:
     return slice(None)
+  pairs = [*zip(theirs, ours, strict=False)]
   if len({*theirs}) == len(theirs) and {*theirs} == {*ours}:
     return [theirs.index(name) for name in ours]
-  if not {*theirs} & {*ours}:
+  if all((a == b) or not {a, b} & ({*theirs} & {*ours}) for a, b in pairs):
     message = 'classes of the head are taken in its order: %r, ... for %r, ...'
     logging.warning(message, theirs[0], ours[0])
     return slice(None)

@@ -61,18 +61,13 @@ def check_inside(path: Path, root: Path) -> None:
     )
 
 
-def check_no_links(folder: Path) -> None:
-  """Raises InvalidDataError if a folder in `folder` is a link.
-
-  What is written or deleted there would be another folder's.
-  """
-  with os.scandir(folder) as entries:
-    for entry in entries:
-      if entry.is_symlink() and entry.is_dir():
-        raise InvalidDataError(
-          f'{entry.path} links to {os.path.realpath(entry)}, which would be '
-          'written to: put the folder itself there, or remove the link'
-        )
+def check_no_link(path: Path) -> None:
+  """Raises InvalidDataError if a folder to write to is a link."""
+  if os.path.islink(path) and os.path.isdir(path):
+    raise InvalidDataError(
+      f'{path} links to {os.path.realpath(path)}, which would be written to: '
+      'put the folder itself there, or remove the link'
+    )
 
 
 def check_regular(path: Path, root: Path) -> None:

@@ -5,7 +5,6 @@ tab ends a column. Each line is decoded by itself, so that a bad row does not
 affect other rows.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -33,6 +32,7 @@ MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
 MAX_LINE = 2**20  # bytes of a row
 _SUBSET_SEED = 0
+SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
 
 Line = tuple[int, bytes]  # its number in the file, from 1
 
@@ -89,8 +89,9 @@ class TextTask:
       found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {found}')
     chosen = *texts[0], *labels[:1]
-    counts = collections.Counter([*given])
-    if repeated := [name for name in counts if name and counts[name] > 1]:
+    if repeated := [
+      name for name in (*chosen, *SOURCES) if [*given].count(name) > 1
+    ]:
       expected = f'one column {repeated[0]!r}, got several'
       raise InvalidDataError(f'{where}: expected {expected}')
     return chosen
@@ -275,7 +276,7 @@ class LabelledTexts(TextRows):
     def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
-      own = fields.get('genre', fields.get('source', ''))
+      own = next((fields[name] for name in SOURCES if name in fields), '')
       # Few names, many rows.
       return texts, task.read_label(label), sys.intern(own)
 

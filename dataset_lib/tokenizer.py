@@ -221,11 +221,6 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
       config |= text_files.read_object(part)
-  if file.suffix != '.json' and file.with_name('added_tokens.json').is_file():
-    raise InvalidDataError(
-      f'{file}: added_tokens.json is not supported beside it; save the '
-      f'tokenizer as {JSON_FILE}'
-    )
   with _named(f'{file} is damaged'):
     if file.suffix == '.json':
       library = _read_json(text_files.read_bytes(file))
@@ -257,7 +252,8 @@ def _completed(
   if kind not in SPECIAL:
     expected = 'a WordPiece tokenizer, or a Unigram one (SentencePiece)'
     raise InvalidDataError(f'{file}: expected {expected}, got {kind}')
-  names = {**tokenizer_files.saved_roles(library), **config}
+  stated = {key: value for key, value in config.items() if value is not None}
+  names = {**tokenizer_files.saved_roles(library), **stated}
   special = tokenizer_files.special_tokens(names, kind)
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
@@ -279,7 +275,7 @@ def _completed(
   library.encode_special_tokens = True
   first, last = special[2:4]
   single = f'{first} $A {last}'
-  # Those of the frame, and what `_saved_roles` reads.
+  # Those of the frame, and what `saved_roles` reads.
   own: list[Any] = [(first, ids[2]), (last, ids[3])]
   own += [
     {'id': role, 'ids': [number], 'tokens': [name]}

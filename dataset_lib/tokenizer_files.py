@@ -1,4 +1,4 @@
-"""What is read of the files of a tokenizer, and its limits."""
+"""Reads the files of a tokenizer within limits."""
 
 import base64
 import json
@@ -21,11 +21,8 @@ SPECIAL = {
   UNIGRAM: sentencepiece_model.SPECIAL_TOKENS,
 }
 ROLES = ('pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token')
-# What reads a vocab.txt as BERT's tokenizer does.
-_BERTS = re.compile(
-  '((Bert|DistilBert|Electra|MobileBert|ConvBert|PreTrained)Tokenizer(Fast)?'
-  '|TokenizersBackend)?'
-)
+# Classes with a vocab.txt that do not tokenize as BERT's.
+_OTHERS = re.compile('.*Japanese|RoFormer|Bertweet|Phobert|Herbert|CpmAnt')
 MAX_STEPS = 128  # of normalizer, pre_tokenizer and decoder
 MAX_GROWTH = 128.0  # of a text; the rules of SentencePiece give up to 33
 # Matched in time linear in the text: only the end may be repeated, only a
@@ -83,13 +80,15 @@ def _growth(step: dict[str, Any]) -> float:
 
 def word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   """Returns the library's tokenizer of a vocab.txt; InvalidDataError."""
-  kind = config.get('tokenizer_class') or ''
-  is_basic = config.get('do_basic_tokenize', True) is True
-  if not is_basic or not _BERTS.fullmatch(kind):
-    raise InvalidDataError(
-      f'{file}: do_basic_tokenize=false or tokenizer_class={kind} are not '
-      f'supported with {VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-    )
+  for name, is_legal in (
+    ('do_basic_tokenize', config.get('do_basic_tokenize', True) is True),
+    ('tokenizer_class', not _OTHERS.match(config.get('tokenizer_class') or '')),
+  ):
+    if not is_legal:
+      raise InvalidDataError(
+        f'{file}: {name}={config[name]} is not supported with '
+        f'{VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
+      )
   text = text_files.read_bytes(file).decode('utf-8-sig').replace('\r\n', '\n')
   # A line's number is the token's id; `splitlines` also splits elsewhere.
   lines = text.removesuffix('\n').split('\n')
@@ -122,7 +121,10 @@ def saved_roles(library: Any) -> dict[str, str]:
 def add_tokens(
   library: Any, file: pathlib.Path, config: Mapping[str, Any]
 ) -> None:
-  """Adds `added_tokens_decoder`, {id: token}; InvalidDataError if it cannot."""
+  """Adds `added_tokens_decoder`, {id: token}; InvalidDataError if it cannot.
+
+  Older files, added_tokens.json, may state the same tokens.
+  """
   given = config.get('added_tokens_decoder', {})
   known = library.get_added_tokens_decoder()
   for number, entry in sorted((int(key), one) for key, one in given.items()):
@@ -132,3 +134,10 @@ def add_tokens(
     if library.token_to_id(content) != number:
       expected = f'expected {content!r:.40} to have the id {number}'
       raise InvalidDataError(f'{file}: added_tokens_decoder: {expected}')
+  older = file.with_name('added_tokens.json')
+  if file.suffix == '.json' or not older.is_file():
+    return
+  for content, number in text_files.read_object(older).items():
+    if library.token_to_id(content) != number:
+      expected = f'expected {content!r:.40} in added_tokens_decoder, too'
+      raise InvalidDataError(f'{older}: {expected}')

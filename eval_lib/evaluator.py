@@ -16,10 +16,17 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jax.experimental import multihost_utils
 
-from dataset_lib import builder, contract, data_files, fields, imports
-from dataset_lib.errors import ConfigError, InvalidDataError
+from dataset_lib import (
+  builder,
+  contract,
+  data_files,
+  fields,
+  imports,
+  source,
+)
+from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike
-from dataset_lib.source import DatasetInfo
+from dataset_lib.source import DatasetInfo, Source
 from eval_lib import metrics
 
 EVALUATORS = {
@@ -110,8 +117,9 @@ class Evaluator:
     """Returns a file in the workdir, None if this process writes none."""
     if not self.context.workdir or jax.process_index():
       return None
-    data_files.check_no_links(self.context.workdir)
-    return pathlib.Path(self.context.workdir) / name
+    path = pathlib.Path(self.context.workdir) / name
+    data_files.check_no_link(path)
+    return path
 
   def open(self, split: str) -> builder.Dataset:
     """Opens a split for evaluation: this process's rows, in order.
@@ -150,6 +158,8 @@ class Classification(Evaluator):
 
   def __post_init__(self):
     self._data = self.open(self.split)
+    if self.per_class and self._data.info.label_kind not in ('', 'class'):
+      raise ConfigError('per_class', True, NO_CLASSES)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
@@ -163,14 +173,9 @@ class Classification(Evaluator):
     for state in one_late(map(measure, self._data.batches())):
       merged = metrics.merge_on_host(merged or None, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
-    if self.unlabelled == len(self._data.source):
-      where = f'evals: the split {self.split!r}'
-      raise InvalidDataError(f'{where} holds no example with a label')
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
-    if self.per_class and of_classes is None:
-      raise ConfigError('per_class', True, NO_CLASSES)
     found = metrics.compute(merged)
-    if self.per_class:
+    if self.per_class and of_classes is not None:
       found[metrics.CLASS_ACCURACY] = of_classes.compute()
       found |= zip(self._class_names(), of_classes.means(), strict=True)
     return found
@@ -187,6 +192,13 @@ class Classification(Evaluator):
     info = self._data.info
     names = info.class_names or range(info.num_classes)
     return [f'accuracy_{name}' for name in names]
+
+
+def count_shared(one: Source, other: Source) -> int:
+  """Returns the number of records that two splits share, by their places."""
+  few, many = sorted((one, other), key=len)
+  rest = (source.where(many, index) for index in range(len(many)))
+  return len(source.places(few).intersection(rest))
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 
 from dataset_lib import fields
 from dataset_lib.errors import ConfigError
-from dataset_lib.source import places
 from eval_lib import evaluator, predictions
 from eval_lib.report import print_table
 
@@ -151,10 +150,10 @@ class Evaluator(evaluator.Evaluator):
     if (kind := train.info.label_kind) not in ('', 'class'):
       expected = 'one class for each row; of images max_labels=0'
       raise ConfigError('dataset.label_kind', kind, expected)
-    if shared := len(places(train.source) & places(test.source)):
-      expected = f'rows that are no shots, it shares {shared}'
-      raise ConfigError('test_split', self.test_split, expected)
     test.label_as(train.info)
+    if shared := evaluator.count_shared(train.source, test.source):
+      expected = f'a split without rows of train_split, {shared} are shared'
+      raise ConfigError('test_split', self.test_split, expected)
     self._splits = train, test
 
   def metric_names(self, measured):

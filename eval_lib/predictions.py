@@ -215,6 +215,5 @@ class Evaluator(evaluator.Evaluator):
         self._check_apart('split', fitted, expected)
 
   def _check_apart(self, field: str, others: Any, expected: str) -> None:
-    places = source.places(self._data[field].source)
-    if shared := len(places & source.places(others)):
+    if shared := evaluator.count_shared(self._data[field].source, others):
       raise ConfigError(field, getattr(self, field), expected.format(shared))

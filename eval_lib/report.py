@@ -170,9 +170,10 @@ def _readable(name: str, value: Any) -> tuple[str, Any]:
 
 def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
   """Returns `out`, or without one a folder of a run, which is no link."""
+  path = pathlib.Path(out or pathlib.Path(workdir, name))
   if not out:
-    data_files.check_no_links(workdir)
-  return pathlib.Path(out or pathlib.Path(workdir, name))
+    data_files.check_no_link(path)
+  return path
 
 
 def read_result(workdir: text_files.Path) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
-import math
 import os
 import pathlib
 import re
@@ -107,9 +106,10 @@ class Search:
         range(ends[0], min(ends[1], ends[0] + MAX_POINTS) + 1)
         if kind == 'int' else ends for kind, ends in self.space.values()
       ]  # fmt: skip
-      if (points := math.prod(map(len, values))) > MAX_POINTS:
-        raise ConfigError('--vary', points, f'at most {MAX_POINTS} points')
-      self.grid = [*itertools.product(*values)][: flags.trials]
+      points, most = itertools.product(*values), flags.trials or MAX_POINTS + 1
+      self.grid = [*itertools.islice(points, most)]
+      if len(self.grid) > MAX_POINTS:
+        raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
     self.size = len(self.grid) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'

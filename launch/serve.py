@@ -9,6 +9,7 @@ lists requests, answers and metrics.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -30,7 +31,7 @@ from launch import command_line, serving
 from launch.command_line import Count, Positive
 
 SWITCH = 1e-3  # seconds that a thread may hold up the event loop; Python's 5e-3
-MAX_FILES = 2**14  # open at a time, if the system allows so many
+MAX_FILES = 2**14  # open at a time
 GRACE = 2.0  # seconds that threads have to end, after the last answer
 
 
@@ -72,7 +73,7 @@ def run(flags: Flags) -> None:
     engine = serving.load_engine(flags)
     service = http.Service(engine, flags)
     protocol: Any = functools.partial(
-      connection.Connection, flags.max_seconds, most_connections()
+      connection.Connection, flags.max_seconds, most_connections(), {}
     )
     server = uvicorn.Server(uvicorn.Config(
       service.app, http=protocol, ws='none', lifespan='off', log_level='error',
@@ -111,10 +112,13 @@ def run(flags: Flags) -> None:
 
 def most_connections() -> int:
   """Raises this process's limit of open files; returns half of it."""
-  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-  limit = min(most, MAX_FILES) if most != resource.RLIM_INFINITY else MAX_FILES
-  resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-  return limit // 2
+  limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  if 0 <= limit < MAX_FILES:  # negative: without a limit
+    with contextlib.suppress(OSError, ValueError):  # the system has one, too
+      wanted = MAX_FILES if most < 0 else min(most, MAX_FILES)
+      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return (MAX_FILES if limit < 0 else limit) // 2
 
 
 def ends_within(seconds: float, function: Callable[[], None]) -> bool:

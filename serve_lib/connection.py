@@ -1,7 +1,6 @@
 """HTTP connections of uvicorn that do not wait for headers without end."""
 
 import asyncio
-import collections
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -11,21 +10,29 @@ class Connection(H11Protocol):
   """Closes a connection that sends no whole request for `max_seconds`.
 
   uvicorn limits the time between an answer and the next byte only. The time
-  counts from the connection, or from the first byte after an answer. Beyond
-  `most` connections, a new one closes idle ones of the address that has most of
-  them, those that are silent longest.
+  counts from the connection, or from the first byte after an answer.
+
+  Beyond `most` connections, a new one closes an idle one of its own address,
+  else one of the address that has most of them: the one that is silent longest.
+  If none is idle, the new one is closed. `idle` is shared by all connections.
   """
 
-  def __init__(self, max_seconds: float, most: int, **options: Any):
+  def __init__(
+    self,
+    max_seconds: float,
+    most: int,
+    idle: dict[str, dict[Any, None]],  # by address, the longest silent first
+    **options: Any,
+  ):
     super().__init__(**options)
-    self._max_seconds, self._most, self._heard = max_seconds, most, 0.0
+    self._max_seconds, self._most, self._idle = max_seconds, most, idle
     self._timer: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: Any) -> None:
     """Begins to wait for headers."""
-    if len(self.connections) >= self._most:
-      self._make_room()
     super().connection_made(transport)
+    if len(self.connections) > self._most:
+      self._make_room()
     self._watch()
 
   def data_received(self, data: bytes) -> None:
@@ -33,27 +40,50 @@ class Connection(H11Protocol):
     super().data_received(data)
     self._watch()
 
+  def on_response_complete(self) -> None:
+    """Is idle again, unless the next request was already received."""
+    super().on_response_complete()
+    self._note()
+
   def connection_lost(self, exc: Exception | None) -> None:
     """Ends the wait."""
     self._stop()
+    self._leave()
     super().connection_lost(exc)
 
   def _make_room(self) -> None:
-    every: Any = self.connections
-    idle = [one for one in every if one._is_idle()]
-    counts = collections.Counter(one._address() for one in idle)
-    idle.sort(key=lambda one: (-counts[one._address()], one._heard))
-    for one in idle[: 1 + self._most // 16]:  # so it is seldom needed
-      one.timeout_keep_alive_handler()
+    group = self._idle.get(self._address)
+    group = group or max(self._idle.values(), key=len, default={})
+    if not group:
+      self.transport.abort()
+      return
+    oldest = next(iter(group))
+    oldest._leave()
+    # At once: `connection_lost` is called later, and waits for a slow reader.
+    self.connections.discard(oldest)
+    oldest.timeout_keep_alive_handler()
 
+  @property
   def _address(self) -> str:
     return self.client[0] if self.client else ''
 
   def _is_idle(self) -> bool:
     return not self.cycle or self.cycle.response_complete
 
+  def _note(self) -> None:
+    """Keeps `idle` up to date."""
+    self._leave()
+    if self._is_idle() and self in self.connections:
+      self._idle.setdefault(self._address, {})[self] = None
+
+  def _leave(self) -> None:
+    group = self._idle.get(self._address, {})
+    group.pop(self, None)
+    if not group:
+      self._idle.pop(self._address, None)
+
   def _watch(self) -> None:
-    self._heard = self.loop.time()
+    self._note()
     if not self._is_idle():
       self._stop()
     elif not self._timer:

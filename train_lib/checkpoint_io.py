@@ -26,9 +26,8 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from dataset_lib import fields, text_files
-from train_lib.run_directory import CHECKPOINTS, Path, steps_in
+from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 
-MANIFEST = 'manifest.json'
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 # orbax's list of the arrays, and the database of those of all processes. It is

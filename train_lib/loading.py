@@ -1,7 +1,6 @@
 """Reads a run back: to evaluate it, to serve it, to start from it."""
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import os
@@ -26,6 +25,7 @@ from train_lib import checkpoint_io, config_schema, sharding
 from train_lib.run_directory import (
   CONFIG,
   DATASET_INFO,
+  MANIFEST,
   TOKENIZER,
   Path,
   load_info,
@@ -122,7 +122,13 @@ def restore(
   checkpoint, and ConfigError for another tokenizer.
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
-  check_copy(saved, info, workdir)
+  with text_files.damage_of(saved.path / MANIFEST):
+    given = saved.extra.get('contract')  # none in older ones
+    trained = info if given is None else parse_info(given)
+  for one in contract.differences(trained, info, is_copy=True):
+    place = pathlib.Path(workdir) / DATASET_INFO
+    words = f'was changed after step {saved.step}: {one}; restore it'
+    raise InvalidDataError(f'{place} {words}')
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
     given = tokenizer.load(path).preprocessing(0)
@@ -133,23 +139,6 @@ def restore(
     raise ConfigError('stages', [*config.stages], expected)
   changes = config.stages[stage].get('model', {})
   return Trained(saved, build_task(config, info, changes), mesh)
-
-
-def check_copy(
-  saved: checkpoint_io.Saved, info: DatasetInfo, workdir: Path
-) -> None:
-  """Raises InvalidDataError if a contract is not that of a checkpoint."""
-  if trained := _contract_of(saved):
-    for one in contract.differences(trained, info, is_copy=True):
-      place = pathlib.Path(workdir) / DATASET_INFO
-      words = f'was changed after step {saved.step}: {one}; restore it'
-      raise InvalidDataError(f'{place} {words}')
-
-
-def _contract_of(saved: checkpoint_io.Saved) -> DatasetInfo | None:
-  with text_files.damage_of(saved.path / checkpoint_io.MANIFEST):
-    given = saved.extra.get('contract')  # none in older ones
-    return None if given is None else parse_info(given)
 
 
 def serve(
@@ -205,11 +194,7 @@ def start_from(state: Any, config: Any, task: Task) -> Any:
 
 def _check_source(config: Any, task: Task) -> None:
   """Raises ConfigError if a run has other inputs, or heads of other classes."""
-  theirs = trained_on(config.workdir)
-  with contextlib.suppress(checkpoint_io.CheckpointError):  # a published model
-    # Checkpoints that were copied without their run.
-    theirs = theirs or _contract_of(checkpoint_io.find(config.workdir))
-  if theirs is None:
+  if (theirs := trained_on(config.workdir)) is None:
     return
   whose = f'{config.workdir} has'
   inputs = 'input_key', *contract.SCALING, *contract.TOKENS
@@ -308,7 +293,7 @@ def _read(
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     return convert.load(directory, heads), convert.fit
   own = checkpoint_io.find(directory)
-  image = _sides(trained_on(directory) or _contract_of(own))
+  image = _sides(trained_on(directory))
   source = convert.Checkpoint(own.params(), {}, (), (), image)
   return source, lambda *trees: set()
 

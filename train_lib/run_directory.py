@@ -31,6 +31,8 @@ CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
 DATASET_INFO = 'dataset_info.json'
 METRICS = 'metrics.jsonl'
+MANIFEST = 'manifest.json'  # of a checkpoint
+WRITTEN = ('profile', 'tensorboard', 'submission')  # folders, not links
 TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ when a run is resumed: they do not change the computed
 # values, up to rounding.
@@ -138,8 +140,13 @@ class RunDirectory(contextlib.ExitStack):
       text_files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
-    path = self.workdir / CONFIG
-    data_files.check_no_links(self.workdir)
+    path, own = self.workdir / CONFIG, self.workdir.resolve()
+    other = (self.workdir / CHECKPOINTS).resolve().parent
+    if other != own and (other / CONFIG).exists():
+      line = f'is a link to those of {other}, which training would delete'
+      raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
+    for name in WRITTEN:
+      data_files.check_no_link(self.workdir / name)
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
     steps = steps_in(self.workdir / CHECKPOINTS)
@@ -267,12 +274,19 @@ def parse_info(given: Mapping[str, Any]) -> DatasetInfo:
 
 
 def trained_on(workdir: Path) -> DatasetInfo | None:
-  """Returns the contract of a run, or its checkpoints; None without them."""
+  """Returns the contract of a run or of checkpoints; None if not known."""
   folder = pathlib.Path(workdir)
   folder = folder.parent if folder.name == CHECKPOINTS else folder
-  is_run = any((folder / name).exists() for name in (CONFIG, DATASET_INFO))
-  saved = is_run and steps_in(folder / CHECKPOINTS)
-  return load_info(folder) if saved else None
+  checkpoints = folder / CHECKPOINTS
+  checkpoints = checkpoints if checkpoints.is_dir() else folder
+  steps = steps_in(checkpoints)
+  if steps and (folder / DATASET_INFO).exists():
+    return load_info(folder)
+  for step in reversed(steps):  # copied or left without the rest of their run
+    with contextlib.suppress(*text_files.DAMAGE):  # which restoring reports
+      manifest = text_files.read_object(checkpoints / str(step) / MANIFEST)
+      return parse_info(manifest['content']['extra']['contract'])
+  return None
 
 
 def steps_in(checkpoints: pathlib.Path) -> list[int]:

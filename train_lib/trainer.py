@@ -21,7 +21,7 @@ from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
-from train_lib.loading import check_copy, start_from
+from train_lib.loading import start_from
 from train_lib.run_directory import (
   CHECKPOINTS,
   RunDirectory,
@@ -102,7 +102,6 @@ class _Loop:
     restored = self.checkpointer.restore(setup.abstract)
     if restored is not None:
       state, saved = restored
-      check_copy(saved, setup.info, self.run.workdir)
       self.results = dict(saved.extra['results'])
       self.seconds_before = saved.extra['seconds']
     self.state: TrainState = state

@@ -91,7 +91,7 @@ def pipe(path, _):
   [
     ('run.lock', link, 'is not a regular file'),
     ('run.lock', pipe, 'is not a regular file'),
-    ('checkpoints', link, 'links to .*, which would be written to'),
+    ('checkpoints', link, 'is a link to those of'),
     ('profile', link_folder, 'links to .*, which would be written to'),
     ('config.json', lambda path, _: path.unlink(), r'config\.json is missing'),
   ],

@@ -1,6 +1,7 @@
 """Connections without a whole request are closed."""
 
 import asyncio
+import contextlib
 import functools
 
 import pytest
@@ -26,7 +27,7 @@ async def answer(scope, receive, send):
 
 @pytest.fixture
 async def connected():
-  protocol = functools.partial(Connection, 0.3, 3)
+  protocol = functools.partial(Connection, 0.3, 3, {})
   server = uvicorn.Server(uvicorn.Config(
     answer, http=protocol, ws='none', lifespan='off', log_config=None,
     timeout_keep_alive=60,
@@ -73,8 +74,8 @@ async def test_headers_without_end_are_closed(
     task.cancel()
 
 
-async def test_idle_connections_make_room_for_a_new_one(connected):
-  """Of two addresses, the one with most of them, and its oldest."""
+async def test_a_connection_makes_room_at_its_own_address(connected):
+  """The longest silent one; then, with none idle, the new one is closed."""
   reader, writer = connected
   host, port, *_ = writer.get_extra_info('peername')
   async with asyncio.timeout(20.0):
@@ -86,5 +87,12 @@ async def test_idle_connections_make_room_for_a_new_one(connected):
     await asyncio.gather(*(ask(*other) for other in others[2:]))
     assert [await one.read() for one, _ in others[:2]] == [b'', b'']
     await ask(reader, writer)
-  for _, one in others:
+    for _, one in (connected, *others[2:]):
+      one.write(REQUEST + b'\r\n')
+    await asyncio.sleep(0.1)
+    last = await asyncio.open_connection(host, port)
+    with contextlib.suppress(ConnectionError):
+      assert await last[0].read() == b''
+    await ask(reader, writer)
+  for _, one in (*others, last):
     one.close()

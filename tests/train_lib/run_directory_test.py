@@ -1,6 +1,7 @@
 """Run directories: what is written, refused and locked; strict JSON."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError, MissingDataError, WriteError
+from dataset_lib.errors import InvalidDataError, WriteError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.train_lib.states import start_python
@@ -232,11 +233,18 @@ def test_a_saved_configuration_that_is_no_longer_legal_is_compared_as_it_is():
   ]
 
 
-def test_a_run_without_its_contract_is_compared_with_nothing(tmp_path):
+def test_without_its_contract_a_run_has_that_of_its_checkpoint(tmp_path):
   begin(tmp_path)
   info = DatasetInfo('image', (2, 2, 3), 'uint8', 1, ('a',), 4)
-  with pytest.raises(MissingDataError, match=r'dataset_info\.json is missing'):
-    RunDirectory(tmp_path, CONFIG, info=info).__enter__()
+  content = {'content': {'extra': {'contract': dataclasses.asdict(info)}}}
+  path = tmp_path / 'checkpoints' / '10' / 'manifest.json'
+  text_files.write_json(path, content)
+  for place in (tmp_path, path.parents[1]):
+    assert run_directory.trained_on(place) == info
+  other = dataclasses.replace(info, class_names=('b',))
+  given = CONFIG | {'allow_other_rows': False}
+  with pytest.raises(ConfigChangedError, match=r"class_names: .* with 'a'"):
+    RunDirectory(tmp_path, given, info=other).__enter__()
 
 
 def logged(tmp_path, *steps):
