@@ -55,7 +55,7 @@ Count = Annotated[int, Ge(0), 'an integer of 0 or more']
 Sizes = Annotated[
   tuple[Annotated[int, Interval(ge=1, le=65536)], ...],
   MinLen(1),
-  'a list of integers from 1 to 65536 such as 1,16',
+  'a list of positive integers up to 65536 such as 1,16',
 ]
 Names = Annotated[  # read by `eval_lib.report.names`
   str,

@@ -59,7 +59,7 @@ CASES = [
   ([PARITY, KNOB + "('linear', 0)}"], ['knobs.tape_weight', 'linear']),
   # The knob of the last stage hides it.
   ([QUICK, '--config.loss.tape_weight=0.3'],
-   ['loss.tape_weight', '0.5, at which', '0.3']),
+   ['loss.tape_weight', '0.1, at which', '0.3']),
   ([PARITY, '--config.warm_start.skip=(,'], ['warm_start.skip', 'tuple']),
   ([PARITY, '--config.warm_start.renames=->a'], ["'old->new'"]),
   ([PARITY, '--config.warm_start.workdir=/nowhere'], ['warm_start.workdir']),
