@@ -244,6 +244,22 @@ def _read_json(content: bytes) -> Any:
   return tokenizers.Tokenizer.from_buffer(content)
 
 
+def _frame(special: Sequence[str], ids: Sequence[Any]) -> Any:
+  """Returns what sets a text between [CLS] and [SEP], also a second one."""
+  first, last = special[2:4]
+  # Those of the frame, and what `tokenizer_files.saved_roles` reads.
+  own: list[Any] = [(first, ids[2]), (last, ids[3])]
+  own += [
+    {'id': role, 'ids': [number], 'tokens': [name]}
+    for role, number, name in zip(ROLES, ids, special, strict=True)
+    if number is not None
+  ]
+  single = f'{first} $A {last}'
+  return processors.TemplateProcessing(
+    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
+  )
+
+
 def _completed(
   library: Any, file: pathlib.Path, config: Mapping[str, Any]
 ) -> Tokenizer:
@@ -273,19 +289,7 @@ def _completed(
   library.no_truncation()
   library.no_padding()
   library.encode_special_tokens = True
-  first, last = special[2:4]
-  single = f'{first} $A {last}'
-  # Those of the frame, and what `saved_roles` reads.
-  own: list[Any] = [(first, ids[2]), (last, ids[3])]
-  own += [
-    {'id': role, 'ids': [number], 'tokens': [name]}
-    for role, number, name in zip(ROLES, ids, special, strict=True)
-    if number is not None
-  ]
-  frame = processors.TemplateProcessing(
-    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
-  )
-  rows = []
+  frame, rows = _frame(special, ids), []
   # A file's own is not used: it might give other types to other texts.
   for one in (library.post_processor or frame, frame):
     library.post_processor = one

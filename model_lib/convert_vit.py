@@ -152,18 +152,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in found if name.startswith('pooler.'))
   tensors = {name: x for name, x in found.items() if name not in ignored}
-  present = {_module(places[name]) for name in tensors if name in places}
-  convert_files.raise_problems(
-    f'{path} is not a supported ViT',
-    [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
-    + [
-      f'{theirs}: missing'
-      for theirs, ours in places.items()
-      if theirs not in tensors
-      and (_module(ours) in present or _module(ours) not in _OPTIONAL)
-    ],
-  )
-  convert_files.raise_unless_finite(path, tensors)
+  _check_tensors(path, tensors, places)
   params = {
     places[name]: _converted(
       f'{path}: {name}', x, places[name], layout.is_torch
@@ -186,9 +175,26 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  dtypes = tuple(sorted(cast))
-  names = _class_names(config)
-  return Checkpoint(nested, fields, ignored, dtypes, image, names)
+  about = tuple(sorted(cast)), image, _class_names(config)
+  return Checkpoint(nested, fields, ignored, *about)
+
+
+def _check_tensors(
+  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, str]
+) -> None:
+  """Raises ValueError for tensors that are missing, unknown or not finite."""
+  present = {_module(places[name]) for name in tensors if name in places}
+  convert_files.raise_problems(
+    f'{path} is not a supported ViT',
+    [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
+    + [
+      f'{theirs}: missing'
+      for theirs, ours in places.items()
+      if theirs not in tensors
+      and (_module(ours) in present or _module(ours) not in _OPTIONAL)
+    ],
+  )
+  convert_files.raise_unless_finite(path, tensors)
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
