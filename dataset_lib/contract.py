@@ -127,10 +127,12 @@ def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
   """
   if not theirs or not ours or theirs == ours:
     return slice(None)
-  pairs = [*zip(theirs, ours, strict=False)]
-  if len({*theirs}) == len(theirs) and {*theirs} == {*ours}:
-    return [theirs.index(name) for name in ours]
-  if all((a == b) or not {a, b} & ({*theirs} & {*ours}) for a, b in pairs):
+  places = {name: place for place, name in enumerate(theirs)}
+  if len(places) == len(theirs) and places.keys() == {*ours}:
+    return [places[name] for name in ours]
+  both = places.keys() & {*ours}
+  pairs = zip(theirs, ours, strict=False)
+  if all(a == b or both.isdisjoint((a, b)) for a, b in pairs):
     message = 'classes of the head are taken in its order: %r, ... for %r, ...'
     logging.warning(message, theirs[0], ours[0])
     return slice(None)

@@ -211,5 +211,5 @@ def check_programs(chain: Any, classes: int) -> None:
     _, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
     logits = getattr(outputs.get('logits'), 'shape', None)
     if logits != (size, classes or 1) and (logits or number in ends):
-      expected = f'{classes} classes in batches of {size}, got {logits}'
+      expected = f'shape {(size, classes or 1)}, got {logits}'
       raise ValueError(f'program_{number}: logits: expected {expected}')

@@ -152,7 +152,9 @@ def _describe(path: pathlib.Path) -> Saved:
     raise ValueError(f'is that of step {content["step"]}')
   fields.check(Saved, content, '', without=('path',))
   for dtype, shape in content['arrays'].values():
-    np.broadcast_shapes(tuple(shape)), jnp.dtype(dtype)
+    # Raises here what `Saved.read` would raise later.
+    np.broadcast_shapes(tuple(shape))
+    jnp.dtype(dtype)
   return Saved(path, **content)
 
 

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape.model import AdaTapeViT
-from dataset_lib import contract, text_files
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
@@ -241,22 +241,6 @@ def test_a_head_of_other_classes_stays_fresh(file, caplog):
   jax.tree.map(
     np.testing.assert_array_equal, started['encoder'], source['encoder']
   )
-
-
-@pytest.mark.parametrize(
-  ('theirs', 'ours', 'order'),
-  [
-    ((), 'ab', slice(None)), ('ab', (), slice(None)), ('ab', 'ab', slice(None)),
-    ('abc', 'cab', [2, 0, 1]), ('ab', 'cd', slice(None)), ('aba', 'abb', None),
-    ('ab', 'bc', None), ('abc', 'adc', slice(None)),
-  ],
-)  # fmt: skip
-def test_classes_of_a_published_head(theirs, ours, order):
-  if order is None:
-    with pytest.raises(ValueError, match=r'its head: .*fresh head'):
-      contract.order_of_head((*theirs,), (*ours,))
-  else:
-    assert contract.order_of_head((*theirs,), (*ours,)) == order
 
 
 def test_a_published_head_is_in_the_order_of_our_classes(tmp_path):
