@@ -10,7 +10,10 @@ those of the engine included.
 import asyncio
 import collections
 import concurrent.futures
+import functools
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +33,7 @@ RETRY = {'Retry-After': '1'}  # seconds
 MAX_BODIES = 16  # of the largest size, held at a time
 MAX_ERROR = 2000  # characters; a message may contain a whole item
 MAX_INLINE = 2**14  # bytes of a body that is parsed in the event loop
+QUICK = 2**10  # characters of a request that is read there, .3 ms
 # Characters that are read at a time, 5 ms; more waits in another line.
 SLICE = 2**14
 PAUSE = 1.0  # seconds
@@ -67,12 +71,16 @@ class Service(registry.Collector):
     most = limits.max_pending
     self._places = turns.Turns(most, most // 8)  # in the engine
     cores = machine.cores()
-    self._quick = turns.Lane(cores + 1, cores + 1, reserve=1)
+    self._quick_came = -math.inf  # when a quick request came last
+    self._quick = turns.Lane(
+      cores + 1, cores + 1, reserve=1, yields=self._is_shared
+    )
     # Photos and long bodies, which others need not wait for.
     places = limits.max_pixels // items.PIXELS
     self._slow = turns.Lane(
-      max(places, SLICE), max(cores // 2, 1), self._return_soon
-    )
+      max(places, SLICE), max(cores // 2, 1), self._return_soon,
+      yields=self._is_shared,
+    )  # fmt: skip
     self._returns = False  # memory, soon
     self._statuses = collections.Counter[int]()  # of the answers to /predict
     self.app = Starlette(
@@ -221,7 +229,13 @@ class Service(registry.Collector):
     answers = await self._submit(flow, read)
     if not read.is_batch:
       return _json(*_fields(answers[0]))
+    if len(answers) <= pool.SMALL:
+      return _batch(answers)
     return await self._quick.run(flow, 1, _batch, answers)
+
+  def _is_shared(self) -> bool:
+    """Returns True if quick requests have come lately."""
+    return time.monotonic() < self._quick_came + PAUSE
 
   def _lane(self, work: int) -> tuple[turns.Lane, int]:
     """Returns threads for some work, and the places that it takes there."""
@@ -231,6 +245,8 @@ class Service(registry.Collector):
     """Gives items to the engine, a slice at a time; returns their answers."""
     futures: list[asyncio.Future[Any]] = []
     left = len(read.items)
+    # Changing the thread would take longer than the work.
+    is_quick = left <= pool.SMALL and sum(read.work) <= QUICK
     rows_flow = pool.Flow(left)
     most = self._limits.max_pending + self._limits.max_waiting
     held = self._places.taken + self._waiting + left
@@ -240,11 +256,19 @@ class Service(registry.Collector):
     try:
       for some in slices(read.work, self._most_rows):
         rows = read.items[some]
-        lane, cost = self._lane(sum(read.work[some]))
-        await self._take(flow, lane, cost, len(rows))
+        submit = functools.partial(
+          self._engine.submit_all, rows, None, rows_flow
+        )
+        if is_quick:
+          self._quick_came = time.monotonic()
+          await self._places.take(flow, len(rows))
+          job = turns.call_now(submit)
+        else:
+          lane, cost = self._lane(sum(read.work[some]))
+          await self._take(flow, lane, cost, len(rows))
+          job = lane.start(cost, submit)
         self._waiting -= len(rows)
         left -= len(rows)
-        job = lane.start(cost, self._engine.submit_all, rows, None, rows_flow)
         turns.call_when_done(job, self._placed, job, len(rows))
         try:
           futures += map(asyncio.wrap_future, await asyncio.wrap_future(job))

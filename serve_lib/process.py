@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import os
 import pathlib
+import sys
 import threading
 
 OWNED = threading.Event()  # set by `own_process`
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_LOW = 10  # added to the nice value: a tenth of the others' share of a core
 _HUGE, _COLLAPSE = 2**21, 25  # bytes of a huge page; MADV_COLLAPSE of Linux
 
 
@@ -38,6 +41,14 @@ def keep_freed_memory() -> bool:
   options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1))
   known = [mallopt(option, value) for option, value in options]
   return all(known)
+
+
+def yield_to_others() -> None:
+  """Gives the calling thread a low priority, where threads have their own."""
+  # Lower ones hold up the others when another process needs all cores, as
+  # what holds Python's lock is not run.
+  if sys.platform == 'linux':
+    os.nice(_LOW)
 
 
 def return_memory() -> None:

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from serve_lib import process
+
 # Of one request: for each `Turns`, the work that it has been given so far.
 Flow = collections.defaultdict[Any, float]
 
@@ -72,7 +74,11 @@ class Turns:
 
 
 class Lane(Turns):
-  """Threads with places for the work that they do at a time."""
+  """Threads with places for the work that they do at a time.
+
+  While `yields` returns True they have a low priority, so that they do not take
+  the cores from the event loop and from batches.
+  """
 
   def __init__(
     self,
@@ -80,16 +86,21 @@ class Lane(Turns):
     threads: int,
     then: Callable[[], None] = lambda: None,
     reserve: int = 0,
+    yields: Callable[[], bool] = lambda: False,
   ):
     super().__init__(places, reserve)
-    self._threads = concurrent.futures.ThreadPoolExecutor(threads)
+    self._threads = {  # a priority can't be raised again
+      low: concurrent.futures.ThreadPoolExecutor(threads, initializer=begin)
+      for low, begin in ((False, None), (True, process.yield_to_others))
+    }
+    self._yields = yields
     self._then = then  # called in the event loop after each function
 
   def start(
     self, cost: int, function: Callable[..., Any], *arguments: Any
   ) -> concurrent.futures.Future:
     """Calls a function in a thread; frees `cost` places when that ends."""
-    job = self._threads.submit(function, *arguments)
+    job = self._threads[self._yields()].submit(function, *arguments)
     call_when_done(job, self._end, cost)
     return job
 
@@ -106,7 +117,18 @@ class Lane(Turns):
 
   def close(self) -> None:
     """Ends the threads when they have done their work."""
-    self._threads.shutdown()
+    for threads in self._threads.values():
+      threads.shutdown()
+
+
+def call_now(function: Callable[[], Any]) -> concurrent.futures.Future:
+  """Calls a function; returns a future of its result or error."""
+  job: concurrent.futures.Future = concurrent.futures.Future()
+  try:
+    job.set_result(function())
+  except Exception as error:
+    job.set_exception(error)
+  return job
 
 
 def call_when_done(

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import json
+import threading
 import types
 
 import cv2
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_lib import bodies, http
+from serve_lib import bodies, http, pool
 from serve_lib.chain import ClosedError, InputError
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
@@ -287,6 +288,20 @@ async def test_a_small_request_is_not_behind_a_large_one(client, engine):
       assert one.status_code == 200
   assert order.index(OTHER['tokens']) <= 1
   assert order.count(GOOD['tokens']) == 8
+
+
+@limited()
+async def test_a_small_request_needs_no_thread_that_reads(client, service):
+  lane, end = service._quick, threading.Event()
+  jobs = [lane.start(0, end.wait, toy.WAIT) for _ in range(lane.places)]
+  many = client.post('/predict', json={'items': [GOOD] * (pool.SMALL + 1)})
+  task = asyncio.create_task(many)
+  few = await client.post('/predict', json={'items': [GOOD] * pool.SMALL})
+  assert few.status_code == 200
+  assert not task.done()
+  end.set()
+  assert all(job.result() for job in jobs)
+  assert (await task).status_code == 200
 
 
 @limited(max_pending=2, max_waiting=2)

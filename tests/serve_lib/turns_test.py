@@ -1,6 +1,8 @@
 """Turns: who has been given least is next; what is cancelled leaves."""
 
 import asyncio
+import os
+import sys
 
 import pytest
 
@@ -85,4 +87,14 @@ async def test_a_lane_frees_its_places_when_the_thread_ends():
     await lane.run(turns.new_flow(), 1, divmod, 1, 0)
   await asyncio.sleep(0.01)
   assert (lane.taken, len(ended)) == (0, 2)
+  lane.close()
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='threads have no priority')
+async def test_work_yields_to_the_event_loop_while_it_should():
+  shared = []
+  lane = turns.Lane(1, 1, yields=lambda: bool(shared))
+  for expected in (False, True):
+    assert (await lane.run(turns.new_flow(), 1, os.nice, 0) > 0) is expected
+    shared.append(True)
   lane.close()
