@@ -16,6 +16,7 @@ from serve_lib.chain import InputError
 
 # Values, containers and strings of a body: 256 rows of 512 tokens with types.
 MAX_VALUES = 300_000
+_MARKS = '",[{'  # a value has one or two of them
 
 
 @dataclasses.dataclass
@@ -71,13 +72,14 @@ def has_too_many_values(body: bytes | bytearray) -> bool:
   """Returns True for JSON of more than `MAX_VALUES`, without parsing it."""
   # NumPy lets the event loop run meanwhile, which JSON's parser does not.
   codes = np.frombuffer(body, np.uint8)
-  quotes, *others = (codes == ord(mark) for mark in '",[{')
-  marks = quotes | np.logical_or.reduce(others)
+  marks = np.zeros(len(codes), bool)
+  for mark in _MARKS:
+    marks |= codes == ord(mark)
   if np.count_nonzero(marks) <= MAX_VALUES:
     return False
   if b'\\' in body:  # quotes that end no string
     body = body.replace(rb'\\', b'  ').replace(rb'\"', b'  ')
-    quotes = np.frombuffer(body, np.uint8) == ord('"')
+  quotes = np.frombuffer(body, np.uint8) == ord('"')
   # A string counts at its end.
   outside = ~np.logical_xor.accumulate(quotes)
   return bool(np.count_nonzero(marks & outside) > MAX_VALUES)
