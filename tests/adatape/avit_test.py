@@ -67,6 +67,7 @@ def loop(image, pool='cls'):
 LOOPED = [loop(image) for image in IMAGES]
 
 
+@pytest.mark.nightly
 def test_compaction_does_not_change_the_gradient():
   def gradient(dynamic):
     def loss(variables):

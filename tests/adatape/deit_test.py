@@ -116,6 +116,7 @@ def test_loss_by_hand(kind):
   assert ('teacher_agreement' in metrics) == (kind != 'none')
 
 
+@pytest.mark.nightly
 def test_mixup_reaches_both_heads():
   mixup_test.assert_mixes(task_of(label_smoothing=0.1), PARAMS, BATCH)
 

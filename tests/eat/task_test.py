@@ -114,7 +114,9 @@ SHARES = {  # row: block; column: heads after blocks 0, 2 and 3
 }
 
 
-@pytest.mark.parametrize('exit_mean', [False, True])
+@pytest.mark.parametrize(
+  'exit_mean', [False, pytest.param(True, marks=pytest.mark.nightly)]
+)
 def test_what_the_gradients_of_heads_do_to_the_layers_below(exit_mean):
   task, batch, params = case()
   keys = jax.random.split(jax.random.key(0), 8)
