@@ -49,7 +49,7 @@ def test_a_part_of_a_learned_bank_equals_a_bank_of_these_tokens():
   assert found.flops(shape, 2.5) == scratch.model.flops(shape, 2.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
   task, variables = serving_test.build(serving_test.IMAGE, IMAGES)
   setting = Setting(1.5, 5, 0.6)

@@ -39,7 +39,7 @@ def collectives(model):
 
 MODELS = [
   'learn',
-  pytest.param('vit', marks=pytest.mark.slow),
+  pytest.param('vit', marks=pytest.mark.nightly),
   pytest.param('input', marks=pytest.mark.nightly),
 ]
 

@@ -66,7 +66,7 @@ def test_padding_never_prolongs_the_loop():
     model.apply(variables, *inputs, method='encode', trace=lambda *_: None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rematerialisation_and_skipping_change_no_gradient():
   inputs = small.batch()
 

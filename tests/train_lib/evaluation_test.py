@@ -53,7 +53,7 @@ def row(line):
 
 
 @pytest.mark.parametrize('checkpoint', [dict(every_steps=2), *(
-  pytest.param(one, marks=pytest.mark.slow)
+  pytest.param(one, marks=pytest.mark.nightly)
   for one in ({}, dict(best_metric='test/top5_accuracy'))
 )])  # fmt: skip
 def test_an_evaluation_that_fails_loses_no_step(
