@@ -226,7 +226,7 @@ class Service(registry.Collector):
       lane, cost = self._lane(len(body) // 16)
       read = await lane.run(flow, cost, bodies.read, body, self._limits)
     reschedule(read.seconds)
-    answers = await self._submit(flow, read)
+    answers = await self._submit(flow, read, len(body) <= MAX_INLINE)
     if not read.is_batch:
       return _json(*_fields(answers[0]))
     if len(answers) <= pool.SMALL:
@@ -241,12 +241,14 @@ class Service(registry.Collector):
     """Returns threads for some work, and the places that it takes there."""
     return (self._quick, 1) if work <= SLICE else (self._slow, work)
 
-  async def _submit(self, flow: turns.Flow, read: bodies.Body) -> list[Any]:
+  async def _submit(
+    self, flow: turns.Flow, read: bodies.Body, is_short: bool
+  ) -> list[Any]:
     """Gives items to the engine, a slice at a time; returns their answers."""
     futures: list[asyncio.Future[Any]] = []
     left = len(read.items)
     # Changing the thread would take longer than the work.
-    is_quick = left <= pool.SMALL and sum(read.work) <= QUICK
+    is_quick = is_short and left <= pool.SMALL and sum(read.work) <= QUICK
     rows_flow = pool.Flow(left)
     most = self._limits.max_pending + self._limits.max_waiting
     held = self._places.taken + self._waiting + left
