@@ -175,8 +175,9 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
   logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  about = tuple(sorted(cast)), image, _class_names(config)
-  return Checkpoint(nested, fields, ignored, *about)
+  return Checkpoint(
+    nested, fields, ignored, tuple(sorted(cast)), image, _class_names(config)
+  )
 
 
 def _check_tensors(

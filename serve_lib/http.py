@@ -36,7 +36,7 @@ MAX_INLINE = 2**14  # bytes of a body that is parsed in the event loop
 QUICK = 2**10  # characters of a request that is read there, .3 ms
 # Characters that are read at a time, 5 ms; more waits in another line.
 SLICE = 2**14
-PAUSE = 1.0  # seconds
+PAUSE = 1.0  # seconds until memory is returned
 # Metrics that are counted, and the labels of mappings; of others `source`.
 _COUNTS = (
   'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
@@ -235,7 +235,7 @@ class Service(registry.Collector):
 
   def _is_shared(self) -> bool:
     """Returns True if quick requests have come lately."""
-    return time.monotonic() < self._quick_came + PAUSE
+    return time.monotonic() < self._quick_came + pool.PAUSE
 
   def _lane(self, work: int) -> tuple[turns.Lane, int]:
     """Returns threads for some work, and the places that it takes there."""
@@ -249,6 +249,8 @@ class Service(registry.Collector):
     left = len(read.items)
     # Changing the thread would take longer than the work.
     is_quick = is_short and left <= pool.SMALL and sum(read.work) <= QUICK
+    if is_quick:
+      self._quick_came = time.monotonic()
     rows_flow = pool.Flow(left)
     most = self._limits.max_pending + self._limits.max_waiting
     held = self._places.taken + self._waiting + left
@@ -262,7 +264,6 @@ class Service(registry.Collector):
           self._engine.submit_all, rows, None, rows_flow
         )
         if is_quick:
-          self._quick_came = time.monotonic()
           await self._places.take(flow, len(rows))
           job = turns.call_now(submit)
         else:

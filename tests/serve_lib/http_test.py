@@ -304,6 +304,24 @@ async def test_a_small_request_needs_no_thread_that_reads(client, service):
   assert (await task).status_code == 200
 
 
+@limited()
+async def test_only_a_short_body_is_read_in_the_event_loop(
+  client, engine, monkeypatch
+):
+  submit, places = engine.submit_all, []
+
+  def noted(*given):
+    places.append(threading.get_ident())
+    return submit(*given)
+
+  monkeypatch.setattr(engine, 'submit_all', noted)
+  for space in ('', ' ' * http.MAX_INLINE):
+    sent = f'{{"tokens": [2, 0]{space}}}'
+    assert (await client.post('/predict', content=sent)).status_code == 200
+  here = threading.get_ident()
+  assert [place == here for place in places] == [True, False]
+
+
 @limited(max_pending=2, max_waiting=2)
 async def test_a_small_request_is_accepted_above_the_limit(client, service):
   service._waiting = 4
