@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from core import files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import bad_records, tfds
 

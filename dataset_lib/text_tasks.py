@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
-from core import errors
+from core import errors, files
 from core.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib import text_rows, tfds
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
