@@ -195,8 +195,9 @@ def test_an_archive_is_a_file_with_a_limit(tmp_path, monkeypatch):
   assert path.stat().st_size < limit / 100
   os.mkfifo(tmp_path / 'pipe.npz')
   for name, words in (
-    ('vit.npz', '1000000 bytes, unpacked, got 1000'), ('pipe.npz', 'regular file')
-  ):  # fmt: skip
+    ('vit.npz', '1000000 bytes, unpacked, got 1000'),
+    ('pipe.npz', 'not a regular file'),
+  ):
     with pytest.raises(ValueError, match=words):
       convert_vit.load(tmp_path / name)
 
