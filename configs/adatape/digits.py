@@ -14,7 +14,7 @@ Test accuracy (seed 0): learn 97.2 %, input 96.9 % (108 s on one CPU core), vit
 import ml_collections
 
 from configs import common
-from configs.adatape.images import image_model
+from configs.adatape import models
 
 
 def get_config(arg=''):
@@ -28,16 +28,21 @@ def get_config(arg=''):
     min_crop_area=0.6,
   )
   c.loss = dict(label_smoothing=0.1)
-  image_model(
-    c,
-    arg.model,
-    dict(width=64, depth=4, mlp_dim=128, num_heads=4, patch_size=4),
-    max_steps=6,
-    threshold=2.0,
-    tokens_per_step=3,
-    query_dim=32,
-    bank=256 if arg.model == 'learn' else 2,
-  )
+  size = dict(width=64, depth=4, mlp_dim=128, num_heads=4, patch_size=4)
+  if arg.model == 'vit':
+    c.task = 'train_lib.classification:Classification'
+    c.model = dict(name='model_lib.vit:ViT', **size)
+  else:
+    c.task = models.TAPE_TASK
+    tape = models.TAPES[arg.model]
+    c.model = dict(tape, **size) | dict(
+      max_steps=6, tokens_per_step=3, query_dim=32
+    )
+    c.loss.tape_weight = models.TAPE_WEIGHT[arg.model]
+    if arg.model == 'learn':
+      c.model.bank_size = 256
+    else:
+      c.model.bank_patch_size = 2
   c.optimizer = dict(lr=2e-3, warmup_steps=0.1, weight_decay=0.01)
   c.stages = dict(stage1=dict(epochs=80))
   c.evals = dict(

@@ -9,7 +9,7 @@ r"""Models of the paper from scratch on photographs, under one recipe.
 
 Arguments: `root` is a folder split/class/*.jpg to train on; `fewshot`, if
 given, is one for few-shot evaluation; `model` as in images.py; `ablation` of
-learn or input as in table2.py.
+learn or input as in jft.py.
 
 A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
 16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable
@@ -20,9 +20,8 @@ networks are shared, as in Table 6. All models take the same steps.
 import ml_collections
 
 from configs import common
-from configs.adatape.images import ABLATIONS, MODELS, ablate, image_model
+from configs.adatape import models
 
-SIZE = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
 # Limits of the depth, in proportion to those of the paper's base models.
 DEPTHS: dict[str, dict] = {
   'ut': dict(max_steps=6),
@@ -36,8 +35,9 @@ DEPTHS: dict[str, dict] = {
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, root='', fewshot='', model=MODELS, ablation=ABLATIONS
-  )
+    arg, root='', fewshot='', model=models.MODELS,
+    ablation=tuple(models.ABLATIONS),
+  )  # fmt: skip
   c = ml_collections.ConfigDict()
   c.batch_size = 64
   c.dataset = dict(
@@ -49,19 +49,23 @@ def get_config(arg=''):
     augment=('inception_crop', 'flip'),
   )
   c.loss = dict(label_smoothing=0.1)
-  image_model(
-    c,
-    arg.model,
-    SIZE | DEPTHS.get(arg.model, dict(depth=6)),
-    bank=1000 if arg.model == 'learn' else 4,
-    max_steps=10,
-    threshold=2.0,
-    tokens_per_step=5,
-    query_dim=64,
-  )
+  size = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
+  if arg.model in models.TAPES:
+    c.task = models.TAPE_TASK
+    c.model = dict(models.TAPES[arg.model], **size, depth=6, query_dim=64)
+    c.loss.tape_weight = models.TAPE_WEIGHT[arg.model]
+    if arg.model == 'learn':
+      c.model.bank_size = 1000
+    else:
+      c.model.bank_patch_size = 4
+  else:
+    c.task, fields = models.BASELINES[arg.model]
+    c.model = dict(**fields, **size, **DEPTHS.get(arg.model, dict(depth=6)))
+  if arg.model in models.PONDERS:
+    c.loss.ponder_weight = models.PONDER_WEIGHT
   if arg.model == 'avit':
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
-  ablate(c, arg.ablation)
+  models.ablate(c, arg.model, arg.ablation)
   c.optimizer = dict(lr=1e-3, warmup_steps=200, weight_decay=1e-4)
   c.stages = dict(stage1=dict(steps=2000))
   c.evals = dict(test=dict(type='classification', split='test'))

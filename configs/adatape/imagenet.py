@@ -1,7 +1,7 @@
 r"""Table 6: training on ImageNet-1K from scratch.
 
   python -m launch.train --workdir=/tmp/imagenet_s16 \
-      --config=configs/adatape/table6.py:model=input,variant=S/16
+      --config=configs/adatape/imagenet.py:model=input,variant=S/16
 
 Arguments: `model` input (AdaTape), vit, deit, plainvit, u2t or avit; `variant`
 Ti/16, S/16 or B/16; `root` a folder root/{train,val}/class/*, or else TFDS has
@@ -23,7 +23,7 @@ AdaTape has no [CLS] token (as in Table 1). No result: it was not run.
 import ml_collections
 
 from configs import common
-from configs.adatape.images import paper_model
+from configs.adatape import models
 
 MODELS = ('input', 'vit', 'deit', 'plainvit', 'u2t', 'avit')
 
@@ -47,7 +47,7 @@ def get_config(arg=''):
   c.loss = dict(
     label_smoothing=0.0 if is_tiny else 0.1, mixup=0.2 if is_tiny else 0.5
   )
-  paper_model(c, arg.model, arg.variant)
+  models.paper(c, arg.model, arg.variant)
   if arg.model == 'deit':
     c.loss.teacher = arg.teacher
   lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5

@@ -1,12 +1,27 @@
-r"""Table 1: pre-training on JFT-300M, then few-shot accuracy.
+r"""Tables 1, 2 and 7: pre-training on JFT-300M, then few-shot accuracy.
 
   python -m launch.train --workdir=/tmp/jft_b32_input \
-      --config=configs/adatape/table1.py:data=DIR,model=input,variant=B/32
+      --config=configs/adatape/jft.py:data=DIR,model=input,variant=B/32
 
-Arguments: `data` is a folder of TFRecords (`dataset_lib.tfds`);
-`model` vit, u2t, uvit, learn or input; `variant` B/32, B/16, L/32 or L/16 in
-the table, any other too; `fewshot` tfds or none: few-shot evaluation reads
-imagenet2012, cifar100 and oxford_iiit_pet that TFDS prepared.
+Arguments: `data` is a folder of TFRecords (`dataset_lib.tfds`); `fewshot` tfds
+or none: few-shot evaluation reads imagenet2012, cifar100 and oxford_iiit_pet
+that TFDS prepared; `model` and `variant` of the ViT:
+
+  Table 1  vit, u2t, uvit, learn, input    B/32, B/16, L/32, L/16
+  Table 2  input with an ablation          B/32, B/16, L/32, L/16
+  Table 7  vit, 3ffn                       B/28, B/14
+           learn                           B/32, B/16
+
+3ffn is a ViT with three feed-forward networks per block: one for [CLS], one for
+each half of the patches. `ablation`:
+
+  adaptive  (default)
+  length    the top T tokens of the bank ("w/o Ada Length")
+  content   T trainable tokens and no bank ("w/o Ada Length&Content")
+  act       halting by ACT (A.4)
+
+The average sequence length of Table 2 is the metric `tape_length` plus 49
+(B/32, L/32) or 196 (B/16, L/16) patches.
 
 Recipe: "We follow Dosovitskiy et al. (2020) and train all models for 7 epochs"
 (A.6). From appendix B, Table 3 of the ViT paper: Adam with weight decay 0.1,
@@ -19,16 +34,17 @@ Input and tape tokens have separate feed-forward networks (section 2):
 `tape_mlp='glu'`. A model with an input bank has no [CLS] token: Table 2 prints
 59 = 49 + 10 tokens, and the printed FLOPs agree; the others have one.
 
-Figures 5 to 9 are sweeps over fields of this configuration or of table2.py,
-where a line sets another value of one field:
+Figures 5 to 9 are sweeps over fields of this configuration, where a line sets
+another value of one field:
 
   python -m launch.sweep --workdir=/tmp/figure7 --metric=imagenet/10shot \
       --overrides=configs/adatape/figure7.txt \
-      --config=configs/adatape/table1.py:data=DIR,model=learn,variant=B/32
+      --config=configs/adatape/jft.py:data=DIR,model=learn,variant=B/32
 
 figure5.txt is for model=vit,variant=S/32, figure8.txt for model=vit,
-variant=B/32, and figure6.txt for table2.py. Figure 9 shows the runs of Table 1
-and Figure 8 over the throughput of `launch.benchmark cost --table=1,7`.
+variant=B/32, figure6.txt (T = 5, 10, 20, 40) for model=input,ablation=length.
+Figure 9 shows the runs of Table 1 and Figure 8 over the throughput of
+`launch.benchmark cost --table=1,7`.
 
 No result: JFT-300M is not public.
 """
@@ -36,11 +52,11 @@ No result: JFT-300M is not public.
 import ml_collections
 
 from configs import common
-from configs.adatape.images import paper_model
+from configs.adatape import models
 
-MODELS = ('vit', 'u2t', 'uvit', 'learn', 'input')
-# The task of labels that exclude each other, and that of several labels.
-MULTI_LABEL = {
+MODELS = ('vit', 'u2t', 'uvit', '3ffn', *models.TAPES)
+# Labels are several per image.
+TASKS = {
   'train_lib.classification:Classification': 'train_lib.multi_label:MultiLabel',
   'adatape.task:TapeClassification': 'adatape.task:TapeMultiLabel',
   'adatape.task:PonderClassification': 'adatape.task:PonderMultiLabel',
@@ -55,13 +71,9 @@ FEW_SHOT = {
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, data='', model=MODELS, variant='B/32', fewshot=('tfds', 'none')
-  )
-  return pretraining(arg)
-
-
-def pretraining(arg):
-  """Returns the configuration of a model, shared with Tables 2 and 7."""
+    arg, data='', model=MODELS, variant='B/32', fewshot=('tfds', 'none'),
+    ablation=tuple(models.ABLATIONS),
+  )  # fmt: skip
   c = ml_collections.ConfigDict()
   c.batch_size = 4096
   c.dataset = dict(
@@ -69,10 +81,11 @@ def pretraining(arg):
     augment=('inception_crop', 'flip'),
   )  # fmt: skip
   c.loss = dict()
-  paper_model(c, arg.model, arg.variant)
-  c.task = MULTI_LABEL[c.task]
-  if arg.model in ('learn', 'input'):
+  models.paper(c, arg.model, arg.variant)
+  c.task = TASKS[c.task]
+  if arg.model in models.TAPES:
     c.model.tape_mlp = 'glu'
+  models.ablate(c, arg.model, arg.ablation)
   large = {'L/32': 6e-4, 'L/16': 4e-4}
   c.optimizer = dict(
     name='adamw', lr=large.get(arg.variant, 8e-4), schedule='linear',
