@@ -1,7 +1,7 @@
 """Compiles the train step for a TPU, without one, and reports its costs.
 
   python -m launch.compile --topology=v5e:4x4 \\
-      --config=configs/adatape/table1.py:data=none,fewshot=none,model=learn
+      --config=configs/adatape/jft.py:data=none,fewshot=none,model=learn
 
 Needs the extra [tpu], no TPU and no data: shapes follow from the configuration,
 and from --classes and --examples where only the data know. Every field of the

@@ -315,3 +315,17 @@ def test_an_illegal_argument_is_named(load):
   for name in ('rule', 'cell', 'gates'):
     with pytest.raises(command_line.UsageError, match=f'argument .?{name}'):
       graves(load, 'parity', f'{name}=never')
+
+
+# Beyer et al. (2022), appendix A: big_vision's vit_s16_i1k.py.
+def test_the_recipe_of_a_plain_vit(load):
+  config = load('vit/imagenet.py:root=/images')
+  assert config.model.name == 'model_lib.vit:ViT'
+  fields = config.model.pool, config.model.positions, config.model.width
+  assert fields == ('gap', 'sincos2d', 384)
+  rate = config.optimizer
+  assert (rate.lr, rate.warmup_steps, rate.b2) == (1e-3, 10_000, 0.999)
+  assert rate.lr * rate.weight_decay == pytest.approx(1e-4)
+  assert (config.batch_size, config.stages.stage1.epochs) == (1024, 90)
+  assert config.dataset.randaugment == (2, 10)
+  assert config.loss.mixup == 0.2

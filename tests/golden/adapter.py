@@ -128,7 +128,7 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
   for name, arguments, overrides in (
     ('table1 learn', 'model=learn', [*records, narrow, 'model.bank_size=60']),
     ('table1 uvit', 'model=uvit', records),
-    ('table2 neither', 'ablation=content', records),
+    ('table2 neither', 'model=input,ablation=content', records),
     ('table6 input', 'model=input', [
       *images, narrow, 'model.bank_patch_size=4'
     ]),
@@ -136,9 +136,10 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
     ('table6 avit', 'model=avit', images),
     ('table7 3ffn', 'model=3ffn', records),
   ):  # fmt: skip
-    file, _ = name.split()
     data = 'data={records},fewshot=none,variant=B/16'
-    data = 'root={images}' if file == 'table6' else data
+    file = 'jft'
+    if name.startswith('table6'):
+      file, data = 'imagenet', 'root={images}'
     table[name] = f'configs/adatape/{file}.py:{data},{arguments}', overrides
   photographs = 'configs/adatape/photographs.py:root={images},model='
   for model in ('learn', 'uvit', 'avit'):
