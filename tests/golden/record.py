@@ -150,6 +150,7 @@ def main(argv: list[str]) -> None:
       text = json.dumps(record, separators=(',', ':'), ensure_ascii=False)
       (arguments.out / file).write_text(text.replace('],[', '],\n[') + '\n')
       print(subject, flush=True)
+      jax.clear_caches()  # gigabytes of programs
 
 
 if __name__ == '__main__':
