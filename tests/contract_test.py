@@ -151,21 +151,6 @@ def test_every_task_has_a_configuration(folders):
   assert not without, 'no file of configs/ trains these'
 
 
-def served_items(batch):
-  """Items of the rows of a batch, as a caller of the engine has them."""
-  if 'image' in batch:
-    return list(batch['image'])
-  if 'token_types' not in batch:
-    return [row.tolist() for row in batch['tokens']]
-  return [
-    {key: row[:length].tolist() for key, row in zip(names, rows, strict=True)}
-    for *rows, length in zip(
-      batch['tokens'], batch['token_types'], batch['length'], strict=True
-    )
-    for names in [('tokens', 'token_types')]
-  ]
-
-
 @pytest.mark.parametrize('name', CASES)
 def test_served_probabilities_are_those_of_the_masked_form(name, folders):
   config = adapter.load(*variants()[name], folders)
@@ -183,7 +168,7 @@ def test_served_probabilities_are_those_of_the_masked_form(name, folders):
     pytest.skip(f'not served: {error}')
   rows = {key: value[:3] for key, value in batch.items()}
   with Engine(chain, policy, policy.lengths, (1, 2)) as engine:
-    answers = engine.predict(served_items(rows))
+    answers = engine.predict(adapter.items_of(rows))
   failures = [answer for answer in answers if isinstance(answer, Failure)]
   assert not failures, failures[0].details
   if 'image' in rows:  # framed as in evaluation

@@ -1,6 +1,7 @@
 """Shipped configurations at a small size, and the program as records use it.
 
-Names that were others when the records were made are translated here.
+Only this file depends on names of the program. Names that were others when the
+records were made are translated here.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ import optax
 from flax import linen as nn
 
 from core import registry
+from core.errors import ConfigError
 from launch import command_line
+from serve_lib.engine import Engine
 from train_lib import build, config_schema
 
 STEPS = 20
@@ -40,13 +43,42 @@ GLUE_TASKS = (
   'cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
 )  # fmt: skip
 
+# Options of serving by subject, each mechanism that is served: some of the rows
+# leave early, and some do not.
+SERVED: dict[str, dict[str, Any]] = {
+  'eat sst2': {'tau': 0.9, 'minimum_retention': {'': 0.78}},
+  'eat sst2 pe': {'rule': 'entropy', 'tau': 0.3},
+  'eat sst2 mean': {'rule': 'margin', 'tau': 0.8, 'ensemble_margin': 0.9},
+  'eat sst2 exits': {
+    'rule': 'combined', 'tau': 0.66, 'patience': 2, 'veto_margin': 0.36
+  },
+  'eat stsb exits': {'tolerance': 0.6},
+  'eat mnli': {'rule': 'margin', 'tau': 0.24},
+  'eat labels': {'tau': 0.88},
+  'eat sst2 dense': {},
+  'albert sst2': {'iterations': 2},
+  'albert sst2 ponder_net': {'iterations': 6},
+  'albert tree_depth': {'iterations': 3},
+  'parity adatape': {},
+  'parity ut': {},
+  'digits learn': {},
+  'digits input': {},
+  'digits vit': {},
+  'image_folder ponder': {},
+  'table1 uvit': {},
+  'table6 avit': {},
+}  # fmt: skip
+# Back ends and rows of a batch.
+ENGINES = ('xla', 4), ('onnxruntime', 1), ('onnxruntime', 4)
+
 
 def configs() -> dict[str, tuple[str, list[str]]]:
   """Flag and overrides of every shipped config, by the subject's name."""
   table: dict[str, tuple[str, list[str]]] = {}
   for model in ('adatape', 'transformer', 'ut'):
     flag = f'configs/adatape/parity.py:n=8,model={model}'
-    table[f'parity {model}'] = flag, []
+    lower = ['model.threshold=1.2'] * (model == 'adatape')
+    table[f'parity {model}'] = flag, lower
     size = ['model.width=24', 'model.mlp_dim=32']
     size.append('model.max_steps=6' if model == 'ut' else 'model.depth=2')
     flag = f'configs/adatape/parity.py:size=paper,n=8,model={model}'
@@ -82,6 +114,10 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
   table['eat sst2 pe'] = f'{common}sst2,parts=pe,recipe=paper', eat
   table['eat sst2 mean'] = f'{common}sst2,parts=pe,exits=1-2', eat
+  deep = common.replace('tiny', 'mini')
+  for task, parts in (('sst2', 'pe'), ('stsb', 'pwe')):
+    flag = f'{deep}{task},parts={parts},exits=1-2-3'
+    table[f'eat {task} exits'] = flag, eat
   flag = 'configs/eat/tags.py:data={tags},vocabulary={vocabulary},variant=tiny'
   table['eat tags'] = flag, eat
   table['eat labels'] = (
@@ -94,7 +130,9 @@ def configs() -> dict[str, tuple[str, list[str]]]:
     table[f'albert {task}'] = flag, FINE_TUNED
   glue = 'configs/albert_act/glue.py:task=sst2,data={glue}'
   for halting in ('fixed', 'ponder_net'):
-    table[f'albert sst2 {halting}'] = f'{glue},halting={halting}', FINE_TUNED
+    longer = ['model.epsilon=0.01'] * (halting == 'ponder_net')
+    flag = f'{glue},halting={halting}'
+    table[f'albert sst2 {halting}'] = flag, [*FINE_TUNED, *longer]
   probing = 'configs/albert_act/probing.py:data={probing},task='
   table['albert past_present'] = probing + 'past_present', FINE_TUNED
   table['albert tree_depth'] = (
@@ -165,10 +203,15 @@ def fixed_parameters(config: Any) -> Any:
   original = kind.init
 
   def init(self, rng):
-    params, state = original(self, rng)
-    return fill(params), state
+    return filled(lambda rng: original(self, rng), rng)
 
   return mock.patch.object(kind, 'init', init)
+
+
+def filled(init: Any, rng: Any) -> tuple[Any, Any]:
+  """(params of `fill`, model state) of the `init` of a task."""
+  params, _ = jax.eval_shape(init, rng)
+  return fill(params), jax.jit(lambda rng: init(rng)[1])(rng)
 
 
 def fill(params: Any) -> Any:
@@ -217,8 +260,7 @@ def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 def initial_parameters(task: Any) -> tuple[Any, Any]:
   """(params, model state) without boxes, as `fill` draws them."""
-  params, state = task.init(jax.random.key(0))
-  return nn.unbox((fill(params), state))
+  return nn.unbox(filled(task.init, jax.random.key(0)))
 
 
 def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
@@ -228,6 +270,56 @@ def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
   values, out = task.apply(params, state, batch)
   every = out.get('exits', out.get('step_logits'))  # of each head or step
   return {'logits': values} | ({} if every is None else {'exits': every})
+
+
+def costs(task: Any, params: Any, state: Any, batch: Any) -> Any:
+  """FLOPs of a row, and what each row of a batch takes: arrays by name."""
+  counts = {'model': np.float64(task.flops())}
+  try:
+    rows = task.outputs(params, state, batch)
+  except NotImplementedError:  # pretraining, tags
+    return counts
+  return counts | {
+    k: v for k, v in rows.items() if k not in ('logits', 'label')
+  }
+
+
+def items_of(batch: dict[str, np.ndarray]) -> list[Any]:
+  """Items of the rows of a batch, as a caller of the engine has them."""
+  if 'image' in batch:
+    return list(batch['image'])
+  if 'token_types' not in batch:
+    return [row.tolist() for row in batch['tokens']]
+  names = 'tokens', 'token_types'
+  return [
+    {name: batch[name][row, :length].tolist() for name in names}
+    for row, length in enumerate(batch['length'])
+  ]
+
+
+def answers(
+  task: Any, params: Any, state: Any, subject: str, items: list[Any]
+) -> dict[str, Any]:
+  """Answers of the engine by back end and batch size: lists by field."""
+  variables = jax.device_put(
+    {'params': params, 'model_state': state}, jax.devices()[0]
+  )
+  table: dict[str, Any] = {}
+  for backend, rows in ENGINES:
+    chain, policy = task.serve(variables, SERVED[subject])
+    name, sizes = f'{backend} {rows}', (policy.lengths, (rows,))
+    try:
+      engine = Engine(chain, policy, *sizes, lazy=True, backend=backend)
+    except ConfigError:
+      table[name] = 'refused'
+      continue
+    with engine:
+      found = [answer.as_dict() for answer in engine.predict(items)]
+    for answer in found:
+      answer['probabilities'] = [*answer['probabilities'].values()]
+    fields = sorted(set().union(*found))
+    table[name] = {key: [one.get(key) for one in found] for key in fields}
+  return table
 
 
 def loss_and_gradient(task: Any, params: Any, state: Any, batch: Any) -> Any:

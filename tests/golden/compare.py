@@ -2,28 +2,23 @@
 
   python tests/golden/compare.py BEFORE AFTER
 
-prints one table: subject, largest difference, quantity, and the reason where
-the difference is intended.
+prints a table with a row of each kind of quantity, then every quantity whose
+difference rounding does not explain.
 """
 
 import argparse
+import collections
 import functools
 import json
 import math
 import pathlib
-import re
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-if __package__:
-  from tests.golden.intended import INTENDED
-else:
-  from intended import INTENDED
-
-# On a CPU like that of the records, which has AVX2 and no AVX-512. Others round
-# in another way, and training enlarges it: on one with AVX-512 the program that
-# made the records (8f099ee) differs from them by up to 1.6e-5, and this one is
-# bit for bit as that one. There the bound is that of models in float32.
+# On a CPU like that of the records, which has AVX-512. Others round in another
+# way, and training enlarges it, by up to 1.6e-5. There the bound is that of
+# models in float32.
 TOLERANCE, OTHER_CPU = 1e-6, 1e-4
 
 
@@ -32,107 +27,103 @@ def limit() -> float:
   """The largest difference that rounding explains on this CPU."""
   info = pathlib.Path('/proc/cpuinfo')
   features = info.read_text().split() if info.is_file() else []
-  is_like = 'avx2' in features and 'avx512f' not in features
-  return TOLERANCE if is_like else OTHER_CPU
+  return TOLERANCE if 'avx512f' in features else OTHER_CPU
 
 
 class Row(NamedTuple):
   """The difference of one quantity of a record."""
 
   subject: str
-  quantity: str
+  quantity: str  # its kind, and names within it
   difference: float  # largest, relative; infinite for names and shapes
-  note: str = ''  # why it is intended
 
   @property
-  def is_unexplained(self) -> bool:
-    """Whether the difference is too large, and not intended."""
-    return not self.note and not self.difference <= limit()
+  def is_different(self) -> bool:
+    """Whether the difference is larger than that of rounding."""
+    return not self.difference <= limit()
 
 
 def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
-  """Rows of every quantity of every record in `before`."""
+  """Rows of every quantity of every record of the two directories."""
   rows = []
-  for path in sorted(before.glob('*.json')):
-    other = after / path.name
-    new = json.loads(other.read_text()) if other.exists() else {}
-    rows += compare_records(path.stem, json.loads(path.read_text()), new)
+  files = {
+    path.name for root in (before, after) for path in root.glob('*.json')
+  }
+  for name in sorted(files):
+    records = (
+      json.loads(path.read_text()) if path.exists() else {}
+      for path in (before / name, after / name)
+    )
+    rows += compare_records(name.removesuffix('.json'), *records)
   return rows
 
 
 def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
   """Rows of one record."""
-  rows = []
-  for quantity in dict.fromkeys([*old, *new]):
-    expected, given = old.get(quantity), new.get(quantity)
-    largest = difference(expected, given)
-    note = reason(subject, quantity) if largest > TOLERANCE else ''
-    rows.append(Row(subject, quantity, largest, note))
-  return rows
+  before, after = dict(quantities(old)), dict(quantities(new))
+  return [
+    Row(subject, name, difference(before.get(name), after.get(name)))
+    for name in dict.fromkeys([*before, *after])
+  ]
+
+
+def quantities(record: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+  """Names and values of a record, without its dicts."""
+  for key, value in record.items():
+    if isinstance(value, dict):
+      yield from quantities(value, f'{name}{key}: ')
+    else:
+      yield f'{name}{key}', value
 
 
 def difference(old: Any, new: Any) -> float:
   """The largest difference of numbers, relative to those above 1."""
   if type(old) is not type(new):
     return math.inf
-  if isinstance(old, dict):
-    same, pairs = old.keys() == new.keys(), ((old[k], new.get(k)) for k in old)
-  elif isinstance(old, list):
-    same, pairs = len(old) == len(new), zip(old, new, strict=False)
-  elif isinstance(old, float):
+  if isinstance(old, list):
+    if len(old) != len(new):
+      return math.inf
+    return max(map(difference, old, new), default=0.0)
+  if isinstance(old, float):
     return abs(old - new) / max(1.0, abs(old)) if old != new else 0.0
-  else:
-    return 0.0 if old == new else math.inf
-  if not same:
-    return math.inf
-  return max((difference(*pair) for pair in pairs), default=0.0)
+  return 0.0 if old == new else math.inf
 
 
-def explains(entry: tuple[str, str, str], subject: str, quantity: str) -> bool:
-  """Whether a row of `INTENDED` is about a quantity."""
-  names = zip(entry, (subject, quantity), strict=False)
-  return all(re.fullmatch(pattern, name) for pattern, name in names)
-
-
-def reason(subject: str, quantity: str) -> str:
-  """Why a difference is intended; '' if it is not."""
-  found = (row[2] for row in INTENDED if explains(row, subject, quantity))
-  return next(found, '')
-
-
-def out_of_date(rows: list[Row]) -> list[tuple[str, str, str]]:
-  """Rows of the table of intended differences that explain none."""
-  different = [row for row in rows if row.difference > TOLERANCE]
-  return [
-    entry
-    for entry in INTENDED
-    if not any(explains(entry, row.subject, row.quantity) for row in different)
-  ]
+def format_kinds(rows: list[Row]) -> str:
+  """The table of the kinds of quantities: the largest difference of each."""
+  kinds = collections.defaultdict(list)
+  for row in rows:
+    kinds[row.quantity.partition(':')[0]].append(row)
+  lines = [f'{"kind":16} {"compared":>8} {"differ":>8} {"largest":>9}  where']
+  for kind, some in kinds.items():
+    worst = max(some, key=lambda row: row.difference)
+    differ = sum(row.is_different for row in some)
+    where = f'{worst.subject}, {worst.quantity}' if worst.difference else ''
+    lines.append(
+      f'{kind:16} {len(some):8} {differ:8} {worst.difference:9.1e}  {where}'
+    )
+  return '\n'.join(lines)
 
 
 def format_rows(rows: list[Row]) -> str:
-  """The table of what differs."""
+  """What differs."""
   return '\n'.join(
-    f'{row.subject:28} {row.difference:9.1e}  {row.quantity}: '
-    f'{row.note or "UNEXPLAINED"}'
+    f'{row.subject:28} {row.difference:9.1e}  {row.quantity}'
     for row in rows
-    if not row.difference <= limit()
+    if row.is_different
   )
 
 
 def main(argv: list[str]) -> int:
-  """Prints the table; returns 1 if a difference is unexplained."""
+  """Prints the table; returns 1 if a quantity differs."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('before', type=pathlib.Path)
   parser.add_argument('after', type=pathlib.Path)
   arguments = parser.parse_args(argv)
   rows = compare(arguments.before, arguments.after)
-  print(format_rows(rows))
-  for entry in out_of_date(rows):
-    print('out of date:', *entry)
-  unexplained = sum(row.is_unexplained for row in rows)
-  print(f'{len(rows)} quantities, {unexplained} differences unexplained')
-  return int(unexplained > 0)
+  different = format_rows(rows)
+  print(format_kinds(rows), different, sep='\n')
+  return int(bool(different))
 
 
 if __name__ == '__main__':

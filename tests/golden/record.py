@@ -35,11 +35,18 @@ RECORDS = pathlib.Path(__file__).parent / 'records'
 XLA_FLAGS = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
 )
+ITEMS = 6  # that the engine answers
 TIMES = ('seconds', 'share_waiting', 'steps_this_process')
 
 
 def rounded(values: Any) -> Any:
-  """Numbers with nine digits, which is what float32 has."""
+  """Numbers with nine digits, which is what float32 has; others as they are."""
+  if isinstance(values, dict):
+    return {key: rounded(value) for key, value in values.items()}
+  if isinstance(values, (list, tuple)):
+    return [rounded(value) for value in values]
+  if values is None or isinstance(values, (str, bool)):
+    return values
   array = np.asarray(values, np.float64)
   if array.ndim:
     return [rounded(item) for item in array]
@@ -52,7 +59,7 @@ def record_config(
   """Trains `adapter.STEPS` steps of one config; returns its record."""
   flag, overrides = adapter.configs()[name]
   config = adapter.load(flag, overrides, folders)
-  record = record_model(config)
+  record = record_model(config, name)
   quiet = contextlib.redirect_stdout(io.StringIO())
   with adapter.fixed_parameters(config), quiet:
     result = trainer.train(config, str(workdir))
@@ -72,8 +79,8 @@ def record_config(
   return record
 
 
-def record_model(config: Any) -> dict[str, Any]:
-  """Parameters, and what the model computes of its first batch."""
+def record_model(config: Any, name: str) -> dict[str, Any]:
+  """Parameters, and what model and engine compute of the first batch."""
   task, batch = adapter.first_batch(config)
   params, state = adapter.initial_parameters(task)
   record: dict[str, Any] = {
@@ -83,20 +90,25 @@ def record_model(config: Any) -> dict[str, Any]:
       for key, value in sorted(batch.items())
     },
   }
+  if 'image' in batch:
+    shape, rng = batch['image'].shape, np.random.default_rng(0)
+    batch['image'] = rng.integers(0, 255, shape, dtype=np.uint8)
   rows = {key: value[:4] for key, value in batch.items()}
-  if 'image' in rows:
-    rng = np.random.default_rng(0)
-    shape = rows['image'].shape
-    rows['image'] = rng.integers(0, 255, shape, dtype=np.uint8)
   record['rows'] = {
     key: [str(value.dtype), rounded(value)]
     for key, value in rows.items()
     if key != 'image'
   }
+  if name in adapter.SERVED:
+    items = adapter.items_of(batch)[:ITEMS]
+    answers = adapter.answers(task, params, state, name, items)
+    record['answers'] = rounded(answers)
   rows = jax.tree.map(jax.numpy.asarray, rows)
+  costs = adapter.costs(task, params, state, rows)
   logits = adapter.logits(task, params, state, rows)
   loss, norm = adapter.loss_and_gradient(task, params, state, rows)
   return record | {
+    'costs': {key: digest(np.asarray(v)) for key, v in costs.items()},
     'logits': {key: digest(np.asarray(v)) for key, v in logits.items()},
     'loss of rows': rounded(loss),
     'gradient norm': rounded(norm),
@@ -122,13 +134,15 @@ def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', required=True, type=pathlib.Path)
   parser.add_argument('--only', default='', help='words of names')
+  parser.add_argument('--part', default='0/1', help='0/2 and 1/2: halves')
   arguments = parser.parse_args(argv)
   arguments.out.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory() as name:
     root = pathlib.Path(name)
     with contextlib.redirect_stdout(io.StringIO()):
       folders = standin.write_all(root)
-    for subject in adapter.configs():
+    part, parts = map(int, arguments.part.split('/'))
+    for subject in [*adapter.configs()][part::parts]:
       if not any(word in subject for word in arguments.only.split(',')):
         continue
       file = f'{subject.replace(" ", "_")}.json'
@@ -136,6 +150,7 @@ def main(argv: list[str]) -> None:
       text = json.dumps(record, separators=(',', ':'), ensure_ascii=False)
       (arguments.out / file).write_text(text.replace('],[', '],\n[') + '\n')
       print(subject, flush=True)
+      jax.clear_caches()  # gigabytes of programs
 
 
 if __name__ == '__main__':
