@@ -19,7 +19,6 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from eval_lib.metrics import Average
 from model_lib import flops
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
@@ -27,6 +26,7 @@ from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
 from train_lib import distillation, loading
 from train_lib.classification import Classification
+from train_lib.terms import Term
 
 
 class DeiT(ViT):
@@ -91,19 +91,17 @@ class Distillation(distillation.Student, Classification):
     if config['loss']['teacher']:
       loading.load_config(config['loss']['teacher'], key=distillation.TEACHER)
 
-  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """Returns the weighted mean of both heads' losses; see the class."""
-    own, taught = out['heads']
-    metrics = {}
-    if frozen:
-      target = self.teacher_logits(frozen, batch)
-      second = self._distance(target, taught)
-      same = taught.argmax(-1) == target.argmax(-1)
-      metrics['teacher_agreement'] = Average.from_values(same, batch['mask'])
-    else:
-      second = entropy(taught)
-    weight = self.loss_weight('distill_weight', knobs)
-    return (1 - weight) * entropy(own) + weight * second, metrics
+  def terms(self, forward):
+    """Returns the losses of both heads; `teacher_agreement` is logged."""
+    own, taught = forward.out['heads']
+    weight = forward.settings['distill_weight']
+    first = Term(self.target_loss(forward, own), 1 - weight)
+    if not forward.frozen:
+      return first, Term(self.target_loss(forward, taught), weight)
+    target = self.teacher_logits(forward.frozen, forward.batch)
+    second = Term(self._distance(target, taught), weight)
+    same = taught.argmax(-1) == target.argmax(-1)
+    return first, second, Term(same, 0.0, name='teacher_agreement')
 
   def _distance(self, target: Array, logits: Array) -> Array:
     fields = self.config['loss']
