@@ -174,7 +174,7 @@ def test_a_sequence_is_right_if_all_its_targets_are():
   batch = jax.tree.map(jnp.asarray, batch)
   ponder = dict.fromkeys(('steps', 'cost', 'skipped'), batch['valid'])
   answer = jnp.asarray(logits), {'ponder': ponder}
-  with mock.patch.object(task, 'apply', lambda *_: answer):
+  with mock.patch.object(task, 'apply', return_value=answer):
     got = metrics.compute(task.evaluate({}, {}, batch))
   sequences = asked.any(1).sum()
   assert got['accuracy'] == pytest.approx(1 - 1 / sequences)
