@@ -24,8 +24,7 @@ from model_lib.layers import build, classifier
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
-from train_lib import distillation, loading
-from train_lib.classification import Classification
+from train_lib.distillation import Student
 from train_lib.terms import Term
 
 
@@ -63,7 +62,7 @@ class DeiT(ViT):
     return self.image_flops(input_shape, self.depth) + second
 
 
-class Distillation(distillation.Student, Classification):
+class Distillation(Student):
   """`(1 - w) CE(head, label) + w D(distillation head, teacher)`.
 
   Hard: D is the cross-entropy with the teacher's class (section 4, w = 1/2).
@@ -74,7 +73,7 @@ class Distillation(distillation.Student, Classification):
   MODEL = DeiT
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(Classification.Loss):
+  class Loss(Student.Loss):
     """Legal fields of `loss`; labels are smoothed, teachers' classes not."""
 
     teacher: Annotated[str, "the directory of a run, or ''"] = ''
@@ -83,13 +82,6 @@ class Distillation(distillation.Student, Classification):
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 3.0
 
   KNOBS = ('distill_weight',)
-
-  @classmethod
-  def validate_config(cls, config: dict[str, Any]) -> None:
-    """Also checks that the teacher is a run."""
-    super().validate_config(config)
-    if config['loss']['teacher']:
-      loading.load_config(config['loss']['teacher'], key=distillation.TEACHER)
 
   def terms(self, forward):
     """Returns the losses of both heads; `teacher_agreement` is logged."""
@@ -104,8 +96,7 @@ class Distillation(distillation.Student, Classification):
     return first, second, Term(same, 0.0, name='teacher_agreement')
 
   def _distance(self, target: Array, logits: Array) -> Array:
-    fields = self.config['loss']
-    if fields['distillation'] == 'soft':
-      return distillation.divergence(target, logits, fields['temperature'])
+    if self.config['loss']['distillation'] == 'soft':
+      return self.divergence(target, logits)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     return cross_entropy(logits, target.argmax(-1))

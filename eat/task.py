@@ -24,7 +24,6 @@ from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
-from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import construct
@@ -62,11 +61,9 @@ class FineTune(Student, TextClassification):
   @classmethod
   def validate_config(cls, config) -> None:
     """Also checks the teacher, and that there is a weight for each head."""
-    teacher = config['loss'].get('teacher')
-    if teacher:
-      loading.load_config(teacher, key=TEACHER)
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
+    if teacher := config['loss']['teacher']:
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(head_layers(construct(config, num_classes=2)))
     weights = config['loss']['exit_weights']
     if weights is None:
@@ -131,21 +128,12 @@ class FineTune(Student, TextClassification):
   def metrics(self, forward):
     """Returns also the accuracy of each exit, and `retention`."""
     batch, metrics = forward.batch, super().metrics(forward)
-    early = zip(self.head_layers, exits_of(forward)[:-1], strict=False)
+    early = zip(self.head_layers[:-1], exits_of(forward)[:-1], strict=True)
     for layer, logits in () if self.is_regression else early:
       correct = self.correct(logits.argmax(-1), batch)
-      correct = Average.from_values(correct, batch['mask'])
-      metrics[f'accuracy_exit_{layer}'] = correct
+      right = Average.from_values(correct, batch['mask'])
+      metrics[f'accuracy_exit_{layer}'] = right
     return metrics | retention(forward)
-
-  def divergence(
-    self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
-  ) -> Float[Array, ' B']:
-    """Returns `distillation.divergence`, or a squared difference."""
-    if self.is_regression:
-      return jnp.square(target[:, 0] - logits[:, 0])
-    temperature = self.config['loss']['temperature']
-    return distillation.divergence(target, logits, temperature)
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves with exits and pruning; options: `eat.policy.Options`.

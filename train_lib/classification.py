@@ -7,6 +7,7 @@ subclasses add the terms of an adaptive mechanism, which read `out`.
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -115,9 +116,8 @@ class Classification(Task):
 
     The cross-entropy is linear in the targets: it is mixed, not the labels.
     """
-    shares = forward.targets
-    losses = [share * self.smoothed(logits, batch) for share, batch in shares]
-    return losses[0] if len(losses) == 1 else losses[0] + losses[1]
+    parts = [s * self.smoothed(logits, batch) for s, batch in forward.targets]
+    return functools.reduce(operator.add, parts)
 
   def row_flops(self, out) -> float | Float[Array, ' B']:
     """Returns the FLOPs of each row in the form that saves; here of all."""
@@ -165,13 +165,11 @@ class Classification(Task):
     logits, batch = forward.logits, forward.batch
     correct = self.correct(logits.argmax(-1), batch)
     cross_entropy = self.cross_entropy(logits, batch)
-    metrics: Metrics = {
+    by_class = {} if forward.training else self.by_class(logits, batch)
+    return by_class | {
       'accuracy': Average.from_values(correct, batch['mask']),
       'cross_entropy': Average.from_values(cross_entropy, batch['mask']),
     }
-    return (
-      metrics if forward.training else metrics | self.by_class(logits, batch)
-    )
 
   def by_class(self, logits, batch) -> dict[str, Any]:
     """Returns the accuracy of each class and, of more than 5, of the best 5."""
