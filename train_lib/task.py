@@ -83,8 +83,8 @@ class Task(abc.ABC):
     """Returns metrics beside those that the terms name."""
     return {}
 
-  def masks(self, batch: Batch) -> dict[str, Float[Array, '...']]:
-    """Returns what terms are averaged over, by name: 1, or 0 for padding."""
+  def masks(self, batch: Batch) -> dict[str, Any]:
+    """Returns what terms are averaged over, by name: float32, 0 for padding."""
     return {'rows': batch['mask']}
 
   def mixed(self, batch: Batch, row_keys: Any) -> tuple[Batch, Targets]:
@@ -120,9 +120,9 @@ class Task(abc.ABC):
     model_state: Tree,
     frozen: Tree,
     batch: Batch,
-    norm: Mapping[str, Float[Array, '']],
+    norm: Mapping[str, Any],
     row_keys: Key[Array, ' B'] | None,
-    knobs: Mapping[str, Float[Array, '']],
+    knobs: Mapping[str, Any],
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 

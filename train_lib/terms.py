@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average, Metric
 
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Any]  # arrays, of JAX or NumPy
 Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
 Metrics = dict[str, Metric]
 Weight = Annotated[float, Interval(ge=0.0, le=1e3)]  # of a loss
