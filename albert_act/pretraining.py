@@ -13,8 +13,8 @@ import optax
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
 from albert_act.task import depths, ponder_cost
+from core.errors import ConfigError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, complete_model, construct

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib.metrics import Average, Metric
 
 Batch = Mapping[str, Any]  # arrays, of JAX or NumPy

@@ -10,7 +10,7 @@ import optax
 import pytest
 import scipy.special
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import compute
 from tests.train_lib import mixup_test
