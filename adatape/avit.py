@@ -30,13 +30,12 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification
-from eval_lib.metrics import Average
 from model_lib import blocks, halting, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ViT
-from train_lib.task import Weight
+from train_lib.terms import Term, Weight
 
 MIN_SHARE = 0.01  # of a layer in the scores, as in the authors' code
 LOG_ZERO = -1e30  # finite, for a gradient without NaN
@@ -199,12 +198,9 @@ class AViTClassification(PonderClassification):
     """FLOPs of the running tokens; see `Classification.row_flops`."""
     return self.flops_of_steps(out['ponder']['steps'])
 
-  def extra_loss(self, out, batch, norm, knobs):
-    """Ponder cost and prior; see `Classification.extra_loss`."""
-    loss, metrics = super().extra_loss(out, batch, norm, knobs)
-    ponder, mask = out['ponder'], batch['mask']
-    depth = self.loss_weight('prior_depth', knobs)
-    prior = depth_prior(ponder['log_scores'], depth)
-    loss += self.adaptive_loss('prior_weight', prior, mask, norm, knobs)
-    metrics['prior'] = Average.from_values(prior, mask)
-    return loss, metrics
+  def terms(self, forward):
+    """Returns also the prior."""
+    depth = forward.settings['prior_depth']
+    prior = depth_prior(forward.out['ponder']['log_scores'], depth)
+    term = Term(prior, 'prior_weight', name='prior')
+    return *super().terms(forward), term

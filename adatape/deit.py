@@ -19,14 +19,13 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from eval_lib.metrics import Average
 from model_lib import flops
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
-from train_lib import distillation, loading
-from train_lib.classification import Classification
+from train_lib.distillation import Student
+from train_lib.terms import Term
 
 
 class DeiT(ViT):
@@ -63,7 +62,7 @@ class DeiT(ViT):
     return self.image_flops(input_shape, self.depth) + second
 
 
-class Distillation(distillation.Student, Classification):
+class Distillation(Student):
   """`(1 - w) CE(head, label) + w D(distillation head, teacher)`.
 
   Hard: D is the cross-entropy with the teacher's class (section 4, w = 1/2).
@@ -74,7 +73,7 @@ class Distillation(distillation.Student, Classification):
   MODEL = DeiT
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(Classification.Loss):
+  class Loss(Student.Loss):
     """Legal fields of `loss`; labels are smoothed, teachers' classes not."""
 
     teacher: Annotated[str, "the directory of a run, or ''"] = ''
@@ -84,30 +83,20 @@ class Distillation(distillation.Student, Classification):
 
   KNOBS = ('distill_weight',)
 
-  @classmethod
-  def validate_config(cls, config: dict[str, Any]) -> None:
-    """Also checks that the teacher is a run."""
-    super().validate_config(config)
-    if config['loss']['teacher']:
-      loading.load_config(config['loss']['teacher'], key=distillation.TEACHER)
-
-  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """Returns the weighted mean of both heads' losses; see the class."""
-    own, taught = out['heads']
-    metrics = {}
-    if frozen:
-      target = self.teacher_logits(frozen, batch)
-      second = self._distance(target, taught)
-      same = taught.argmax(-1) == target.argmax(-1)
-      metrics['teacher_agreement'] = Average.from_values(same, batch['mask'])
-    else:
-      second = entropy(taught)
-    weight = self.loss_weight('distill_weight', knobs)
-    return (1 - weight) * entropy(own) + weight * second, metrics
+  def terms(self, forward):
+    """Returns the losses of both heads; `teacher_agreement` is logged."""
+    own, taught = forward.out['heads']
+    weight = forward.settings['distill_weight']
+    first = Term(self.target_loss(forward, own), 1 - weight)
+    if not forward.frozen:
+      return first, Term(self.target_loss(forward, taught), weight)
+    target = self.teacher_logits(forward.frozen, forward.batch)
+    second = Term(self._distance(target, taught), weight)
+    same = taught.argmax(-1) == target.argmax(-1)
+    return first, second, Term(same, 0.0, name='teacher_agreement')
 
   def _distance(self, target: Array, logits: Array) -> Array:
-    fields = self.config['loss']
-    if fields['distillation'] == 'soft':
-      return distillation.divergence(target, logits, fields['temperature'])
+    if self.config['loss']['distillation'] == 'soft':
+      return self.divergence(target, logits)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     return cross_entropy(logits, target.argmax(-1))

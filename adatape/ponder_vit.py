@@ -29,9 +29,8 @@ from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
 from model_lib.vit import ImageModel, ImageTokens
-from train_lib import expected_loss
-from train_lib.classification import Classification
-from train_lib.task import Weight
+from train_lib.expected_loss import ExpectedLoss
+from train_lib.terms import Weight
 
 
 class PonderStep(nn.Module):
@@ -145,13 +144,13 @@ class PonderViT(ImageModel, kw_only=True):
     return self.image_flops(input_shape, steps) + scores
 
 
-class PonderNetClassification(Classification):
-  """The loss of PonderNet; see `train_lib.expected_loss`."""
+class PonderNetClassification(ExpectedLoss):
+  """The loss of PonderNet; a dynamic model has that of its predictions."""
 
   MODEL = PonderViT
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(expected_loss.Loss, Classification.Loss):
+  class Loss(ExpectedLoss.Loss):
     """Legal fields of `loss`."""
 
     ponder_weight: Weight = 0.01
@@ -164,15 +163,11 @@ class PonderNetClassification(Classification):
     """FLOPs to the median step; see `Classification.row_flops`."""
     return self.flops_of_steps(out['ponder']['steps'])
 
-  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """The loss of each row; see `train_lib.expected_loss`.
-
-    A dynamic model, for evaluation only, has the loss of its predictions.
-    """
-    ponder, mask = out['ponder'], batch['mask']
-    metrics = row_statistics('ponder_steps', ponder['steps'], mask)
-    if self.model.dynamic:
-      return entropy(logits), metrics
-    metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
-    rows, others = expected_loss.row_losses(self, out, entropy, mask, knobs)
-    return rows, metrics | others
+  def metrics(self, forward):
+    """Returns also the steps of rows."""
+    ponder, mask = forward.out['ponder'], forward.masks['rows']
+    metrics = super().metrics(forward)
+    metrics |= row_statistics('ponder_steps', ponder['steps'], mask)
+    if 'cost' in ponder:
+      metrics['expected_steps'] = Average.from_values(ponder['cost'], mask)
+    return metrics

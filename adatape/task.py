@@ -17,12 +17,12 @@ from adatape.serving import TapeChain, tape_lengths
 from adatape.universal import Pondering
 from core import fields
 from eval_lib import certificate
-from eval_lib.metrics import Average, Union, row_statistics
+from eval_lib.metrics import Union, row_statistics
 from serve_lib.chain import NO_RUN
 from serve_lib.policies import TapePolicy
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
-from train_lib.task import Weight
+from train_lib.terms import Term, Weight
 
 SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)  # of the threshold, for a certificate
 
@@ -40,24 +40,25 @@ class TapeClassification(Classification):
 
   KNOBS = ('tape_weight',)
 
-  def extra_loss(self, out, batch, norm, knobs):
-    """The tape loss of the real rows; see `Classification.extra_loss`."""
-    tape, mask = out['tape'], batch['mask']
-    loss = self.adaptive_loss('tape_weight', tape['loss'], mask, norm, knobs)
-    metrics = row_statistics('tape_length', tape['length'], mask)
-    metrics['tape_loss'] = Average.from_values(tape['loss'], mask)
-    return loss, metrics
+  def terms(self, forward):
+    """Returns also the tape loss."""
+    loss = forward.out['tape']['loss']
+    term = Term(loss, 'tape_weight', name='tape_loss')
+    return *super().terms(forward), term
 
-  def eval_metrics(self, out, batch):
-    """The share of bank tokens read; its scatter gathers all rows' picks."""
-    tape = out['tape']
-    if tape['indices'] is None:
-      return {}
-    size, read = tape['bank_size'], (tape['mask'] * batch['mask'][:, None]) > 0
+  def metrics(self, forward):
+    """Returns also tape lengths, in evaluation the share of the bank read."""
+    metrics, tape = super().metrics(forward), forward.out['tape']
+    mask = forward.masks['rows']
+    metrics |= row_statistics('tape_length', tape['length'], mask)
+    if forward.training or tape['indices'] is None:
+      return metrics
+    size, read = tape['bank_size'], (tape['mask'] * mask[:, None]) > 0
     # Indices of unused picks are set out of range; the scatter drops them.
     places = jnp.where(read[..., None], tape['indices'], size).reshape(-1)
+    # It gathers all rows' picks, so training does without.
     flags = jnp.zeros((size,), bool).at[places].set(True, mode='drop')
-    return {'bank_share': Union(flags)}
+    return metrics | {'bank_share': Union(flags)}
 
   def row_flops(self, out):
     """FLOPs with the tapes as they are; see `Classification.row_flops`."""
@@ -120,15 +121,18 @@ class PonderClassification(Classification):
 
   KNOBS: ClassVar[tuple[str, ...]] = ('ponder_weight',)
 
-  def extra_loss(self, out, batch, norm, knobs):
-    """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    ponder, mask = out['ponder'], batch['mask']
-    cost = ponder['cost']
-    loss = self.adaptive_loss('ponder_weight', cost, mask, norm, knobs)
-    metrics = row_statistics('ponder_steps', ponder['steps'], mask)
-    metrics |= row_statistics('halting_depth', ponder['depth'], mask)
-    metrics['ponder_cost'] = Average.from_values(cost, mask)
-    return loss, metrics
+  def terms(self, forward):
+    """Returns also the ponder cost."""
+    cost = forward.out['ponder']['cost']
+    term = Term(cost, 'ponder_weight', name='ponder_cost')
+    return *super().terms(forward), term
+
+  def metrics(self, forward):
+    """Returns also the steps of rows."""
+    ponder, mask = forward.out['ponder'], forward.masks['rows']
+    steps = row_statistics('ponder_steps', ponder['steps'], mask)
+    depth = row_statistics('halting_depth', ponder['depth'], mask)
+    return super().metrics(forward) | steps | depth
 
   def row_flops(self, out):
     """FLOPs to the last halt of a row; see `Classification.row_flops`."""

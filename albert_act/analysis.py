@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from albert_act.encoder import Albert
 from eval_lib.metrics import Average
-from train_lib.task import Batch
+from train_lib.terms import Batch
 
 INPUTS = ('tokens', 'token_types', 'length')
 # Replacements of a word to predict, in the order of `mlm_kind` in a batch of

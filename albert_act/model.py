@@ -116,7 +116,7 @@ class AlbertPretraining(Albert):
 
     The other arguments are those of `Albert.encode`. Returns (logits, out):
     `logits['words']` `[B, P, V]` and `logits['order']` `[B, 2]`;
-    `out['features']` `[B, D]`, all float32; `out['encoded']`, an `Encoded`.
+    `out['features']` `[B, D]`, all float32; `out['ponder']` as of `Encoded`.
     """
     encoded: Encoded = self.encode(tokens, token_types, length, row_keys)
     features = self.pooler(encoded.states[:, 0]).astype(jnp.float32)
@@ -130,7 +130,7 @@ class AlbertPretraining(Albert):
         row_random.drop(features, self.classifier_dropout, row_keys, 'order')
       ),
     }
-    return logits, {'features': features, 'encoded': encoded}
+    return logits, {'features': features, 'ponder': encoded.ponder}
 
   @nn.nowrap
   def flops(

@@ -6,22 +6,22 @@ N_t + R_t` over the real tokens of a row (7).
 
 import dataclasses
 import pathlib
-from typing import Any
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
-from albert_act.task import ponder_loss
+from albert_act.task import depths, ponder_cost
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Task, Weight, complete_model, construct
+from train_lib.task import Task, complete_model, construct
+from train_lib.terms import Term, Weight
 
 _INIT_LENGTH = 8
+INPUTS = 'tokens', 'token_types', 'length', 'mlm_positions'  # of the model
 
 
 class Pretraining(Task):
@@ -66,12 +66,15 @@ class Pretraining(Task):
         raise ConfigError(f'model.{field}', given, expected)
     return model
 
-  def init(self, rng):
-    """Initialises with one short row; see `Task.init`."""
+  def example(self):
+    """A short row; see `Task.example`."""
     row = jnp.zeros((1, _INIT_LENGTH), jnp.int32)
     length = jnp.full((1,), _INIT_LENGTH, jnp.int32)
-    variables = self.model.init(rng, row, row, length, row[:, :1])
-    return variables['params'], {}
+    return dict(zip(INPUTS, (row, row, length, row[:, :1]), strict=True))
+
+  def arguments(self, batch):
+    """The rows, and the places of the masked words."""
+    return tuple(batch[name] for name in INPUTS)
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer of the corpus to the directory of the run."""
@@ -79,69 +82,45 @@ class Pretraining(Task):
     if corpus:
       tokenizer.load(corpus).save(directory / TOKENIZER)
 
-  def apply(self, params, batch, row_keys=None):
-    """Runs the model; see `AlbertPretraining`."""
-    names = ('tokens', 'token_types', 'length', 'mlm_positions')
-    inputs = [batch[name] for name in names]
-    return self.model.apply({'params': params}, *inputs, row_keys)
+  def masks(self, batch):
+    """Real rows `[B]` and their masked words `[B, P]`; see `Task.masks`."""
+    rows = batch['mask']
+    return {'rows': rows, 'words': batch['mlm_weights'] * rows[:, None]}
 
-  def normalizers(self, batch):
-    """Real rows and masked words in the whole batch."""
-    words = batch['mlm_weights'] * batch['mask'][:, None]
-    return {
-      'examples': jnp.maximum(batch['mask'].sum(), 1.0),
-      'words': jnp.maximum(words.sum(), 1.0),
-    }
+  def terms(self, forward):
+    """Those of equation (8); see `Task.terms`.
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Loss of equation (8) for these rows, normalised by the whole batch."""
-    logits, out = self.apply(params, batch, row_keys)
-    loss, metrics = self._losses(logits, out, batch, norm, knobs)
-    return loss, (metrics, model_state)
-
-  def evaluate(self, params, model_state, batch):
-    """Accuracies and losses without noise, iterations by kind of token."""
-    logits, out = self.apply(params, batch)
-    _, metrics = self._losses(logits, out, batch, self.normalizers(batch), {})
-    steps = out['encoded'].ponder['steps']
-    return metrics | analysis.means('iterations', steps, batch)
-
-  def features(self, params, model_state, batch):
-    """The pooled [CLS]."""
-    return self.apply(params, batch)[1]['features']
-
-  def _losses(
-    self, logits, out, batch, norm, knobs
-  ) -> tuple[Array, dict[str, Any]]:
-    """The loss and its metrics; `ponder_share` is that of the ponder cost.
-
-    The paper chooses tau so that this share is about 10 %: at the end of a run
-    multiply tau by 0.1 / ponder_share. In evaluation tau is that of the last
-    step, `loss.ponder_weight`.
+    `ponder_share` is the share of the ponder cost in the loss. The paper
+    chooses tau so that it is about 10 %: at the end of a run multiply tau by
+    0.1 / ponder_share. In evaluation tau is that of the last step,
+    `loss.ponder_weight`.
     """
-    mask = batch['mask']
-    words = batch['mlm_weights'] * mask[:, None]
-    words_logits, order_logits = (
-      logits[name].astype(jnp.float32) for name in ('words', 'order')
+    logits, batch = forward.logits, forward.batch
+    words, order = (
+      optax.softmax_cross_entropy_with_integer_labels(
+        logits[name].astype(jnp.float32), batch[labels]
+      )
+      for name, labels in (('words', 'mlm_labels'), ('order', 'label'))
     )
-    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-    entropy = cross_entropy(words_logits, batch['mlm_labels'])
+    return (
+      Term(words, over='words', name='mlm_loss'),
+      Term(order, 'sop_weight', name='sop_loss'),
+      ponder_cost(forward, 'ponder_weight', share='ponder_share'),
+    )
+
+  def metrics(self, forward):
+    """Accuracies and iterations, in evaluation by kind of token."""
+    logits, batch = forward.logits, forward.batch
     hits = logits['words'].argmax(-1) == batch['mlm_labels']
-    order = cross_entropy(order_logits, batch['label'])
     order_hits = logits['order'].argmax(-1) == batch['label']
-    cost, metrics = ponder_loss(self, out['encoded'].ponder, batch, norm, knobs)
-    loss = jnp.where(words > 0, entropy, 0.0).sum() / norm['words']
-    sop_weight = self.config['loss']['sop_weight'] / norm['examples']
-    loss += sop_weight * jnp.where(mask > 0, order, 0.0).sum() + cost
-    average = Average.from_values
-    metrics |= {
-      'mlm_accuracy': average(hits, words),
-      'mlm_loss': average(entropy, words),
-      'sop_accuracy': average(order_hits, mask),
-      'sop_loss': average(order, mask),
-      'ponder_share': Average(jnp.asarray(cost, jnp.float32), loss),
+    metrics = depths(forward) | {
+      'mlm_accuracy': Average.from_values(hits, forward.masks['words']),
+      'sop_accuracy': Average.from_values(order_hits, forward.masks['rows']),
     }
-    return loss, metrics
+    if forward.training:
+      return metrics
+    steps = forward.out['ponder']['steps']
+    return metrics | analysis.means('iterations', steps, batch)
 
   def flops(self) -> float:
     """FLOPs of one row at the most iterations, the words included."""

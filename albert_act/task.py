@@ -15,14 +15,14 @@ from eval_lib import certificate
 from eval_lib.metrics import Average
 from model_lib import sizes
 from serve_lib.policies import HaltingPolicy
-from train_lib import expected_loss
-from train_lib.task import Weight
+from train_lib.expected_loss import ExpectedLoss
+from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
 
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
 
 
-class FineTune(TextClassification):
+class FineTune(ExpectedLoss, TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
 
   `loss.ponder_weight`, or a knob of that name, is tau of the ponder cost `sum_t
@@ -31,7 +31,7 @@ class FineTune(TextClassification):
   """
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(expected_loss.Loss, TextClassification.Loss):
+  class Loss(ExpectedLoss.Loss):
     """Legal fields of `loss`; `prior_rate` is that of PonderNet."""
 
     ponder_weight: Weight = 0.0
@@ -46,16 +46,14 @@ class FineTune(TextClassification):
     """PonderNet's loss does."""
     return self.model.halting == 'ponder_net'
 
-  def row_losses(self, logits, out, batch, entropy, frozen, knobs):
-    """The cross-entropy, or PonderNet's loss; see the base."""
-    if 'halting' not in out:
-      return entropy(logits), {}
-    return expected_loss.row_losses(self, out, entropy, batch['mask'], knobs)
+  def terms(self, forward):
+    """Returns those of the base, and the ponder cost; PonderNet has a prior."""
+    weight = 0.0 if 'halting' in forward.out else 'ponder_weight'
+    return *super().terms(forward), ponder_cost(forward, weight)
 
-  def extra_loss(self, out, batch, norm, knobs):
-    """The ponder cost of the real rows; see `Classification.extra_loss`."""
-    loss, metrics = ponder_loss(self, out['ponder'], batch, norm, knobs)
-    return 0.0 if 'halting' in out else loss, metrics
+  def metrics(self, forward):
+    """Returns also iterations and depth; see `depths`."""
+    return super().metrics(forward) | depths(forward)
 
   def cheaper(self):
     """Returns larger halting epsilons; see `Task.cheaper`."""
@@ -82,20 +80,20 @@ class FineTune(TextClassification):
     return chain, HaltingPolicy(*given, **fields)
 
 
-def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:
-  """Returns the weighted ponder loss (7) of `Encoded.ponder`, and metrics.
+def ponder_cost(forward: Forward, weight: Any, share: str = '') -> Term:
+  """Returns tau times the ponder cost (7): a mean over rows of sums."""
+  cost = forward.out['ponder']['cost'].sum(1)
+  return Term(cost, weight, name='ponder_cost', share=share)
 
-  `ponder_cost`: mean over rows of the sum over tokens; `iterations`: mean over
-  real tokens; `depth`: mean over rows of the largest number.
+
+def depths(forward: Forward) -> Metrics:
+  """Returns the metrics of the iterations that tokens take.
+
+  `iterations`: mean over real tokens; `depth`: mean over rows of the most.
   """
-  mask = batch['mask']
-  row_cost = ponder['cost'].sum(1)
-  loss = task.adaptive_loss('ponder_weight', row_cost, mask, norm, knobs)
-  steps = ponder['steps']
-  real = (steps > 0) & (mask > 0)[:, None]
-  metrics = {
-    'ponder_cost': Average.from_values(row_cost, mask),
-    'iterations': Average.from_values(steps, real.astype(jnp.float32)),
-    'depth': Average.from_values(steps.max(1), mask),
+  steps, rows = forward.out['ponder']['steps'], forward.masks['rows']
+  real = ((steps > 0) & (rows > 0)[:, None]).astype(jnp.float32)
+  return {
+    'iterations': Average.from_values(steps, real),
+    'depth': Average.from_values(steps.max(1), rows),
   }
-  return loss, metrics

@@ -23,6 +23,7 @@ from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from serve_lib.chain import NO_RUN
 from train_lib.task import Task
+from train_lib.terms import Term
 from train_lib.text_classification import TextClassification
 
 
@@ -70,40 +71,37 @@ class Tagging(TextClassification):
   """
 
   MODEL = EatTagger
-  KNOBS = ('prune_scale',)
+  KNOBS = MODEL_KNOBS = ('prune_scale',)
   outputs = Task.outputs  # rows have no single label
 
-  def row_weights(self, batch) -> Float[Array, 'B L']:
-    """Returns 1 for tokens with a tag."""
+  def masks(self, batch):
+    """Returns also 'words': 1 for tokens with a tag, `[B, L]`."""
     tagged = (batch['label'] != IGNORED).astype(jnp.float32)
-    return tagged * batch['mask'][:, None]
+    words = tagged * batch['mask'][:, None]
+    return super().masks(batch) | {'words': words}
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the cross-entropy over the tagged tokens of the whole batch."""
-    logits, out = self.apply(params, model_state, batch, row_keys, **knobs)
-    entropy = self.cross_entropy(logits, batch)
-    metrics = self.quality(logits, entropy, batch) | retention(out, batch)
-    loss = (
-      self.smoothed(logits, batch) * self.row_weights(batch)
-    ).sum() / norm['examples']
-    return loss, (metrics, model_state)
+  def terms(self, forward):
+    """Returns the cross-entropy over the tagged tokens."""
+    losses = self.target_loss(forward, forward.logits)
+    return (Term(losses, over='words'),)
 
-  def quality(self, logits, entropy, batch):
+  def metrics(self, forward):
     """Returns metrics of tagged words, and the share that has no token.
 
     If the classes are tags of spans, such as B-PER, also F1 over spans.
     """
-    tags, weights = batch['label'], self.row_weights(batch)
-    predicted = logits.argmax(-1)
+    batch, tags = forward.batch, forward.batch['label']
+    words, predicted = forward.masks['words'], forward.logits.argmax(-1)
+    losses = self.cross_entropy(forward.logits, batch)
     left_out = (batch['left_out'] * batch['mask']).sum()
     metrics = {
-      'accuracy': Average.from_values(predicted == tags, weights),
-      'cross_entropy': Average.from_values(entropy, weights),
-      'words_left_out': Average(left_out, left_out + weights.sum()),
+      'accuracy': Average.from_values(predicted == tags, words),
+      'cross_entropy': Average.from_values(losses, words),
+      'words_left_out': Average(left_out, left_out + words.sum()),
     }
     if scheme := spans.scheme(self.info.class_names):
-      metrics['span_f1'] = spans.f1(predicted, tags, weights > 0, scheme)
-    return metrics
+      metrics['span_f1'] = spans.f1(predicted, tags, words > 0, scheme)
+    return metrics | retention(forward)
 
   def prepare_serving(self, options, run=NO_RUN):
     """Raises ConfigError: an answer of the engine is one label of a row."""

@@ -7,7 +7,6 @@ P_L^T)`. The same task trains a dense model (one head) and a distilled student
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -25,10 +24,10 @@ from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
 from serve_lib.chain import NO_RUN
 from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
-from train_lib import distillation, loading
 from train_lib.distillation import TEACHER, Student
 from train_lib.run_directory import TOKENIZER
-from train_lib.task import Batch, Weight, construct
+from train_lib.task import construct
+from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
 
 EXIT_WEIGHT, LAST_WEIGHT = 0.3, 1.0  # EAT, equation (1)
@@ -56,16 +55,15 @@ class FineTune(Student, TextClassification):
     # The last head, or all later ones, which then count the same.
     self_distill_from: Literal['last', 'later'] = 'last'
 
+  MODEL_KNOBS = ('prune_scale',)
   KNOBS = 'prune_scale', 'exit_scale', 'distill_weight', 'self_distill_weight'
 
   @classmethod
   def validate_config(cls, config) -> None:
     """Also checks the teacher, and that there is a weight for each head."""
-    teacher = config['loss'].get('teacher')
-    if teacher:
-      loading.load_config(teacher, key=TEACHER)
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
+    if teacher := config['loss']['teacher']:
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(head_layers(construct(config, num_classes=2)))
     weights = config['loss']['exit_weights']
     if weights is None:
@@ -98,25 +96,24 @@ class FineTune(Student, TextClassification):
     """The layer of each head; see `Task.head_layers`."""
     return head_layers(self.model)
 
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the joint loss of the real rows; see the module."""
-    options = {k: knobs[k] for k in ('prune_scale',) if k in knobs}
-    logits, out = self.apply(params, model_state, batch, row_keys, **options)
-    exits, per_head, metrics = self._heads(logits, out, batch)
-    weights = jnp.asarray(self.config['loss']['exit_weights'], jnp.float32)
-    exit_scale = knobs.get('exit_scale', 1.0)
-    weights = weights.at[:-1].multiply(exit_scale)
-    rows = (weights[:, None] * per_head).sum(0)
-    if self.teacher is not None:
-      target = self.teacher_logits(frozen, batch)
-      rows += self.loss_weight('distill_weight', knobs) * self.divergence(
-        target, exits[-1]
-      )
-    if exits.shape[0] > 1:
-      weight = self.loss_weight('self_distill_weight', knobs) * exit_scale
-      rows += weight * self._self_distillation(exits)
-    loss = (rows * batch['mask']).sum() / norm['examples']
-    return loss, (metrics, model_state)
+  def terms(self, forward):
+    """Returns the loss of each head, and distillations; see the module."""
+    exits, settings = exits_of(forward), forward.settings
+    scale = settings.get('exit_scale', 1.0)
+    *early, last = settings['exit_weights']
+    weights = [*(weight * scale for weight in early), last]
+    terms = [
+      Term(self.target_loss(forward, logits), weight)
+      for logits, weight in zip(exits, weights, strict=True)
+    ]
+    if forward.frozen:
+      target = self.teacher_logits(forward.frozen, forward.batch)
+      distance = self.divergence(target, exits[-1])
+      terms.append(Term(distance, 'distill_weight'))
+    if early:
+      weight = settings['self_distill_weight'] * scale
+      terms.append(Term(self._self_distillation(exits), weight))
+    return tuple(terms)
 
   def _self_distillation(self, exits: Float[Array, 'E B O']) -> Array:
     """Returns the divergences `[B]` of exits from later heads, summed."""
@@ -128,33 +125,15 @@ class FineTune(Student, TextClassification):
       rows += divergences(later, one).mean(0)
     return rows
 
-  def _heads(self, logits, out, batch) -> tuple[Array, Array, dict[str, Any]]:
-    """Returns logits `[E, B, O]` and cross-entropies `[E, B]`, and metrics."""
-    exits = out['exits'] if 'exits' in out else logits[None]
-    per_head = jax.vmap(lambda one: self.smoothed(one, batch))(exits)
-    entropy = self.cross_entropy(exits[-1], batch)
-    metrics = self.quality(exits[-1], entropy, batch)
-    for layer, logits in zip(self.head_layers[:-1], exits[:-1], strict=True):
-      if not self.is_regression:
-        correct = self.correct(logits.argmax(-1), batch)
-        metrics[f'accuracy_exit_{layer}'] = Average.from_values(
-          correct, batch['mask']
-        )
-    return exits, per_head, metrics | retention(out, batch)
-
-  def divergence(
-    self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
-  ) -> Float[Array, ' B']:
-    """Returns `distillation.divergence`, or a squared difference."""
-    if self.is_regression:
-      return jnp.square(target[:, 0] - logits[:, 0])
-    temperature = self.config['loss']['temperature']
-    return distillation.divergence(target, logits, temperature)
-
-  def evaluate(self, params, model_state, batch):
-    """Returns metrics without noise, with the model's full prune ratios."""
-    logits, out = self.apply(params, model_state, batch)
-    return self._heads(logits, out, batch)[2] | self.by_class(logits, batch)
+  def metrics(self, forward):
+    """Returns also the accuracy of each exit, and `retention`."""
+    batch, metrics = forward.batch, super().metrics(forward)
+    early = zip(self.head_layers[:-1], exits_of(forward)[:-1], strict=True)
+    for layer, logits in () if self.is_regression else early:
+      correct = self.correct(logits.argmax(-1), batch)
+      right = Average.from_values(correct, batch['mask'])
+      metrics[f'accuracy_exit_{layer}'] = right
+    return metrics | retention(forward)
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves with exits and pruning; options: `eat.policy.Options`.
@@ -202,11 +181,17 @@ class FineTune(Student, TextClassification):
     return serve
 
 
-def retention(out: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+def exits_of(forward: Forward) -> Float[Array, 'E B O']:
+  """Returns the logits of all heads; of a dense model of the last one."""
+  return forward.out.get('exits', forward.logits[None])
+
+
+def retention(forward: Forward) -> Metrics:
   """Returns the mean share of tokens kept by all prunings, if there are any."""
-  if not len(out.get('kept', ())):
+  kept, batch = forward.out.get('kept', ()), forward.batch
+  if not len(kept):
     return {}
-  share = out['kept'][-1] / batch['length'].astype(jnp.float32)
+  share = kept[-1] / batch['length'].astype(jnp.float32)
   return {'retention': Average.from_values(share, batch['mask'])}
 
 

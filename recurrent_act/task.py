@@ -6,7 +6,6 @@ batch are those of `recurrent_act.data`.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -16,7 +15,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib.metrics import Average, Maximum
 from train_lib.classification import Classification
-from train_lib.task import Batch, Weight
+from train_lib.terms import Batch, Metrics, Term, Weight
 
 
 class SequenceTask(Classification):
@@ -34,7 +33,7 @@ class SequenceTask(Classification):
   """
 
   @dataclasses.dataclass(frozen=True)
-  class Loss:
+  class Loss(Classification.Loss):
     """Legal fields of `loss`; `ponder_weight` is tau."""
 
     ponder_weight: Weight = 0.0
@@ -83,9 +82,20 @@ class SequenceTask(Classification):
       'flops': none * length + (one - none) * steps,
     }
 
-  def row_weights(self, batch):
-    """Returns 1 for the steps of real rows that have a target."""
-    return batch['target_mask'] * batch['mask'][:, None]
+  def masks(self, batch):
+    """Returns also the inputs, and the steps with a target: `[B, T]`."""
+    rows = batch['mask'][:, None]
+    steps = {'inputs': batch['valid'], 'targets': batch['target_mask']}
+    return super().masks(batch) | {k: v * rows for k, v in steps.items()}
+
+  def terms(self, forward):
+    """Returns the cross-entropy and the ponder cost; see the class."""
+    losses = self.target_loss(forward, forward.logits)
+    cost = forward.out['ponder']['cost']
+    return (
+      Term(losses, over='targets'),
+      Term(cost, 'ponder_weight', 'inputs', per='targets', name='cost'),
+    )
 
   def cross_entropy(
     self, logits: Float[Array, 'B T G K'], batch: Batch
@@ -95,37 +105,30 @@ class SequenceTask(Classification):
     if given != wanted:
       expected = f"the data's number of targets, {wanted}"
       raise ConfigError('model.num_targets', given, expected)
-    entropies = optax.softmax_cross_entropy_with_integer_labels(
+    losses = optax.softmax_cross_entropy_with_integer_labels(
       logits.astype(jnp.float32), batch['targets']
     )
-    return entropies.sum(-1)
+    return losses.sum(-1)
 
-  def quality(self, logits, entropy, batch) -> dict[str, Any]:
-    """How right the answers are; see the class."""
-    here = self.row_weights(batch)
-    correct = logits.argmax(-1) == batch['targets']
-    of_targets = jnp.broadcast_to(here[..., None], correct.shape)
+  def metrics(self, forward):
+    """Returns how right the answers are, and the steps; see the class."""
+    batch, ponder = forward.batch, forward.out['ponder']
+    asked, inputs = (forward.masks[name] for name in ('targets', 'inputs'))
+    correct = forward.logits.argmax(-1) == batch['targets']
+    of_targets = jnp.broadcast_to(asked[..., None], correct.shape)
     right = jnp.all(correct | (of_targets == 0), axis=(1, 2))
     average = Average.from_values
-    return {
-      'accuracy': average(right, here.max(axis=1)),
+    losses = self.cross_entropy(forward.logits, batch)
+    metrics: Metrics = {
+      'accuracy': average(right, asked.max(axis=1)),
       'element_accuracy': average(correct, of_targets),
-      'cross_entropy': average(entropy, here),
+      'cross_entropy': average(losses, asked),
+      'steps': average(ponder['steps'], inputs),
+      'steps_max': Maximum.from_values(ponder['steps'], inputs),
+      'skipped': average(ponder['skipped'], inputs),
     }
-
-  def extra_loss(self, out, batch, norm, knobs):
-    """The ponder cost; see `Classification.extra_loss`."""
-    ponder = out['ponder']
-    inputs = batch['valid'] * batch['mask'][:, None]
-    cost = ponder['cost']
-    loss = self.adaptive_loss('ponder_weight', cost, inputs, norm, knobs)
-    average = Average.from_values
-    metrics: dict[str, Any] = {
-      k: average(ponder[k], inputs) for k in ('steps', 'cost', 'skipped')
-    }
-    metrics['steps_max'] = Maximum.from_values(ponder['steps'], inputs)
     if 'marked' in batch:
       marked = batch['marked']
       for name, kind in (('marked', marked), ('unmarked', 1.0 - marked)):
         metrics[f'skipped_{name}'] = average(ponder['skipped'], inputs * kind)
-    return loss, metrics
+    return metrics

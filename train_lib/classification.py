@@ -1,13 +1,14 @@
 """Classification of images or token sequences by any model.
 
 The model is called as `model(inputs, row_keys=...) -> (logits, out)`;
-subclasses add the losses of an adaptive mechanism from `out`.
+subclasses add the terms of an adaptive mechanism, which read `out`.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -26,10 +27,10 @@ from serve_lib.chain import NO_RUN, ServedRun
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
-from train_lib.task import Batch, Task, complete_model, construct
+from train_lib.task import Task, complete_model, construct
+from train_lib.terms import Batch, Forward, Metrics, Term
 
 TOP = 5  # classes of the metric `top5_accuracy`
-RowLoss = Callable[[Any], Any]  # from logits `[B, K]` to losses `[B]`
 
 
 class Classification(Task):
@@ -61,12 +62,7 @@ class Classification(Task):
   @property
   def rows_together(self) -> int:
     """Two rows of a mixup pair; see `Task.rows_together`."""
-    return mixup.PAIR if self.mixes else 1
-
-  @property
-  def mixes(self) -> bool:
-    """True if training mixes images, by the field `loss.mixup`."""
-    return self.config['loss'].get('mixup', 0.0) > 0.0
+    return mixup.PAIR if self.config['loss'].get('mixup', 0.0) else 1
 
   def build_model(self) -> Any:
     """Returns the module of `config.model`; checks that it fits the data."""
@@ -101,72 +97,27 @@ class Classification(Task):
     """Returns the positional arguments of the model."""
     return (self.inputs(batch),)
 
-  def init(self, rng):
-    """Initializes with a batch of one; see `Task.init`."""
-    variables = self.model.init(rng, *self.arguments(self.example()))
-    model_state = {k: v for k, v in variables.items() if k != 'params'}
-    return variables['params'], model_state
+  def mixed(self, batch, row_keys):
+    """Mixes images in training, if `loss.mixup` is set; see `Task.mixed`."""
+    alpha = self.config['loss'].get('mixup', 0.0)
+    if row_keys is None or not alpha:
+      return super().mixed(batch, row_keys)
+    key = self.info.input_key
+    return mixup.mix({**batch, key: self.inputs(batch)}, key, row_keys, alpha)
 
-  def apply(self, params, model_state, batch, row_keys=None, **options):
-    """Runs the model; returns (logits `[B, num_classes]`, out)."""
-    variables = {'params': params, **model_state}
-    inputs = self.arguments(batch)
-    return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
+  def terms(self, forward):
+    """Returns the loss of the logits."""
+    return (Term(self.target_loss(forward, forward.logits)),)
 
-  def row_weights(self, batch: Batch) -> Float[Array, 'B ...']:
-    """Returns the weights of the cross-entropies: 1 for rows, 0 for padding."""
-    return batch['mask']
+  def target_loss(
+    self, forward: Forward, logits: Float[Array, 'B *G K']
+  ) -> Float[Array, 'B ...']:
+    """Returns `smoothed` with the targets, in shares if they are mixed.
 
-  def normalizers(self, batch):
-    """Returns the sum of the weights of the whole batch, at least 1."""
-    return {'examples': jnp.maximum(self.row_weights(batch).sum(), 1.0)}
-
-  def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
-    """Returns the weighted mean of `row_losses` plus `extra_loss`.
-
-    In training with mixup the model reads mixed images. Cross-entropy is linear
-    in the targets, so those of both labels are mixed instead of the labels;
-    metrics compare with the label of the row itself.
+    The cross-entropy is linear in the targets: it is mixed, not the labels.
     """
-    read, entropy = self._mixed(batch, row_keys)
-    logits, out = self.apply(params, model_state, read, row_keys)
-    rows, metrics = self.row_losses(logits, out, read, entropy, frozen, knobs)
-    loss = (rows * self.row_weights(batch)).sum() / norm['examples']
-    extra, more = self.extra_loss(out, batch, norm, knobs)
-    metrics |= more
-    metrics |= self.quality(logits, self.cross_entropy(logits, batch), batch)
-    if row_keys is None:
-      metrics |= self.eval_metrics(out, batch) | self.by_class(logits, batch)
-    return loss + extra, (metrics, model_state)
-
-  def _mixed(self, batch: Batch, row_keys: Any) -> tuple[Batch, RowLoss]:
-    """Returns the batch to read, and `smoothed` with its labels."""
-    if row_keys is None or not self.mixes:
-      return batch, lambda logits: self.smoothed(logits, batch)
-    share = mixup.shares(row_keys, batch['mask'], self.config['loss']['mixup'])
-    images, own = self.inputs(batch), share[:, None, None, None]
-    mixed = own * images + (1.0 - own) * mixup.partners(images)
-    other = {**batch, 'label': mixup.partners(batch['label'])}
-
-    def entropy(logits: Array) -> Array:
-      losses = [self.smoothed(logits, one) for one in (batch, other)]
-      return share * losses[0] + (1.0 - share) * losses[1]
-
-    return {**batch, self.info.input_key: mixed}, entropy
-
-  def row_losses(
-    self, logits, out, batch: Batch, entropy: RowLoss, frozen, knobs
-  ) -> tuple[Float[Array, 'B ...'], dict[str, Any]]:
-    """Returns the loss of each row, and metrics; here the cross-entropy.
-
-    `entropy(logits)` is the cross-entropy of each row of `[B, K]` logits with
-    the targets, which mixup mixes; `batch` has the inputs that the model read.
-    """
-    return entropy(logits), {}
-
-  def extra_loss(self, out, batch, norm, knobs) -> tuple[Array, dict[str, Any]]:
-    """Returns loss and metrics from `out`; here zero and no metrics."""
-    return jnp.zeros(()), {}
+    parts = [s * self.smoothed(logits, batch) for s, batch in forward.targets]
+    return functools.reduce(operator.add, parts)
 
   def row_flops(self, out) -> float | Float[Array, ' B']:
     """Returns the FLOPs of each row in the form that saves; here of all."""
@@ -189,10 +140,6 @@ class Classification(Task):
     """Returns what a row took, by name: iterations, steps; here nothing."""
     return {}
 
-  def eval_metrics(self, out, batch) -> dict[str, Any]:
-    """Returns metrics from `out` that need communication; none in training."""
-    return {}
-
   def cross_entropy(
     self, logits: Float[Array, '*B K'], batch: Batch
   ) -> Float[Array, '*B']:
@@ -201,29 +148,32 @@ class Classification(Task):
     return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
 
   def smoothed(
-    self, logits: Float[Array, '*B K'], batch: Batch
+    self, logits: Float[Array, 'B *G K'], batch: Batch
   ) -> Float[Array, 'B ...']:
     """Returns `cross_entropy` with smoothed labels, which training lowers."""
     losses = self.cross_entropy(logits, batch)
     share = self.config['loss'].get('label_smoothing', 0.0)
     if not share or self.info.num_classes == 1:
       return losses
-    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return (1 - share) * losses - share * logs.mean(-1)
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
+    # Several targets of one item count the sum, as in `cross_entropy`.
+    logs = logs.reshape(*losses.shape, -1).sum(-1)
+    return (1 - share) * losses - share * logs
 
-  def quality(self, logits, entropy, batch) -> dict[str, Any]:
-    """Returns accuracy and cross-entropy of the real rows."""
+  def metrics(self, forward: Forward) -> Metrics:
+    """Returns accuracy and cross-entropy of rows with their own labels."""
+    logits, batch = forward.logits, forward.batch
     correct = self.correct(logits.argmax(-1), batch)
-    return {
+    cross_entropy = self.cross_entropy(logits, batch)
+    by_class = {} if forward.training else self.by_class(logits, batch)
+    return by_class | {
       'accuracy': Average.from_values(correct, batch['mask']),
-      'cross_entropy': Average.from_values(entropy, batch['mask']),
+      'cross_entropy': Average.from_values(cross_entropy, batch['mask']),
     }
 
   def by_class(self, logits, batch) -> dict[str, Any]:
     """Returns the accuracy of each class and, of more than 5, of the best 5."""
     classes, found = logits.shape[-1], dict[str, Any]()
-    if logits.ndim != 2 or classes == 1:
-      return found
     if classes > TOP:
       best = jax.lax.top_k(logits, TOP)[1]
       right = jax.vmap(self.correct, (1, None), 1)(best, batch).any(1)
@@ -238,15 +188,6 @@ class Classification(Task):
   ) -> Bool[Array, ' B']:
     """Returns True for the rows whose predicted class is the label."""
     return predicted == batch['label']
-
-  def evaluate(self, params, model_state, batch):
-    """Returns quality and the mechanism's metrics, without noise."""
-    norm = self.normalizers(batch)
-    return self.loss(params, model_state, {}, batch, norm, None, {})[1][0]
-
-  def features(self, params, model_state, batch):
-    """Returns `out['features']` of the model."""
-    return self.apply(params, model_state, batch)[1]['features']
 
   @property
   def label_names(self) -> tuple[str, ...]:

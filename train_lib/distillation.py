@@ -10,16 +10,22 @@ from jaxtyping import Array, Float
 
 from dataset_lib import contract
 from train_lib import loading
+from train_lib.classification import Classification
 
 TEACHER = 'loss.teacher'
 
 
-class Student:
+class Student(Classification):
   """Mixin of a Task whose `loss.teacher` is the directory of a run, or ''."""
 
-  config: Any
-  info: Any
   _class_ids: Any = None  # the teacher's, by class
+
+  @classmethod
+  def validate_config(cls, config: dict[str, Any]) -> None:
+    """Also checks that the teacher is a run."""
+    super().validate_config(config)
+    if config['loss']['teacher']:
+      loading.load_config(config['loss']['teacher'], key=TEACHER)
 
   @functools.cached_property
   def teacher(self) -> Any:
@@ -52,12 +58,17 @@ class Student:
     logits = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
     return logits if self._class_ids is None else logits[:, self._class_ids]
 
+  def divergence(
+    self, target: Float[Array, 'B O'], logits: Float[Array, 'B O']
+  ) -> Float[Array, ' B']:
+    """Returns `T^2 KL(softmax(target / T) || softmax(logits / T))`, in nats.
 
-def divergence(
-  target: Float[Array, 'B O'], logits: Float[Array, 'B O'], temperature: float
-) -> Float[Array, ' B']:
-  """Returns `T^2 KL(softmax(target / T) || softmax(logits / T))`, in nats."""
-  teacher = jax.nn.log_softmax(target / temperature)
-  student = jax.nn.log_softmax(logits / temperature)
-  kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
-  return temperature**2 * kl
+    T is `loss.temperature`. Of one output: the squared difference.
+    """
+    if logits.shape[-1] == 1:
+      return jnp.square(target[:, 0] - logits[:, 0])
+    temperature = self.config['loss']['temperature']
+    teacher = jax.nn.log_softmax(target / temperature)
+    student = jax.nn.log_softmax(logits / temperature)
+    kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
+    return temperature**2 * kl

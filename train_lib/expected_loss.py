@@ -9,28 +9,33 @@ from typing import Annotated, Any
 
 import jax
 from annotated_types import Interval
-from jaxtyping import Array, Float
 
-from eval_lib.metrics import Average
 from model_lib import ponder_net
-from train_lib.classification import RowLoss
+from train_lib.classification import Classification
+from train_lib.terms import Forward, Term
 
 
-@dataclasses.dataclass(frozen=True)
-class Loss:
-  """Legal fields of `loss`, beside beta, `ponder_weight`."""
+class ExpectedLoss(Classification):
+  """Mixin: `sum_n p_n L_n + beta KL(p || prior)` instead of the last loss.
 
-  # lambda_p of the geometric prior; its mean is about 1 / prior_rate steps.
-  prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
+  beta is `loss.ponder_weight`. Without `out['halting']` the loss is the base's.
+  """
 
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Classification.Loss):
+    """Legal fields of `loss`, beside beta."""
 
-def row_losses(
-  task: Any, out: Any, entropy: RowLoss, mask: Float[Array, ' B'], knobs: Any
-) -> tuple[Float[Array, ' B'], dict[str, Any]]:
-  """Returns `sum_n p_n L_n + beta KL(p || prior)` of each row, and metrics."""
-  steps, rate = out['halting'], task.config['loss']['prior_rate']
-  prior = ponder_net.geometric_log_prior(rate, len(steps))
-  distance = ponder_net.divergence(steps, prior)
-  rows = (steps * jax.vmap(entropy)(out['step_logits'])).sum(0)
-  rows += task.loss_weight('ponder_weight', knobs) * distance
-  return rows, {'divergence': Average.from_values(distance, mask)}
+    # lambda_p of the geometric prior; its mean is about 1 / prior_rate steps.
+    prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
+
+  def terms(self, forward: Forward) -> tuple[Term, ...]:
+    """Returns the expected loss, and the divergence, which is logged."""
+    if 'halting' not in forward.out:
+      return super().terms(forward)
+    steps, logits = forward.out['halting'], forward.out['step_logits']
+    losses: Any = jax.vmap(lambda each: self.target_loss(forward, each))(logits)
+    rate = forward.settings['prior_rate']
+    prior = ponder_net.geometric_log_prior(rate, len(steps))
+    distance = ponder_net.divergence(steps, prior)
+    divergence = Term(distance, 'ponder_weight', name='divergence')
+    return Term((steps * losses).sum(0)), divergence

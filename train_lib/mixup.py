@@ -13,9 +13,24 @@ import scipy.special
 from jaxtyping import Array, Float, Float32, Key, Shaped
 
 from model_lib import row_random
+from train_lib.terms import Batch, Targets
 
 PAIR = 2  # rows
 _QUANTILES = 4096
+
+
+def mix(
+  batch: Batch, key: str, row_keys: Key[Array, ' B'], alpha: float
+) -> tuple[Batch, Targets]:
+  """Returns the batch with `batch[key]` `[B, H, W, E]` mixed, and its targets.
+
+  The row's own label has its share, that of its partner the rest.
+  """
+  share = shares(row_keys, batch['mask'], alpha)
+  own, images = share[:, None, None, None], batch[key]
+  mixed = own * images + (1.0 - own) * partners(images)
+  other = {**batch, 'label': partners(batch['label'])}
+  return {**batch, key: mixed}, ((share, batch), (1.0 - share, other))
 
 
 def partners(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:

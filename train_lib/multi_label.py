@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from core.errors import ConfigError
 from train_lib.classification import Classification
-from train_lib.task import Batch
+from train_lib.terms import Batch
 
 
 class MultiLabel(Classification):

@@ -1,7 +1,8 @@
 """The Task contract between an objective and the trainer.
 
-A task owns a model and its losses; the trainer owns steps, devices and files.
+A task owns a model, terms and metrics; the trainer owns steps, devices, files.
 Implement an objective as a `Task` and a config; all share one training loop.
+See `train_lib.terms` for an example.
 """
 
 import abc
@@ -10,31 +11,29 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from annotated_types import Interval
 from jaxtyping import Array, Float, Key, Shaped
 
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from eval_lib.metrics import Metric
 from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
 from train_lib.stages import Config
-
-Batch = Mapping[str, Array]
-Tree = Any  # a pytree of arrays: parameters, statistics, a teacher
-Metrics = dict[str, Metric]
-Weight = Annotated[float, Interval(ge=0.0, le=1e3)]  # of a loss
+from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
 
 class Task(abc.ABC):
-  """A model with its losses and metrics: `config`, `info` and `model`."""
+  """A model, the terms of its loss, and metrics.
 
-  # Names of the knobs that `loss` reads; a stage may schedule no others.
+  `config` is the configuration, `info` that of the data, `model` the module.
+  """
+
+  # Names of the knobs that the loss reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
+  MODEL_KNOBS: ClassVar[tuple[str, ...]] = ()  # keywords of the model
 
   def __init__(self, config: Config, info: DatasetInfo):
     self.config = config
@@ -69,51 +68,89 @@ class Task(abc.ABC):
     """Returns the Linen module; raises `ConfigError` on an illegal field."""
 
   @abc.abstractmethod
+  def example(self) -> Batch:
+    """Returns a batch of one row, to initialize the model with."""
+
+  @abc.abstractmethod
+  def arguments(self, batch: Batch) -> tuple[Array, ...]:
+    """Returns the positional arguments of the model."""
+
+  @abc.abstractmethod
+  def terms(self, forward: Forward) -> tuple[Term, ...]:
+    """Returns the terms of the loss."""
+
+  def metrics(self, forward: Forward) -> Metrics:
+    """Returns metrics beside those that the terms name."""
+    return {}
+
+  def masks(self, batch: Batch) -> dict[str, Any]:
+    """Returns what terms are averaged over, by name: float32, 0 for padding."""
+    return {'rows': batch['mask']}
+
+  def mixed(self, batch: Batch, row_keys: Any) -> tuple[Batch, Targets]:
+    """Returns the batch that the model reads, and its targets."""
+    return batch, ((1.0, batch),)
+
   def init(self, rng: Key[Array, '']) -> tuple[Tree, Tree]:
     """Returns (params, model_state), boxed with their logical axes."""
+    variables = self.model.init(rng, *self.arguments(self.example()))
+    model_state = {k: v for k, v in variables.items() if k != 'params'}
+    return variables['params'], model_state
 
   def init_frozen(self) -> Tree:
     """Returns constants of the loss, e.g. a teacher."""
     return {}
 
-  @abc.abstractmethod
+  def apply(
+    self, params: Tree, model_state: Tree, batch: Batch, row_keys: Any = None,
+    **options: Any,
+  ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Runs the model; returns its (logits, out)."""
+    variables, inputs = {'params': params, **model_state}, self.arguments(batch)
+    return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
+
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
     """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""
+    masks = self.masks(batch).items()
+    return {name: jnp.maximum(mask.sum(), 1.0) for name, mask in masks}
 
-  @abc.abstractmethod
   def loss(
     self,
     params: Tree,
     model_state: Tree,
     frozen: Tree,
     batch: Batch,
-    norm: Mapping[str, Float[Array, '']],
-    row_keys: Key[Array, ' B'],
-    knobs: Mapping[str, Float[Array, '']],
+    norm: Mapping[str, Any],
+    row_keys: Key[Array, ' B'] | None,
+    knobs: Mapping[str, Any],
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 
     `norm` are the `normalizers` of the whole batch, all noise of a row comes
-    from its key, `knobs` are traced scalars from the stage's schedules.
+    from its key (None in evaluation), `knobs` are traced scalars from the
+    stage's schedules.
     """
+    read, targets = self.mixed(batch, row_keys)
+    options = {name: knobs[name] for name in self.MODEL_KNOBS if name in knobs}
+    logits, out = self.apply(params, model_state, read, row_keys, **options)
+    forward = Forward(
+      logits=logits, out=out, batch=read, targets=targets,
+      masks=self.masks(batch), settings={**self.config['loss'], **knobs},
+      frozen=frozen, training=row_keys is not None,
+    )  # fmt: skip
+    loss, metrics = total(self.terms(forward), forward, norm)
+    return loss, (metrics | self.metrics(forward), model_state)
 
-  def loss_weight(self, name: str, knobs: Mapping[str, Any]) -> Any:
-    """Returns a weight of `config.loss`, which a knob may override."""
-    return knobs.get(name, self.config['loss'][name])
-
-  def adaptive_loss(self, weight, cost, mask, norm, knobs) -> Array:
-    """Returns a weight times the masked sum of costs over the examples.
-
-    The ponder loss of Graves (2016), equation (14), and the tape loss of
-    AdaTape (Algorithm 2). Costs and mask are `[B]`, or `[B, N]` per input of a
-    row; `weight` names a field of `loss`; `norm` are the normalizers.
-    """
-    total = self.loss_weight(weight, knobs) * (cost * mask).sum()
-    return total / norm['examples']
-
-  @abc.abstractmethod
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
     """Returns metrics of a batch without noise, over rows with mask 1."""
+    norm = self.normalizers(batch)
+    return self.loss(params, model_state, {}, batch, norm, None, {})[1][0]
+
+  def features(
+    self, params: Tree, model_state: Tree, batch: Batch
+  ) -> Float[Array, 'B D']:
+    """Returns the representation before the head, for few-shot evaluation."""
+    return self.apply(params, model_state, batch)[1]['features']
 
   def outputs(
     self, params: Tree, model_state: Tree, batch: Batch
@@ -129,12 +166,6 @@ class Task(abc.ABC):
   def cheaper(self) -> tuple[dict[str, Any], ...]:
     """Changes of model fields that save more, in serving too; safest first."""
     return ()
-
-  @abc.abstractmethod
-  def features(
-    self, params: Tree, model_state: Tree, batch: Batch
-  ) -> Float[Array, 'B D']:
-    """Returns the representation before the head, for few-shot evaluation."""
 
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN

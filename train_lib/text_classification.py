@@ -23,7 +23,8 @@ from serve_lib.chain import NO_RUN, ServedRun
 from serve_lib.items import TextOptions, TextReader
 from train_lib.classification import Classification
 from train_lib.run_directory import CONFIG, TOKENIZER
-from train_lib.task import Batch, model_errors
+from train_lib.task import model_errors
+from train_lib.terms import Batch, Forward, Metrics
 
 
 class TextClassification(Classification):
@@ -86,11 +87,12 @@ class TextClassification(Classification):
       return jnp.square(logits[:, 0].astype(jnp.float32) - batch['label'])
     return super().cross_entropy(logits, batch)
 
-  def quality(self, logits, entropy, batch) -> dict[str, Any]:
-    """Returns accuracy and cross-entropy, or the squared error."""
-    if self.is_regression:
-      return {'squared_error': Average.from_values(entropy, batch['mask'])}
-    return super().quality(logits, entropy, batch)
+  def metrics(self, forward: Forward) -> Metrics:
+    """Returns those of a classification, or the squared error."""
+    if not self.is_regression:
+      return super().metrics(forward)
+    errors = self.cross_entropy(forward.logits, forward.batch)
+    return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
 
   def prepare_serving(self, options, run=NO_RUN):
     """Serves the model as one stage; the options are `OPTIONS`."""

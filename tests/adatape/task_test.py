@@ -1,6 +1,7 @@
 """Losses and metrics of a tape, by hand, with padding rows."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.adatape import serving_test as tapes
+from tests.train_lib import mixup_test
 from train_lib.task import build_task
 
 IMAGE = (32, 32, 3)
@@ -57,7 +59,7 @@ def by_hand(logits, tape, weight):
 def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   task, params, batch, logits, tape = case
   norm = task.normalizers(batch)
-  assert norm['examples'] == 4
+  assert norm['rows'] == 4
   got = total(task, params, batch, norm, knobs)
   want = by_hand(logits, tape, knobs.get('tape_weight', WEIGHT))
   assert got == pytest.approx(want, abs=1e-5)
@@ -70,6 +72,12 @@ def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   ]
   sums = sum(total(task, params, part, norm, knobs) for part in parts)
   assert sums == pytest.approx(want, abs=1e-5)
+
+
+def test_mixup_is_of_the_cross_entropy_and_the_tape(case):
+  task, params, batch, *_ = case
+  with mock.patch.dict(task.config['loss'], label_smoothing=0.1, mixup=0.0):
+    mixup_test.assert_mixes(task, params, batch)
 
 
 @pytest.mark.parametrize(

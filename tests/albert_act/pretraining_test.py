@@ -66,12 +66,12 @@ def test_loss_is_that_of_equation_8(case):
     return task.loss(params, {}, {}, batch, norm, keys, knobs)
 
   loss, (metrics, _) = loss_of(batch, keys, {})
-  logits, out = task.apply(params, batch, keys)
+  logits, out = task.apply(params, {}, batch, keys)
   words, order = (
     scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)
     for name in ('words', 'order')
   )
-  cost = np.asarray(out['encoded'].ponder['cost'], np.float64)
+  cost = np.asarray(out['ponder']['cost'], np.float64)
   mlm, count, hits, sop, ponder = 0.0, 0, 0, 0.0, 0.0
   rows = np.flatnonzero(batch['mask'])
   for row in rows:
@@ -105,10 +105,8 @@ def test_loss_is_that_of_equation_8(case):
 def test_metrics_of_depth_are_those_of_the_real_tokens(case):
   task, batch, params = case
   metrics = compute(task.evaluate(params, {}, batch))
-  _, out = task.apply(params, batch)
-  steps = np.asarray(out['encoded'].ponder['steps'])[
-    np.asarray(batch['mask']) > 0
-  ]
+  _, out = task.apply(params, {}, batch)
+  steps = np.asarray(out['ponder']['steps'])[np.asarray(batch['mask']) > 0]
   assert metrics['iterations'] == pytest.approx(steps[steps > 0].mean())
   assert metrics['iterations_all'] == pytest.approx(steps[steps > 0].mean())
   assert metrics['depth'] == pytest.approx(steps.max(1).mean())

@@ -3,7 +3,9 @@
 import dataclasses
 import types
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ from scipy.special import log_softmax, rel_entr, softmax
 from core import files
 from core.errors import ConfigError
 from dataset_lib import tokenizer
+from dataset_lib.source import DatasetInfo
 from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from tests.eat.small import info
+from tests.train_lib import mixup_test
 from train_lib import loading
+from train_lib.classification import Classification
 
 WEIGHTS = (0.2, 0.3, 1.0)
 
@@ -54,10 +59,10 @@ def logits_of(task, params, batch):
 
 
 def test_joint_loss_is_the_weighted_sum_over_heads():
-  task, batch, params = case()
+  task, batch, params = case(label_smoothing=0.1)
   loss, (metrics, _) = loss_of(task, params, batch)
   exits, label = logits_of(task, params, batch), np.asarray(batch['label'])
-  rows = -log_softmax(exits, -1)[:, np.arange(8), label]
+  rows = -(log_softmax(exits, -1) * (0.9 * np.eye(3)[label] + 0.1 / 3)).sum(-1)
   expected = np.array(WEIGHTS) @ rows[:, :6].mean(1)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   correct = (exits[0].argmax(-1) == label)[:6].mean()
@@ -65,6 +70,34 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   # Padding rows change nothing.
   other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
   np.testing.assert_array_equal(loss_of(task, params, other)[0], loss)
+
+
+class Exits(nn.Module):
+  """Three heads that are linear maps of the pixels."""
+
+  @nn.compact
+  def __call__(self, images, row_keys=None):
+    exits = nn.Dense(9)(images.reshape(len(images), -1))
+    exits = exits.reshape(-1, 3, 3).swapaxes(0, 1)
+    return exits[-1], {'exits': exits}
+
+
+class OfImages(FineTune):
+  """The loss of EAT for images, which can be mixed."""
+
+  arguments, example = Classification.arguments, Classification.example
+  head_layers = (1, 2, 3)
+
+  def build_model(self):
+    return Exits()
+
+
+def test_mixup_reaches_every_exit():
+  losses = config(label_smoothing=0.1, self_distill_weight=0.5)
+  task = OfImages(losses, DatasetInfo('image', (2, 2, 3), 'uint8', 3, (), 9))
+  batch = jax.tree.map(jnp.asarray, mixup_test.batch_of())
+  batch['label'] %= 3
+  mixup_test.assert_mixes(task, task.init(jax.random.key(0))[0], batch)
 
 
 def test_regression_is_a_squared_error():

@@ -266,7 +266,7 @@ def initial_parameters(task: Any) -> tuple[Any, Any]:
 def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
   """Logits of a batch: arrays by name."""
   if 'mlm_positions' in batch:
-    return dict(task.apply(params, batch)[0])
+    return dict(task.apply(params, state, batch)[0])
   values, out = task.apply(params, state, batch)
   every = out.get('exits', out.get('step_logits'))  # of each head or step
   return {'logits': values} | ({} if every is None else {'exits': every})

@@ -1,6 +1,7 @@
 """The loss and the metrics of sequences, against NumPy."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,14 @@ def dataset(task='addition', **fields):
   )
 
 
-def task_of(data, ponder_weight=0.1, num_targets=2, **model):
+def task_of(
+  data, ponder_weight=0.1, num_targets=2, label_smoothing=0.0, **model
+):
   fields = dict(cell='rnn', width=8, max_steps=2, num_targets=num_targets)
   config = {
     'dtype': 'float32',
     'model': {'name': 'recurrent_act.model:RecurrentModel', **fields, **model},
-    'loss': {'ponder_weight': ponder_weight},
+    'loss': dict(ponder_weight=ponder_weight, label_smoothing=label_smoothing),
   }
   SequenceTask.validate_config(config)
   return SequenceTask(config, data.info)
@@ -95,6 +98,18 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
   parts = [{k: v[half::2] for k, v in batch.items()} for half in (0, 1)]
   total = sum(loss_of(part, {})[0] for part in parts)
   np.testing.assert_allclose(total, (entropy + 0.1 * cost) / targets, rtol=1e-5)
+
+
+def test_smoothing_counts_every_target_of_a_step():
+  task, batch, params = case()
+  plain = task.evaluate(params, {}, batch)['cross_entropy'].compute()
+  smooth = task_of(dataset(), ponder_weight=0.0, label_smoothing=0.2)
+  norm = smooth.normalizers(batch)
+  loss, _ = smooth.loss(params, {}, {}, batch, norm, None, {})
+  asked = batch['target_mask'][: ROWS - 2] > 0
+  scores = log_softmax(answers()[0], -1)[: ROWS - 2].mean(-1).sum(-1)
+  want = 0.8 * plain - 0.2 * scores[asked].mean()
+  np.testing.assert_allclose(loss, want, rtol=1e-5)
 
 
 def test_metrics_count_real_inputs_and_targets():
@@ -157,8 +172,10 @@ def test_a_sequence_is_right_if_all_its_targets_are():
   logits[~asked] = 0.0
   logits[~asked, :, 5] = 1.0
   batch = jax.tree.map(jnp.asarray, batch)
-  entropy = task.cross_entropy(jnp.asarray(logits), batch)
-  got = metrics.compute(task.quality(jnp.asarray(logits), entropy, batch))
+  ponder = dict.fromkeys(('steps', 'cost', 'skipped'), batch['valid'])
+  answer = jnp.asarray(logits), {'ponder': ponder}
+  with mock.patch.object(task, 'apply', return_value=answer):
+    got = metrics.compute(task.evaluate({}, {}, batch))
   sequences = asked.any(1).sum()
   assert got['accuracy'] == pytest.approx(1 - 1 / sequences)
   assert got['element_accuracy'] == pytest.approx(1 - 1 / (2 * asked.sum()))

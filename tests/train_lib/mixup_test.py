@@ -156,9 +156,9 @@ def assert_mixes(task, params, batch):
         'image': jnp.asarray(image[None]),
         'label': batch['label'][source][None],
       }
-      given = {**one, 'mask': jnp.ones(1)}, {'examples': 1.0}, None, {}
+      given = {**one, 'mask': jnp.ones(1)}, {'rows': 1.0}, None, {}
       total += part * task.loss(params, {}, {}, *given)[0]
-  task.config['loss']['mixup'] = 0.5
+  task.config['loss'] |= {'mixup': 0.5}
   given = batch, task.normalizers(batch), keys, {}
   loss = task.loss(params, {}, {}, *given)[0]
   np.testing.assert_allclose(loss, total / mask.sum(), atol=1e-5)

@@ -19,6 +19,7 @@ class Regression(Task):
   """Squared error of a linear map, with a teacher, a knob and row noise."""
 
   noise = 0.0
+  arguments = example = terms = None  # it has a loss of its own
 
   def build_model(self):
     return None
