@@ -44,7 +44,7 @@ class Flags:
   workers: Positive = flag('search: trainings at a time', 1, 'COUNT')
   prune: bool = flag('search: stop trials below the median', False)
   storage: str = flag(
-    'search: a database instead of WORKDIR/search.journal', '', 'URL'
+    'search: a database instead of WORKDIR/search.db', '', 'URL'
   )
 
 
