@@ -346,6 +346,7 @@ def _open(flags: Flags) -> tuple[Any, Any]:
       f'{folder} has a search of an earlier version: finish it with that '
       'version, or use another --workdir'
     )
+  study.set_user_attr('heartbeats', True)
   for name in ('config', 'fixed', 'metric', 'mode', 'sampler', 'vary'):
     given = str(getattr(flags, name))
     saved = study.user_attrs.get(name, given)
@@ -353,5 +354,4 @@ def _open(flags: Flags) -> tuple[Any, Any]:
       expected = f'{saved}, as the search began, or another --workdir'
       raise ConfigError(f'--{name}', given, expected)
     study.set_user_attr(name, given)
-  study.set_user_attr('heartbeats', True)
   return study, storage
