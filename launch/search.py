@@ -11,7 +11,6 @@ import itertools
 import os
 import pathlib
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -101,16 +100,16 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    self.grid: list[tuple[Any, ...]] = []
+    self.grid: list[Any] = []
     if flags.sampler == 'grid':
+      most = flags.trials or MAX_POINTS + 1
       values = [
-        range(ends[0], min(ends[1], ends[0] + MAX_POINTS) + 1)
+        range(ends[0], min(ends[1], ends[0] + most) + 1)
         if kind == 'int' else ends for kind, ends in self.space.values()
       ]  # fmt: skip
-      points, most = itertools.product(*values), flags.trials or MAX_POINTS + 1
-      self.grid = [*itertools.islice(points, most)]
-      if len(self.grid) > MAX_POINTS:
-        raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
+      self.grid = [*itertools.islice(itertools.product(*values), most)]
+    if len(self.grid) > MAX_POINTS:
+      raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
     self.size = len(self.grid) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'
@@ -125,6 +124,11 @@ class Search:
       last[trial.system_attrs.get('failed_trial', trial.number)] = trial
     return [*last.values()][: self.size]
 
+  def is_over(self) -> bool:
+    """Returns True if all trials have a result, or a reason for none."""
+    over = [t for t in self.trials() if t.state.is_finished()]
+    return len(over) == self.size and not any(map(_is_lost, over))
+
   def work(self, environment: Mapping[str, str], cores: Sequence[int]) -> None:
     """Trains trials, until there are enough or `stop` is set."""
     if cores:  # of this thread and its children
@@ -134,7 +138,7 @@ class Search:
         if trial := self._take():
           with contextlib.suppress(UpdateFinishedTrialError):  # taken over
             self._train(trial, environment)
-        elif sum(map(_is_over, self.trials())) == self.size:
+        elif self.is_over():
           return
         else:  # another process trains it, and may die
           self.stop.wait(POLL_SECONDS)
@@ -206,9 +210,8 @@ class Search:
       raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
     if not result and code is not None and self.stop.is_set():
-      self.study.tell(trial, None, TrialState.FAIL, skip_if_finished=True)
-      return
-    if not result and code is None:
+      state, value = TrialState.FAIL, None  # without a reason: tried again
+    elif not result and code is None:
       state, reason = TrialState.PRUNED, 'worse than the median'
     elif not isinstance(value, float):
       lines = (run.workdir / 'train.log').read_text(errors='replace')
@@ -218,12 +221,10 @@ class Search:
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
     self.study.tell(trial, value, state, skip_if_finished=True)
-    shown = text_files.printable(reason or value)
+    shown = text_files.printable(reason or value or 'stopped')
     print(f'{place} {state.name.lower()}: {shown}', flush=True)
 
-  def _run(
-    self, trial: Any, run: Run, environment: Mapping[str, str]
-  ) -> int | None:
+  def _run(self, trial: Any, run: Run, env: Mapping[str, str]) -> int | None:
     """Runs a training; returns its exit code, or None if it was pruned."""
     from eval_lib import report
 
@@ -234,7 +235,7 @@ class Search:
       text_files.open_append(run.workdir / 'train.log') as log,
       subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
-        [sys.executable, *run.command()], env=environment, process_group=0,
+        [sys.executable, *run.command()], env=env, process_group=0,
         stdout=log, stderr=subprocess.STDOUT,
       ) as process,
       contextlib.ExitStack() as stack,
@@ -277,17 +278,12 @@ class Search:
       print(f'picture: {path}')
 
 
-def _is_over(trial: Any) -> bool:
-  failed = trial.state == TrialState.FAIL and not trial.user_attrs.get('reason')
-  return trial.state.is_finished() and not failed
-
-
 def _is_lost(trial: Any) -> bool:
   """Returns True if a trial was stopped, or was killed as it began."""
   if trial.state == TrialState.RUNNING:
     silent = time.time() - trial.datetime_start.timestamp() > SILENT_SECONDS
     return silent and trial.user_attrs.get('begun') != trial.number
-  return trial.state == TrialState.FAIL and not _is_over(trial)
+  return trial.state == TrialState.FAIL and not trial.user_attrs.get('reason')
 
 
 def search(flags: Flags) -> int:
@@ -295,12 +291,10 @@ def search(flags: Flags) -> int:
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   shares = [sweep_runs.devices(n, flags.workers) for n in range(flags.workers)]
   work = Search(flags)
-  with contextlib.ExitStack() as stack:
-    for number in (signal.SIGTERM, signal.SIGINT):
-      old = signal.signal(number, lambda *_: work.stop.set())
-      stack.callback(signal.signal, number, old)
-    pool = concurrent.futures.ThreadPoolExecutor(flags.workers)
-    stack.enter_context(pool)
+  with (
+    sweep_runs.on_signals(lambda *_: work.stop.set()),
+    concurrent.futures.ThreadPoolExecutor(flags.workers) as pool,
+  ):
     for worker in [pool.submit(work.work, *share) for share in shares]:
       worker.result()
   if work.stop.is_set():
@@ -315,18 +309,16 @@ def search(flags: Flags) -> int:
 def _open(flags: Flags) -> tuple[Any, Any]:
   """Opens or creates the study; raises ConfigError if it is another search."""
   folder = pathlib.Path(flags.workdir)
-  path, where = folder / 'search.db', flags.storage or folder / 'search.db'
   folder.mkdir(parents=True, exist_ok=True)
+  path, url = folder / 'search.db', flags.storage
   data_files.check_replaceable(path)
-  options: dict[str, Any] = {'poolclass': sqlalchemy.NullPool}
-  if not flags.storage:
-    options['creator'] = lambda: sqlite3.connect(path, timeout=60)
+  own = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
   warnings.simplefilter('ignore', ExperimentalWarning)
   warnings.filterwarnings('ignore', 'Heartbeat of storage')  # of `ask`
   for left in (2, 1, 0):  # processes that start at once make the same tables
     try:
       storage = RDBStorage(
-        flags.storage or 'sqlite://', options,
+        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **own},
         heartbeat_interval=SILENT_SECONDS // 2, grace_period=SILENT_SECONDS,
       )  # fmt: skip
       study = optuna.create_study(
@@ -338,7 +330,7 @@ def _open(flags: Flags) -> tuple[Any, Any]:
       break
     except Exception as error:  # many kinds, of optuna, sqlalchemy and drivers
       if not left:
-        raise UsageError(f'study in {where}: {error}') from error
+        raise UsageError(f'study in {url or path}: {error}') from error
       time.sleep(POLL_SECONDS / 2)
   is_old = study.user_attrs and 'heartbeats' not in study.user_attrs
   if is_old or (folder / 'search.journal').exists():

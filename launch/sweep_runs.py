@@ -1,6 +1,7 @@
 """The runs of a sweep: flags, directories, the table and the best run."""
 
 import collections
+import contextlib
 import dataclasses
 import glob
 import hashlib
@@ -8,14 +9,20 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
+
+DEVICES = {  # files by the variable that selects of them
+  'CUDA_VISIBLE_DEVICES': ('nvidia',),
+  'TPU_VISIBLE_CHIPS': ('accel', 'vfio/'),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,14 +137,12 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   environment = dict(os.environ)
   if slots == 1:
     return environment, ()
-  for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
-    cuda = name.startswith('CUDA')
-    kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
+  for name, kinds in DEVICES.items():
     files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
-    every = ','.join(map(str, range(len(files))))
-    if not (found := environment.get(name, every)):
+    every = environment.get(name, ','.join(map(str, range(len(files)))))
+    if not every:
       continue
-    share = found.split(',')[slot::slots]
+    share = every.split(',')[slot::slots]
     if not share:
       raise ConfigError('--workers', slots, f'at most one for each of {name}')
     environment[name] = ','.join(share)
@@ -148,6 +153,15 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   has_cores = hasattr(os, 'sched_getaffinity')  # not on macOS
   cores = sorted(os.sched_getaffinity(0)) if has_cores else []
   return environment, cores[slot::slots] or cores
+
+
+@contextlib.contextmanager
+def on_signals(act: Callable[[int, Any], object]) -> Iterator[None]:
+  """Calls `act` on SIGTERM and SIGINT."""
+  with contextlib.ExitStack() as stack:
+    for number in (signal.SIGTERM, signal.SIGINT):
+      stack.callback(signal.signal, number, signal.signal(number, act))
+    yield
 
 
 def report(
@@ -212,23 +226,7 @@ def write_seeds(
   for row in rows:
     if any('/' in key and value is not None for key, value in row.items()):
       groups[unnamed(row['run'])].append(row)
-  table = []
-  for group in _over_seeds(groups.values()):
-    run = group[0]['run']
-    if len(group) > 1:
-      run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
-      run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
-    found: dict[str, Any] = {'run': run, 'seeds': len(group)}
-    for key in dict.fromkeys(k for row in group for k in row if '/' in k):
-      values = [row[key] for row in group if row.get(key) is not None]
-      if not values:
-        continue
-      if len(values) < len(group):
-        found[f'{key} seeds'] = len(values)
-      found[f'{key} mean'] = statistics.mean(values)
-      deviation = statistics.stdev(values) if len(values) > 1 else None
-      found[f'{key} deviation'] = deviation
-    table.append(found)
+  table = [_summary(group) for group in _over_seeds(groups.values())]
   if any(row['seeds'] > 1 for row in table):
     write_csv(path, table)
     ends = 'mean', 'deviation', 'seeds'
@@ -241,3 +239,20 @@ def _over_seeds(groups: Iterable[list[dict[str, Any]]]) -> Iterator[Any]:
   for group in groups:
     seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
     yield from [group] if len(seeds) == len(group) else [[row] for row in group]
+
+
+def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  run = group[0]['run']
+  if len(group) > 1:
+    run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
+    run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
+  found: dict[str, Any] = {'run': run, 'seeds': len(group)}
+  for key in dict.fromkeys(k for row in group for k in row if '/' in k):
+    values = [row[key] for row in group if row.get(key) is not None]
+    if values and len(values) < len(group):
+      found[f'{key} seeds'] = len(values)
+    if values:
+      found[f'{key} mean'] = statistics.mean(values)
+      several = len(values) > 1
+      found[f'{key} deviation'] = statistics.stdev(values) if several else None
+  return found
