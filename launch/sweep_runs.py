@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import ConfigLike, flag
 from launch import command_line
@@ -91,7 +92,6 @@ def read_config(
 
   Raises UsageError if the directory `named` has a run of another configuration.
   """
-  from dataset_lib import text_files
   from train_lib import run_directory
 
   config = command_line.load_config(file, overrides)
@@ -171,7 +171,6 @@ def report(
 
   `results`: for each run its metrics and other columns.
   """
-  from dataset_lib import text_files
   from eval_lib.report import print_table, write_csv
 
   metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
@@ -216,29 +215,26 @@ def write_seeds(
 
   def unnamed(line: str) -> str:
     words = [w for w in line.split() if not w.startswith(('@', 'seed='))]
-    return re.sub(
-      r'(?<==)@\w+',
-      lambda name: f'({unnamed(lines[name[0]])})',
-      ' '.join(words),
-    )
+
+    def read(name: re.Match[str]) -> str:
+      return f'({unnamed(lines[name[0]])})'
+
+    return re.sub(r'(?<==)@\w+', read, ' '.join(words))
 
   groups = collections.defaultdict[str, list[dict[str, Any]]](list)
   for row in rows:
     if any('/' in key and value is not None for key, value in row.items()):
       groups[unnamed(row['run'])].append(row)
-  table = [_summary(group) for group in _over_seeds(groups.values())]
+  table = []
+  for group in groups.values():
+    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
+    differ = len(seeds) == len(group)  # else each row by itself
+    table += map(_summary, [group] if differ else [[row] for row in group])
   if any(row['seeds'] > 1 for row in table):
     write_csv(path, table)
     ends = 'mean', 'deviation', 'seeds'
     columns = ['run', 'seeds', *(f'{metric} {end}' for end in ends)]
     print_table(f'over seeds, {path}', table, columns=columns)
-
-
-def _over_seeds(groups: Iterable[list[dict[str, Any]]]) -> Iterator[Any]:
-  """Yields groups of different seeds; of an equal seed each row by itself."""
-  for group in groups:
-    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
-    yield from [group] if len(seeds) == len(group) else [[row] for row in group]
 
 
 def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
