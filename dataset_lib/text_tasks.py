@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
-from dataset_lib import data_files, errors, text_rows, tfds
+from dataset_lib import data_files, errors, text_rows
 from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
+from dataset_lib.records import tfds
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.text_rows import (
   UNLABELLED,

@@ -3,7 +3,7 @@ r"""Table 1: pre-training on JFT-300M, then few-shot accuracy.
   python -m launch.train --workdir=/tmp/jft_b32_input \
       --config=configs/adatape/table1.py:data=DIR,model=input,variant=B/32
 
-Arguments: `data` is a folder of TFRecords (`dataset_lib.tfds`);
+Arguments: `data` is a folder of TFRecords (`dataset_lib.records.tfds`);
 `model` vit, u2t, uvit, learn or input; `variant` B/32, B/16, L/32 or L/16 in
 the table, any other too; `fewshot` tfds or none: few-shot evaluation reads
 imagenet2012, cifar100 and oxford_iiit_pet that TFDS prepared.

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
+from dataset_lib.corpus.texts import ACTIONS, Faults, Texts
 from dataset_lib.errors import MissingDataError
 
 

@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dataset_lib import data_files, errors, tfds
+from dataset_lib import data_files, errors
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib.records import tfds
 
 Advance = Callable[[int], object]  # called with bytes on disk that are done
 SUFFIXES = ('.txt', '.txt.gz')

@@ -11,17 +11,11 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import (
-  data_files,
-  errors,
-  fields,
-  record_files,
-  source,
-  text_files,
-)
+from dataset_lib import data_files, errors, fields, source, text_files
 from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.image_ops import ImageOptions
-from dataset_lib.record_files import Kind, RecordFiles, Shard
+from dataset_lib.records import sharded
+from dataset_lib.records.sharded import Kind, RecordFiles, Shard
 
 _INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
 # name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
@@ -245,7 +239,7 @@ class ImageRecords(ImageOptions):
     kind, *others = {kind for kind, _ in found.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
-    count = record_files.count_records
+    count = sharded.count_records
     counts = {name: count(files, kind) for name, (_, files) in found.items()}
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tfds
-from dataset_lib.corpus_texts import Faults, Texts
+from dataset_lib import builder, imports
+from dataset_lib.corpus.texts import Faults, Texts
 from dataset_lib.errors import (
   BadRecord,
   ConfigError,
@@ -21,6 +21,7 @@ from dataset_lib.errors import (
   MissingDataError,
   TooManyBadRecordsError,
 )
+from dataset_lib.records import tfds
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 
@@ -349,3 +350,11 @@ def test_a_corpus_of_it(data_dir, tmp_path):
   splits = manifest['splits']
   assert splits['train']['documents'] + splits['validation']['documents'] == 19
   assert splits['train']['sentences'] == 2 * splits['train']['documents']
+
+
+@pytest.mark.parametrize(('old', 'new'), imports.MOVED.items())
+def test_a_run_names_classes_by_their_old_module(old, new):
+  for kind in (tfds.TfdsImages, tfds.ImageRecords):
+    for module in (old, new):
+      found = imports.locate(f'{module}:{kind.__name__}', 'dataset.name')
+      assert found is kind
