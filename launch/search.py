@@ -102,7 +102,7 @@ class Search:
     self.flags, self.space = flags, read_space(flags)
     self.grid: list[Any] = []
     if flags.sampler == 'grid':
-      most = flags.trials or MAX_POINTS + 1
+      most = min(flags.trials or MAX_POINTS + 1, MAX_POINTS + 1)
       values = [
         range(ends[0], min(ends[1], ends[0] + most) + 1)
         if kind == 'int' else ends for kind, ends in self.space.values()
