@@ -225,7 +225,7 @@ def write_seeds(
   for row in rows:
     if any('/' in key and value is not None for key, value in row.items()):
       groups[unnamed(row['run'])].append(row)
-  table = []
+  table: list[dict[str, Any]] = []
   for group in groups.values():
     seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
     differ = len(seeds) == len(group)  # else each row by itself
