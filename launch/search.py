@@ -20,8 +20,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset_lib import data_files, text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 from launch import command_line, sweep_runs
 from launch.command_line import UsageError
 from launch.sweep_runs import Flags, Run
@@ -221,7 +221,7 @@ class Search:
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
     self.study.tell(trial, value, state, skip_if_finished=True)
-    shown = text_files.printable(reason or value or 'stopped')
+    shown = files.printable(reason or value or 'stopped')
     print(f'{place} {state.name.lower()}: {shown}', flush=True)
 
   def _run(self, trial: Any, run: Run, env: Mapping[str, str]) -> int | None:
@@ -232,7 +232,7 @@ class Search:
     reported = {*self.study.trials[trial.number].intermediate_values}
     is_bad, curves = False, {}
     with (
-      text_files.open_append(run.workdir / 'train.log') as log,
+      files.open_append(run.workdir / 'train.log') as log,
       subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
         [sys.executable, *run.command()], env=env, process_group=0,
@@ -311,7 +311,7 @@ def _open(flags: Flags) -> tuple[Any, Any]:
   folder = pathlib.Path(flags.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   path, url = folder / 'search.db', flags.storage
-  data_files.check_replaceable(path)
+  paths.check_replaceable(path)
   own = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
   warnings.simplefilter('ignore', ExperimentalWarning)
   warnings.filterwarnings('ignore', 'Heartbeat of storage')  # of `ask`

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike, flag
+from core import files
+from core.errors import ConfigError
+from core.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
@@ -97,7 +97,7 @@ def read_config(
   config = command_line.load_config(file, overrides)
   saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
   if named and saved.is_file():
-    before = text_files.read_object(saved)
+    before = files.read_object(saved)
     if changed := run_directory.changes(before, config.to_dict()):
       raise command_line.UsageError(
         f'@{named} was run with another configuration, give this one another '
@@ -107,7 +107,7 @@ def read_config(
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
-  text = text_files.dumps(config.to_dict())
+  text = files.dumps(config.to_dict())
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   if not flags.x:
     return digest, (None, None)
@@ -138,8 +138,8 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   if slots == 1:
     return environment, ()
   for name, kinds in DEVICES.items():
-    files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
-    every = environment.get(name, ','.join(map(str, range(len(files)))))
+    paths = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
+    every = environment.get(name, ','.join(map(str, range(len(paths)))))
     if not every:
       continue
     share = every.split(',')[slot::slots]
@@ -195,7 +195,7 @@ def report(
     config = command_line.load_config(run.config, run.overrides).to_dict()
     again = run._replace(workdir=path.parent / 'best').command()
     best = rows[0] | {'command': shlex.join(['python', *again])}
-    text_files.write_json(path.parent / 'best.json', best | {'config': config})
+    files.write_json(path.parent / 'best.json', best | {'config': config})
     print(f'the best, with its command: {path.parent}/best.json')
   return rows
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 
 # Copies compile in milliseconds; keep them too, for fast restarts.
 _OPTIONS = {

@@ -9,11 +9,12 @@ from tests import packages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = {
-  'model_lib': set(),
-  'dataset_lib': set(),
-  'serve_lib': {'model_lib', 'dataset_lib'},
-  'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
-  'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
+  'core': set(),
+  'model_lib': {'core'},
+  'dataset_lib': {'core'},
+  'serve_lib': {'core', 'model_lib', 'dataset_lib'},
+  'eval_lib': {'core', 'model_lib', 'dataset_lib', 'serve_lib'},
+  'train_lib': {'core', 'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
 }
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib.program_cache import ProgramCache
 
 X = np.arange(4.0, dtype=np.float32)

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
+from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
 from dataset_lib.corpus import packing, preparation
-from dataset_lib.errors import InvalidDataError, MissingDataError
 from tests.dataset_lib import corpora
 
 

@@ -11,7 +11,7 @@ import tracemalloc
 
 import pytest
 
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.records import sharded
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build

@@ -12,15 +12,16 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder, imports
-from dataset_lib.corpus.texts import Faults, Texts
-from dataset_lib.errors import (
+from core import registry
+from core.errors import (
   BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
-  TooManyBadRecordsError,
 )
+from dataset_lib import builder
+from dataset_lib.bad_records import TooManyBadRecordsError
+from dataset_lib.corpus.texts import Faults, Texts
 from dataset_lib.records import tfds
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
@@ -356,5 +357,5 @@ def test_a_corpus_of_it(data_dir, tmp_path):
 def test_a_run_names_classes_by_their_old_module(old, new):
   for kind in (tfds.TfdsImages, tfds.ImageRecords):
     for module in (old, new):
-      found = imports.locate(f'{module}:{kind.__name__}', 'dataset.name')
+      found = registry.locate(f'{module}:{kind.__name__}', 'dataset.name')
       assert found is kind
