@@ -298,6 +298,16 @@ def check_no_link(path: Path) -> None:
     )
 
 
+def check_replaceable(path: Path) -> None:
+  """Raises InvalidDataError unless a file to write is regular or missing.
+
+  A link would be followed, and a pipe waited for.
+  """
+  is_link, exists = os.path.islink(path), os.path.exists(path)
+  if is_link or (exists and not os.path.isfile(path)):
+    raise InvalidDataError(f'{path} is not a regular file: remove it')
+
+
 def check_regular(path: Path, root: Path) -> None:
   """Raises InvalidDataError unless a file is regular and not outside `root`.
 

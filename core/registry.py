@@ -23,6 +23,8 @@ from core.files import Path
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
 _EXPECTED = "'package.module:Name' of a class that can be imported"
+# Modules whose classes saved runs name, and where they are now.
+MOVED = {'dataset_lib.tfds': 'dataset_lib.records.tfds'}
 _trusted: set[str] = set()  # packages
 _folders: set[pathlib.Path] = set()
 
@@ -73,6 +75,7 @@ def locate(
   if package not in _trusted | _own_packages():
     legal = f'{expected}, of this project or of a package that you trust: '
     raise ConfigError(field, name, f'{legal}--trust={package}')
+  module = MOVED.get(module, module)
   try:
     _check_places(module, package)
     found = getattr(importlib.import_module(module), attribute)

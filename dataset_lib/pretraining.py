@@ -19,8 +19,9 @@ from annotated_types import Interval, Len, Predicate
 from jaxtyping import Bool, Float64, Int, Int32
 
 from core.errors import ConfigError, InvalidDataError
-from dataset_lib import corpus, tokenizer
-from dataset_lib.corpus_rows import MIN_ROW, SPECIAL_IN_ROW
+from dataset_lib import tokenizer
+from dataset_lib.corpus import preparation
+from dataset_lib.corpus.packing import MIN_ROW, SPECIAL_IN_ROW
 from dataset_lib.order import splitmix64
 from dataset_lib.source import (
   PART_WORDS,
@@ -54,7 +55,7 @@ class Pretraining(Source):
   """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
 
   Raises ConfigError if its rows were cut for another `max_length`; and see
-  `corpus.open_split`.
+  `preparation.open_split`.
   """
 
   split: Annotated[
@@ -74,7 +75,7 @@ class Pretraining(Source):
     folder = pathlib.Path(self.directory).expanduser()
     [part] = parts(self.split)
     self._name = f'{folder}, split {part.name}'
-    whole = corpus.open_split(folder, part.name)
+    whole = preparation.open_split(folder, part.name)
     [(*_, own)] = selected(self.split, lambda _: whole.rows[1:])
     self._first = own.start
     self._rows = whole._replace(rows=whole.rows[own.start : own.stop + 1])
@@ -83,7 +84,7 @@ class Pretraining(Source):
       expected = f'{length}, for which {folder} was prepared; another is made '
       expected += f'by launch.prepare_corpus --max_length={self.max_length}'
       raise ConfigError('dataset.max_length', self.max_length, expected)
-    given: Any = tokenizer.load(folder / corpus.TOKENIZER_FILE)
+    given: Any = tokenizer.load(folder / preparation.TOKENIZER_FILE)
     if given.vocab_size != vocab_size or given.mask_id is None:
       expected = f'expected {vocab_size} tokens and [MASK]'
       got = f'got {given.vocab_size} tokens; prepare it again'

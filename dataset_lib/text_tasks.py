@@ -18,7 +18,8 @@ from annotated_types import Len, Predicate
 
 from core import errors, files
 from core.errors import BadRecord, ConfigError, InvalidDataError
-from dataset_lib import text_rows, tfds
+from dataset_lib import text_rows
+from dataset_lib.records import tfds
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.text_rows import (
   UNLABELLED,

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from core.errors import ConfigError
-from dataset_lib import builder, image_folder, image_ops, record_files
+from dataset_lib import builder, image_folder, image_ops
+from dataset_lib.records import sharded
 from eval_lib.benchmark import Call, Candidate
 
 BATCH = 64  # images
@@ -81,7 +82,7 @@ def _write_shards(root: str, folder: pathlib.Path) -> None:
       feature['image/class/label'].int64_list.value.append(0)
       data = example.SerializeToString()
       arrays.write(data)
-      file.write(record_files.framed(data))
+      file.write(sharded.framed(data))
   arrays.close()
 
 

@@ -22,8 +22,8 @@ import sys
 from typing import Any
 
 from core.errors import ConfigError, MissingDataError
-from dataset_lib import corpus
-from dataset_lib.corpus import Options
+from dataset_lib.corpus import preparation
+from dataset_lib.corpus.preparation import Options
 from launch import command_line
 
 NOT_WRITTEN = 6
@@ -59,7 +59,7 @@ def run(flags: Options) -> None:
   from rich.console import Console
   from rich.progress import Progress, TimeElapsedColumn
 
-  for path in corpus.leftovers(pathlib.Path(out)):
+  for path in preparation.leftovers(pathlib.Path(out)):
     note = 'belongs to another run'
     print(f'note: {path} {note}', file=sys.stderr)
   # Handle SIGTERM like Ctrl-C, which leaves no file.
@@ -67,7 +67,7 @@ def run(flags: Options) -> None:
   try:
     columns = *Progress.get_default_columns(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-      manifest = corpus.prepare(flags, bar)
+      manifest = preparation.prepare(flags, bar)
   except MissingDataError:
     raise  # an OSError too
   except OSError as error:
@@ -100,8 +100,8 @@ def report(manifest: dict[str, Any], out: str) -> None:
     ])  # fmt: skip
   else:
     print('no faults in the text')
-  if os.path.exists(os.path.join(out, corpus.FAULTS_FILE)):
-    print(f'All files that were left out: {out}/{corpus.FAULTS_FILE}')
+  if os.path.exists(os.path.join(out, preparation.FAULTS_FILE)):
+    print(f'All files that were left out: {out}/{preparation.FAULTS_FILE}')
   size, length = manifest['vocab_size'], manifest['max_length']
   print(f'written: {out} ({size:,} words, rows of at most {length} tokens)')
 

@@ -1,23 +1,22 @@
 """A search over ranges of configuration fields with optuna.
 
-Its study, in a file or a database, is shared by all processes of a search. Each
-thread takes a trial and trains it as a child process in the trial's directory.
-A trial without a sign of life is taken over and continues in that directory.
+Its study, in a database, is shared by all processes of a search. Each thread
+takes a trial and trains it as a child process in the trial's directory. A trial
+whose heartbeat stops is failed; a retry continues in that directory.
 """
 
 import concurrent.futures
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import re
-import signal
-import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,16 +28,17 @@ from launch.sweep_runs import Flags, Run
 
 try:
   import optuna
-  import optuna.storages.journal
-  from optuna.exceptions import UpdateFinishedTrialError
+  import sqlalchemy
+  from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+  from optuna.samplers import PartialFixedSampler, TPESampler
+  from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
   from optuna.trial import TrialState
 except ImportError as error:
   missing = "a search needs optuna: pip install -e '.[sweep]'"
   raise UsageError(missing) from error
 
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
-# Signs of life are by the clock of each host.
-BEAT_SECONDS, SILENT_SECONDS, POLL_SECONDS = 10, 40, 1
+SILENT_SECONDS, POLL_SECONDS = 40, 1
 MAX_POINTS = 100_000  # of a grid
 
 Range = tuple[str, tuple[Any, ...]]  # kind; the ends, or texts of a choice
@@ -100,27 +100,34 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    self.grid: list[tuple[Any, ...]] = []
+    self.grid: list[Any] = []
     if flags.sampler == 'grid':
+      most = min(flags.trials or MAX_POINTS + 1, MAX_POINTS + 1)
       values = [
-        range(ends[0], min(ends[1], ends[0] + MAX_POINTS) + 1)
+        range(ends[0], min(ends[1], ends[0] + most) + 1)
         if kind == 'int' else ends for kind, ends in self.space.values()
       ]  # fmt: skip
-      points, most = itertools.product(*values), flags.trials or MAX_POINTS + 1
-      self.grid = [*itertools.islice(points, most)]
-      if len(self.grid) > MAX_POINTS:
-        raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
+      self.grid = [*itertools.islice(itertools.product(*values), most)]
+    if len(self.grid) > MAX_POINTS:
+      raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
     self.size = len(self.grid) or flags.trials or 0
     if not self.size:
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
-    self.study = _open(flags)
+    self.study, self.storage = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
-    self.name = f'{socket.gethostname()} {os.getpid()}'
 
   def trials(self) -> list[Any]:
-    """Returns the trials that count, by number."""
-    return self.study.get_trials(deepcopy=False)[: self.size]
+    """Returns the last try of each trial that counts, in their order."""
+    last = {}
+    for trial in self.study.get_trials(deepcopy=False):
+      last[trial.system_attrs.get('failed_trial', trial.number)] = trial
+    return [*last.values()][: self.size]
+
+  def is_over(self) -> bool:
+    """Returns True if all trials have a result, or a reason for none."""
+    over = [t for t in self.trials() if t.state.is_finished()]
+    return len(over) == self.size and not any(map(_is_lost, over))
 
   def work(self, environment: Mapping[str, str], cores: Sequence[int]) -> None:
     """Trains trials, until there are enough or `stop` is set."""
@@ -131,7 +138,7 @@ class Search:
         if trial := self._take():
           with contextlib.suppress(UpdateFinishedTrialError):  # taken over
             self._train(trial, environment)
-        elif all(t.state.is_finished() for t in self.trials()):
+        elif self.is_over():
           return
         else:  # another process trains it, and may die
           self.stop.wait(POLL_SECONDS)
@@ -142,67 +149,69 @@ class Search:
   def _take(self) -> Any:
     """Returns a trial to train, with its values, or None."""
     with self.lock:
-      trials, flags = self.trials(), self.flags
-      if silent := next(filter(_is_silent, trials), None):
-        trial = optuna.Trial(self.study, silent._trial_id)
-      elif len(trials) < self.size:
-        trial = self.study.ask()
-      else:
+      optuna.storages.fail_stale_trials(self.study)
+      for old in filter(_is_lost, self.trials()):
+        with contextlib.suppress(ValueError):  # it has failed
+          self.study.tell(old.number, state=TrialState.FAIL)
+        RetryHeartbeatStaleTrialCallback(None, True)(self.study, old)
+      states = [trial.state for trial in self.trials()]
+      if len(states) == self.size and TrialState.WAITING not in states:
         return None
-      if trial.number >= self.size:  # two processes have asked at once
+      trial = self.study.ask()
+      self.storage.record_heartbeat(trial._trial_id)
+      numbers = [one.number for one in self.trials()]
+      if trial.number not in numbers:  # two processes have asked at once
+        self.study.tell(trial, state=TrialState.FAIL)
         return None
-      trial.set_user_attr('beat', time.time())
-      trial.set_user_attr('owner', self.name)
+      place = numbers.index(trial.number)
+      trial.set_user_attr('place', place)
+      trial.set_user_attr('begun', trial.number)
       # 10 random trials, the default, leave few of a short search.
       first = max(3, min(10, self.size // 3))
-      self.study.sampler = optuna.samplers.TPESampler(
-        n_startup_trials=first if flags.sampler == 'tpe' else self.size,
-        seed=1000 * flags.seed + trial.number,  # a resumed search goes on
+      self.study.sampler = TPESampler(
+        n_startup_trials=first if self.flags.sampler == 'tpe' else self.size,
+        seed=1000 * self.flags.seed + place,  # a resumed search goes on
       )
       if self.grid:
-        point = dict(zip(self.space, self.grid[trial.number], strict=True))
-      else:
-        point = {k: suggest(trial, k, one) for k, one in self.space.items()}
-      trial.set_user_attr('point', point)
+        point = dict(zip(self.space, self.grid[place], strict=True))
+        self.study.sampler = PartialFixedSampler(point, self.study.sampler)
+      for key, one in self.space.items():
+        suggest(trial, key, one)
       return trial
 
   def run_of(self, trial: Any) -> Run:
     """Returns the training of a trial."""
-    point = trial.user_attrs['point']
-    for key, value in point.items():  # from a file, which may be of others
+    place, items = trial.user_attrs['place'], trial.params.items()
+    for key, value in items:  # from a file, which may be of others
       legal = self.space.get(key, ('', ()))[1]
       is_number = legal and isinstance(value, int | float)
       if not (is_number or value in legal):
-        raise UsageError(f'trial {trial.number} of the study: {key}={value!r}')
-    items = point.items()
+        raise UsageError(f'trial {place} of the study: {key}={value!r}')
     name = ' '.join(
       f'{k}={v:.4g}' if isinstance(v, float) else f'{k}={v}' for k, v in items
     )
     overrides = [*self.flags.fixed, *(f'{k}={v}' for k, v in items)]
-    workdir = pathlib.Path(self.flags.workdir, f'trial_{trial.number}')
+    workdir = pathlib.Path(self.flags.workdir, f'trial_{place}')
     return Run(name, self.flags.config, overrides, workdir)
 
   def _train(self, trial: Any, environment: Mapping[str, str]) -> None:
     """Trains a trial and stores its result, or why there is none."""
     run, metric = self.run_of(trial), self.flags.metric
-    place = f'[{trial.number + 1}/{self.size}]'
+    place = f'[{trial.user_attrs["place"] + 1}/{self.size}]'
     print(f'{place} {run.name}', flush=True)
     # Of a finished run too: launch.train refuses that of another configuration.
-    code = self._run(trial, run, environment)
+    # A training whose sweep was killed may hold the directory.
+    while (code := self._run(trial, run, environment)) == command_line.LOCKED:
+      if self.stop.wait(5 * POLL_SECONDS):
+        break
     result = run.result() or {} if code == command_line.OK else {}
     if result and metric not in result:
       known = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
-    is_over = result or code is None
-    if not is_over and (code == command_line.LOCKED or self.stop.is_set()):
-      # A training whose sweep was killed, or who took the trial at the same
-      # time, may hold the lock; the last who took it frees it again.
-      if self.study.trials[trial.number].user_attrs['owner'] == self.name:
-        trial.set_user_attr('beat', 0)
-      self.stop.wait(5 * POLL_SECONDS)
-      return
-    if not result and code is None:
+    if not result and code is not None and self.stop.is_set():
+      state, value = TrialState.FAIL, None  # without a reason: tried again
+    elif not result and code is None:
       state, reason = TrialState.PRUNED, 'worse than the median'
     elif not isinstance(value, float):
       lines = (run.workdir / 'train.log').read_text(errors='replace')
@@ -212,23 +221,21 @@ class Search:
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
     self.study.tell(trial, value, state, skip_if_finished=True)
-    shown = files.printable(reason or value)
+    shown = files.printable(reason or value or 'stopped')
     print(f'{place} {state.name.lower()}: {shown}', flush=True)
 
-  def _run(
-    self, trial: Any, run: Run, environment: Mapping[str, str]
-  ) -> int | None:
+  def _run(self, trial: Any, run: Run, env: Mapping[str, str]) -> int | None:
     """Runs a training; returns its exit code, or None if it was pruned."""
     from eval_lib import report
 
     run.workdir.mkdir(parents=True, exist_ok=True)
     reported = {*self.study.trials[trial.number].intermediate_values}
-    beat, is_bad, curves = time.monotonic(), False, {}
+    is_bad, curves = False, {}
     with (
       files.open_append(run.workdir / 'train.log') as log,
       subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
-        [sys.executable, *run.command()], env=environment, process_group=0,
+        [sys.executable, *run.command()], env=env, process_group=0,
         stdout=log, stderr=subprocess.STDOUT,
       ) as process,
       contextlib.ExitStack() as stack,
@@ -236,9 +243,7 @@ class Search:
       stack.callback(process.terminate)  # nothing if it has ended
       while process.poll() is None and not (is_bad or self.stop.is_set()):
         self.stop.wait(POLL_SECONDS)
-        if time.monotonic() - beat > BEAT_SECONDS:
-          beat = time.monotonic()
-          trial.set_user_attr('beat', time.time())
+        self.storage.record_heartbeat(trial._trial_id)
         if self.flags.prune:
           with contextlib.suppress(OSError, ValueError):
             curves = report.read_curves(run.workdir / 'metrics.jsonl')
@@ -261,7 +266,7 @@ class Search:
     for trial in self.trials():
       about = trial.user_attrs
       state = f'{trial.state.name.lower()} {about["reason"]}'.strip()
-      others = {'trial': trial.number, 'state': state, **about['point']}
+      others = {'trial': about['place'], 'state': state, **trial.params}
       runs.append((self.run_of(trial), about['metrics'], others))
     rows = sweep_runs.report(flags, runs)
     rows.sort(key=lambda row: row['trial'])
@@ -273,9 +278,12 @@ class Search:
       print(f'picture: {path}')
 
 
-def _is_silent(trial: Any) -> bool:
-  beat = trial.user_attrs.get('beat', trial.datetime_start.timestamp())
-  return not trial.state.is_finished() and time.time() - beat > SILENT_SECONDS
+def _is_lost(trial: Any) -> bool:
+  """Returns True if a trial was stopped, or was killed as it began."""
+  if trial.state == TrialState.RUNNING:
+    silent = time.time() - trial.datetime_start.timestamp() > SILENT_SECONDS
+    return silent and trial.user_attrs.get('begun') != trial.number
+  return trial.state == TrialState.FAIL and not trial.user_attrs.get('reason')
 
 
 def search(flags: Flags) -> int:
@@ -283,12 +291,10 @@ def search(flags: Flags) -> int:
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   shares = [sweep_runs.devices(n, flags.workers) for n in range(flags.workers)]
   work = Search(flags)
-  with contextlib.ExitStack() as stack:
-    for number in (signal.SIGTERM, signal.SIGINT):
-      old = signal.signal(number, lambda *_: work.stop.set())
-      stack.callback(signal.signal, number, old)
-    pool = concurrent.futures.ThreadPoolExecutor(flags.workers)
-    stack.enter_context(pool)
+  with (
+    sweep_runs.on_signals(lambda *_: work.stop.set()),
+    concurrent.futures.ThreadPoolExecutor(flags.workers) as pool,
+  ):
     for worker in [pool.submit(work.work, *share) for share in shares]:
       worker.result()
   if work.stop.is_set():
@@ -300,46 +306,39 @@ def search(flags: Flags) -> int:
   return command_line.OK
 
 
-def _repair(journal: pathlib.Path) -> None:
-  """Drops last lines that are torn, e.g. by a full disk or a killed process."""
-  if journal.is_symlink():
-    raise UsageError(f'{journal} is a link: remove it')
-  if not journal.exists():
-    return
-  lock = optuna.storages.journal.JournalFileSymlinkLock(str(journal))
-  lock.acquire()
-  try:
-    lines = files.read_bytes(journal, files.MAX_LOG).split(b'\n')[:-1]
-    while lines and not _is_object(lines[-1]):
-      lines.pop()
-    os.truncate(journal, sum(len(line) + 1 for line in lines))
-  finally:
-    lock.release()
-
-
-def _is_object(line: bytes) -> bool:
-  with contextlib.suppress(*files.DAMAGE):
-    return isinstance(json.loads(line), dict)
-  return False
-
-
-def _open(flags: Flags) -> Any:
+def _open(flags: Flags) -> tuple[Any, Any]:
   """Opens or creates the study; raises ConfigError if it is another search."""
-  journal = pathlib.Path(flags.workdir, 'search.journal')
-  journal.parent.mkdir(parents=True, exist_ok=True)
-  _repair(journal)
-  try:
-    storage: Any = flags.storage or optuna.storages.JournalStorage(
-      optuna.storages.journal.JournalFileBackend(str(journal))
+  folder = pathlib.Path(flags.workdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  path, url = folder / 'search.db', flags.storage
+  files.check_replaceable(path)
+  own = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
+  warnings.simplefilter('ignore', ExperimentalWarning)
+  warnings.filterwarnings('ignore', 'Heartbeat of storage')  # of `ask`
+  for left in (2, 1, 0):  # processes that start at once make the same tables
+    try:
+      storage = RDBStorage(
+        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **own},
+        heartbeat_interval=SILENT_SECONDS // 2, grace_period=SILENT_SECONDS,
+      )  # fmt: skip
+      study = optuna.create_study(
+        study_name=os.path.abspath(flags.workdir), storage=storage,
+        load_if_exists=True,
+        direction='maximize' if flags.mode == 'max' else 'minimize',
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
+      )  # fmt: skip
+      break
+    except Exception as error:  # many kinds, of optuna, sqlalchemy and drivers
+      if not left:
+        raise UsageError(f'study in {url or path}: {error}') from error
+      time.sleep(POLL_SECONDS / 2)
+  is_old = study.user_attrs and 'heartbeats' not in study.user_attrs
+  if is_old or (folder / 'search.journal').exists():
+    raise UsageError(
+      f'{folder} has a search of an earlier version: finish it with that '
+      'version, or use another --workdir'
     )
-    study = optuna.create_study(
-      study_name=os.path.abspath(flags.workdir), storage=storage,
-      load_if_exists=True,
-      direction='maximize' if flags.mode == 'max' else 'minimize',
-      pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
-    )  # fmt: skip
-  except Exception as error:  # many kinds, of optuna, sqlalchemy and drivers
-    raise UsageError(f'study in {flags.storage or journal}: {error}') from error
+  study.set_user_attr('heartbeats', True)
   for name in ('config', 'fixed', 'metric', 'mode', 'sampler', 'vary'):
     given = str(getattr(flags, name))
     saved = study.user_attrs.get(name, given)
@@ -347,4 +346,4 @@ def _open(flags: Flags) -> Any:
       expected = f'{saved}, as the search began, or another --workdir'
       raise ConfigError(f'--{name}', given, expected)
     study.set_user_attr(name, given)
-  return study
+  return study, storage

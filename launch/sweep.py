@@ -12,28 +12,26 @@ file after a colon: `:n=8,model=ut seed=1`. A line may have a --config of its
 own, and a name: `@dense :model=dense`. Later lines write @dense for its
 directory: `@eat :teacher=@dense`. $VARIABLES of the environment are replaced.
 All lines but those that wait for such a directory are checked before the first
-run. With --x it draws the metric against a field as sweep.png and .pdf: a line
-for each value of --lines, the mean and range of its runs. Figure 2 of AdaTape:
+run. With --x it draws the metric against a field as sweep.png and .pdf, a line
+for each value of --lines, as Figure 2 of AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
-      --overrides=configs/adatape/figure2.txt \\
-      --names='ParityModel=AdaTape;TokenTransformer=Transformer'
+      --overrides=configs/adatape/figure2.txt
 
 A search, with optuna (extra [sweep]):
 
   python -m launch.sweep --workdir=/tmp/search --metric=test/accuracy \\
       --config=configs/adatape/parity.py --trials=12 --prune \\
-      --vary='optimizer.lr=log(1e-4,1e-2)' --vary='model.depth=int(1,4)' \\
-      --vary='optimizer.name=choice(adam,adamw)'
+      --vary='optimizer.lr=log(1e-4,1e-2)' --vary='model.depth=int(1,4)'
 
 Ranges are uniform(a,b), log(a,b), int(a,b) and choice(x,y,...); a grid takes
 the last two. It draws the metric over trials and over each field. --workers=N
 trains N at a time, each on its share of the GPUs or cores, or on one TPU chip.
 Processes with the same command share a search: on hosts with a common file
-system, such as `sbatch --array=0-7 --wrap "python -m launch.sweep ..."` or an
-indexed job of Kubernetes, or with --storage=postgresql://... A trial without a
-sign of life for 40 s (clocks must agree) is continued from its last checkpoint.
+system (`sbatch --array=0-7`, an indexed job), or with --storage=postgresql://...
+A trial without a heartbeat for 40 s (clocks must agree) is continued from its
+last checkpoint.
 
 --config.KEY=VALUE holds for all runs. The same command continues where it was
 interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
@@ -43,13 +41,11 @@ deviation of runs that differ only in `seed`, and best.json, the complete
 configuration of the best run and the command that repeats it.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -170,19 +166,16 @@ def sweep(flags: Flags) -> int:
 
 def train(command: Sequence[str]) -> int:
   """Runs a training; returns its exit code like a shell (128 + signal)."""
-  asked = False
+  asked = []
+  # Own process group: otherwise the child gets Ctrl-C twice and stops before
+  # it has saved its step.
+  process = subprocess.Popen(command, process_group=0)
 
   def pass_on(number: int, frame: Any) -> None:
-    nonlocal asked
-    asked = True
+    asked.append(number)
     process.send_signal(number)
 
-  with contextlib.ExitStack() as stack:
-    # Own process group: otherwise the child gets Ctrl-C twice and stops before
-    # it has saved its step.
-    process = stack.enter_context(subprocess.Popen(command, process_group=0))
-    for number in (signal.SIGTERM, signal.SIGINT):
-      stack.callback(signal.signal, number, signal.signal(number, pass_on))
+  with process, sweep_runs.on_signals(pass_on):
     code = process.wait()
   if asked:
     return command_line.PREEMPTED

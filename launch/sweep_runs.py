@@ -1,6 +1,7 @@
 """The runs of a sweep: flags, directories, the table and the best run."""
 
 import collections
+import contextlib
 import dataclasses
 import glob
 import hashlib
@@ -8,14 +9,21 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from core import files
 from core.errors import ConfigError
 from core.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
+
+DEVICES = {  # files by the variable that selects of them
+  'CUDA_VISIBLE_DEVICES': ('nvidia',),
+  'TPU_VISIBLE_CHIPS': ('accel', 'vfio/'),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class Flags:
   workers: Positive = flag('search: trainings at a time', 1, 'COUNT')
   prune: bool = flag('search: stop trials below the median', False)
   storage: str = flag(
-    'search: a database instead of WORKDIR/search.journal', '', 'URL'
+    'search: a database instead of WORKDIR/search.db', '', 'URL'
   )
 
 
@@ -84,7 +92,6 @@ def read_config(
 
   Raises UsageError if the directory `named` has a run of another configuration.
   """
-  from core import files
   from train_lib import run_directory
 
   config = command_line.load_config(file, overrides)
@@ -130,14 +137,12 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   environment = dict(os.environ)
   if slots == 1:
     return environment, ()
-  for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
-    cuda = name.startswith('CUDA')
-    kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
+  for name, kinds in DEVICES.items():
     paths = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
-    every = ','.join(map(str, range(len(paths))))
-    if not (found := environment.get(name, every)):
+    every = environment.get(name, ','.join(map(str, range(len(paths)))))
+    if not every:
       continue
-    share = found.split(',')[slot::slots]
+    share = every.split(',')[slot::slots]
     if not share:
       raise ConfigError('--workers', slots, f'at most one for each of {name}')
     environment[name] = ','.join(share)
@@ -150,6 +155,15 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   return environment, cores[slot::slots] or cores
 
 
+@contextlib.contextmanager
+def on_signals(act: Callable[[int, Any], object]) -> Iterator[None]:
+  """Calls `act` on SIGTERM and SIGINT."""
+  with contextlib.ExitStack() as stack:
+    for number in (signal.SIGTERM, signal.SIGINT):
+      stack.callback(signal.signal, number, signal.signal(number, act))
+    yield
+
+
 def report(
   flags: Flags, results: Iterable[tuple[Run, dict[str, Any], dict[str, Any]]]
 ) -> list[dict[str, Any]]:
@@ -157,7 +171,6 @@ def report(
 
   `results`: for each run its metrics and other columns.
   """
-  from core import files
   from eval_lib.report import print_table, write_csv
 
   metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
@@ -202,33 +215,21 @@ def write_seeds(
 
   def unnamed(line: str) -> str:
     words = [w for w in line.split() if not w.startswith(('@', 'seed='))]
-    return re.sub(
-      r'(?<==)@\w+',
-      lambda name: f'({unnamed(lines[name[0]])})',
-      ' '.join(words),
-    )
+
+    def read(name: re.Match[str]) -> str:
+      return f'({unnamed(lines[name[0]])})'
+
+    return re.sub(r'(?<==)@\w+', read, ' '.join(words))
 
   groups = collections.defaultdict[str, list[dict[str, Any]]](list)
   for row in rows:
     if any('/' in key and value is not None for key, value in row.items()):
       groups[unnamed(row['run'])].append(row)
-  table = []
-  for group in _over_seeds(groups.values()):
-    run = group[0]['run']
-    if len(group) > 1:
-      run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
-      run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
-    found: dict[str, Any] = {'run': run, 'seeds': len(group)}
-    for key in dict.fromkeys(k for row in group for k in row if '/' in k):
-      values = [row[key] for row in group if row.get(key) is not None]
-      if not values:
-        continue
-      if len(values) < len(group):
-        found[f'{key} seeds'] = len(values)
-      found[f'{key} mean'] = statistics.mean(values)
-      deviation = statistics.stdev(values) if len(values) > 1 else None
-      found[f'{key} deviation'] = deviation
-    table.append(found)
+  table: list[dict[str, Any]] = []
+  for group in groups.values():
+    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
+    differ = len(seeds) == len(group)  # else each row by itself
+    table += map(_summary, [group] if differ else [[row] for row in group])
   if any(row['seeds'] > 1 for row in table):
     write_csv(path, table)
     ends = 'mean', 'deviation', 'seeds'
@@ -236,8 +237,18 @@ def write_seeds(
     print_table(f'over seeds, {path}', table, columns=columns)
 
 
-def _over_seeds(groups: Iterable[list[dict[str, Any]]]) -> Iterator[Any]:
-  """Yields groups of different seeds; of an equal seed each row by itself."""
-  for group in groups:
-    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
-    yield from [group] if len(seeds) == len(group) else [[row] for row in group]
+def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  run = group[0]['run']
+  if len(group) > 1:
+    run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
+    run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
+  found: dict[str, Any] = {'run': run, 'seeds': len(group)}
+  for key in dict.fromkeys(k for row in group for k in row if '/' in k):
+    values = [row[key] for row in group if row.get(key) is not None]
+    if values and len(values) < len(group):
+      found[f'{key} seeds'] = len(values)
+    if values:
+      found[f'{key} mean'] = statistics.mean(values)
+      several = len(values) > 1
+      found[f'{key} deviation'] = statistics.stdev(values) if several else None
+  return found

@@ -1,25 +1,21 @@
 """Compiled programs kept for the next process: only what its user wrote is run.
 
 JAX keeps compiled programs as files, `<name>-cache`, and executes what it finds
-under the name of a program. What it reads must be a file of this user that
-nobody else can write to, and match the code beside it: HMAC-SHA256 of name and
-content with a key of the user, made of what JAX wrote and not of what is in the
-file. Others are deleted, which costs a compilation.
+under the name of a program. So their folder must belong to this user, and no
+other may write to it, or to a file in it; other files are deleted, which costs
+a compilation.
 """
 
 import contextlib
-import hmac
 import os
 import pathlib
-import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, lru_cache
+from jax.experimental.compilation_cache import compilation_cache
 
-from core import files
 from core.errors import ConfigError
 
 # Copies compile in milliseconds; keep them too, for fast restarts.
@@ -27,7 +23,6 @@ _OPTIONS = {
   'jax_persistent_cache_min_compile_time_secs': 0.0,
   'jax_persistent_cache_min_entry_size_bytes': -1,
 }
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ProgramCache:
@@ -43,7 +38,10 @@ class ProgramCache:
       if not is_private(self._path):
         expected = 'a folder of this user that nobody else can write to'
         raise ConfigError('engine.cache_directory', directory, expected)
-      self._key = _key()
+      # From now on only this user can put files there.
+      for path in self._path.glob('*-cache'):
+        if not is_private(path, stat.S_ISREG):
+          path.unlink(missing_ok=True)
 
   @contextlib.contextmanager
   def used(self) -> Iterator[None]:
@@ -51,79 +49,23 @@ class ProgramCache:
     if not self._path:
       yield
       return
-    # JAX asks this function for the cache of the folder that is configured.
-    made = compilation_cache.get_file_cache
-    signed = _Signed(self._path, self._key)
-    compilation_cache.get_file_cache = lambda path: (signed, path)
     before = _configure(
       _OPTIONS | {'jax_compilation_cache_dir': f'{self._path}'}
     )
     try:
       yield
     finally:
-      compilation_cache.get_file_cache = made
       _configure(before)
 
 
-class _Signed(lru_cache.LRUCache):
-  """JAX's files, each with a code."""
-
-  def __init__(self, folder: pathlib.Path, key: bytes):
-    super().__init__(str(folder), max_size=-1)
-    self._folder, self._key = folder, key
-
-  def get(self, key: str) -> bytes | None:
-    """Returns the program that was put; deletes any other."""
-    value, (path, code) = super().get(key), self._files(key)
-    with contextlib.suppress(OSError, UnicodeError):
-      is_own = _is_own_file(path) and _is_own_file(code)
-      if value and is_own and code.read_text() == self._code(path.name, value):
-        return value
-    for file in (path, code):
-      file.unlink(missing_ok=True)
-    return None
-
-  def put(self, key: str, value: bytes) -> None:
-    """Writes a program and its code."""
-    super().put(key, value)
-    path, code = self._files(key)
-    files.write_text(code, self._code(path.name, value))
-
-  def _files(self, key: str) -> tuple[pathlib.Path, pathlib.Path]:
-    path = self._folder / f'{key}-cache'
-    return path, path.with_name(f'{path.name}.code')
-
-  def _code(self, name: str, value: bytes) -> str:
-    return hmac.digest(self._key, name.encode() + value, 'sha256').hex()
-
-
-def is_private(path: pathlib.Path) -> bool:
-  """Returns True for a folder that this user alone can write to."""
+def is_private(
+  path: pathlib.Path, is_kind: Callable[[int], bool] = stat.S_ISDIR
+) -> bool:
+  """Returns True for a folder, or a file, that this user alone can write to."""
   found = path.lstat()
-  is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
-  return stat.S_ISDIR(found.st_mode) and not found.st_mode & _OTHERS and is_own
-
-
-def _is_own_file(path: pathlib.Path) -> bool:
-  found = path.lstat()
-  is_own = found.st_uid == os.getuid() and not found.st_mode & _OTHERS
-  return stat.S_ISREG(found.st_mode) and is_own
-
-
-def _key() -> bytes:
-  """Returns the user's key; a new one, if none can be kept."""
-  path = files.cache_folder('key')
-  with contextlib.suppress(OSError):
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-      new = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-      with open(new, 'wb') as file:
-        file.write(secrets.token_bytes(32))
-    if is_private(path.parent) and _is_own_file(path):
-      key = path.read_bytes()
-      if len(key) == 32:  # else another process is writing it
-        return key
-  return secrets.token_bytes(32)
+  is_own = found.st_uid == os.getuid() and os.access(path, os.W_OK)
+  others = stat.S_IWGRP | stat.S_IWOTH
+  return is_kind(found.st_mode) and not found.st_mode & others and is_own
 
 
 def _configure(options: dict[str, Any]) -> dict[str, Any]:

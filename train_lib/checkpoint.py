@@ -17,14 +17,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from core import files
 from train_lib import checkpoint_io as io
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.run_directory import Path, steps_in
-
-TEMPORARY = '.orbax-checkpoint-tmp'
 
 
 class Checkpointer(contextlib.ExitStack):
@@ -45,15 +42,7 @@ class Checkpointer(contextlib.ExitStack):
     self._description: dict[str, Any] = {}
     # The restored step; later checkpoints belong to an abandoned continuation.
     self._restored = math.inf
-    self._orbax = ocp.AsyncCheckpointer(
-      ocp.StandardCheckpointHandler(),
-      async_options=ocp.options.AsyncOptions(
-        # Called when all arrays are written, before the final rename.
-        post_finalization_callback=self._finish,
-        # A full disk then raises in the call that hits it.
-        create_directories_asynchronously=False,
-      ),
-    )
+    self._orbax = io.Writer(self._finish)
     self.callback(self._close)
     self._thread = self.enter_context(concurrent.futures.ThreadPoolExecutor(1))
     self._saving: concurrent.futures.Future[None] | None = None
@@ -87,8 +76,7 @@ class Checkpointer(contextlib.ExitStack):
     self._set_later_aside()
     with self._errors():
       self._check_space(flat)
-      arrays = ocp.args.StandardSave(io.nest(flat))
-      self._orbax.save(self.directory / str(step), args=arrays)
+      self._orbax.write(self.directory / str(step), flat)
     self._saving = self._thread.submit(self._complete)
 
   def _check_space(self, flat: Mapping[str, Any]) -> None:
@@ -148,7 +136,7 @@ class Checkpointer(contextlib.ExitStack):
       self._orbax.close()
 
   def _finish(self) -> None:
-    name = f'{self._description["step"]}{TEMPORARY}'
+    name = f'{self._description["step"]}{io.TEMPORARY}'
     io.finish(self.directory / name, self._description)
 
   def _complete(self) -> None:
@@ -162,7 +150,7 @@ class Checkpointer(contextlib.ExitStack):
     for step in {*steps_in(self.directory)[: -self._keep]} - {best}:
       # Renamed first, so a killed process leaves no partial checkpoint here.
       path = self.directory / str(step)
-      shutil.rmtree(path.rename(f'{path}{TEMPORARY}'), ignore_errors=True)
+      shutil.rmtree(path.rename(f'{path}{io.TEMPORARY}'), ignore_errors=True)
 
   @contextlib.contextmanager
   def _errors(self) -> Iterator[None]:
@@ -180,7 +168,7 @@ class Checkpointer(contextlib.ExitStack):
   def _remove_temporary(self) -> None:
     """Removes the files of failed or killed saves; none may be running."""
     if jax.process_index() == 0:
-      for path in self.directory.glob(f'*{TEMPORARY}*'):
+      for path in self.directory.glob(f'*{io.TEMPORARY}*'):
         # Files written later by a failed save are removed at the next save.
         shutil.rmtree(path, ignore_errors=True)
 

@@ -6,6 +6,7 @@
 Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
 checkpoint does not depend on Python classes. orbax does not detect corrupted
 bytes, so `find` verifies size and CRC-32 of all files before they are read.
+Only this file calls orbax, by its API of version 0.
 """
 
 import concurrent.futures
@@ -15,7 +16,7 @@ import math
 import pathlib
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from jax.experimental import multihost_utils
 from core import fields, files
 from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 
+TEMPORARY = '.orbax-checkpoint-tmp'  # ends the name of a folder in writing
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 # orbax's list of the arrays, and the database of those of all processes. It is
@@ -99,6 +101,22 @@ class Saved:
     """Reads the parameters; their average unless the run kept none."""
     kept = any(name.startswith('ema_params/') for name in self.arrays)
     return self.read('ema_params/' if kept else 'params/', abstract)
+
+
+class Writer(ocp.AsyncCheckpointer):
+  """Writes arrays in the background; `finish()` is called before the rename."""
+
+  def __init__(self, finish: Callable[[], None]):
+    options = ocp.options.AsyncOptions(
+      post_finalization_callback=finish,
+      # A full disk then raises in the call that hits it.
+      create_directories_asynchronously=False,
+    )
+    super().__init__(ocp.StandardCheckpointHandler(), async_options=options)
+
+  def write(self, path: pathlib.Path, flat: Mapping[str, Any]) -> None:
+    """Starts to write named arrays."""
+    self.save(path, args=ocp.args.StandardSave(nest(flat)))
 
 
 def find(directory: Path, step: int | str | None = None) -> Saved:

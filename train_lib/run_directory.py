@@ -20,8 +20,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import filelock
-
 from core import fields, files
 from core.errors import ConfigError, InvalidDataError
 from core.files import writing
@@ -43,8 +41,8 @@ HARMLESS = re.compile(
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]
-# Not all file systems lock across hosts, so a run renews its lock file, and one
-# of another host is watched: times of that file are compared with each other,
+# Not all file systems lock across hosts, so a run renews run.lock, and that of
+# another host is watched: times of that file are compared with each other,
 # and never with a clock. File systems show changes late, NFS after up to 60 s.
 BEAT_SECONDS, WATCH_SECONDS = 10.0, 75.0
 
@@ -88,13 +86,6 @@ class RunDirectory(contextlib.ExitStack):
       self.workdir.mkdir(parents=True, exist_ok=True)
     if self._primary:
       with contextlib.ExitStack() as opened:
-        try:
-          held = files.lock_directory(self.workdir)
-          opened.callback(os.close, held)  # holds if run.lock is deleted
-        except BlockingIOError:
-          raise RunLockedError(_in_use(self.workdir / 'run.lock')) from None
-        except OSError:
-          pass  # not every file system locks directories
         opened.enter_context(_locked(self.workdir))
         self._check_config()
         self.write(CONFIG, self._config)
@@ -179,19 +170,22 @@ class RunDirectory(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Locks a run. The kernel frees the lock of a killed process."""
+  """Locks a run. The kernel frees the lock of a killed process.
+
+  `run.lock` names the holder. While it is renewed it holds, too: for other
+  hosts, and on file systems that cannot lock directories.
+  """
   path, host = workdir / 'run.lock', socket.gethostname()
-  # A link would be followed, and a pipe waited for.
-  if path.is_symlink() or (path.exists() and not path.is_file()):
-    raise InvalidDataError(f'{path} is not a regular file: remove it')
-  try:
-    lock = filelock.FileLock(path, timeout=0).acquire()
-  except filelock.Timeout:
-    raise RunLockedError(_in_use(path)) from None
-  except OSError as error:
-    raise InvalidDataError(f'{path} cannot be locked ({error})') from error
-  with lock:
-    if _holder(path)[0] not in ('', host) and _is_renewed(path):
+  files.check_replaceable(path)
+  with contextlib.ExitStack() as held:
+    known = host  # of this host the kernel knows whether a run is alive
+    try:
+      held.callback(os.close, files.lock_directory(workdir))
+    except BlockingIOError:
+      raise RunLockedError(_in_use(path)) from None
+    except OSError:
+      known = ''
+    if _holder(path)[0] not in ('', known) and _is_renewed(path):
       raise RunLockedError(_in_use(path))
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}

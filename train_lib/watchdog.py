@@ -6,12 +6,16 @@ process 0; the first fault that one of them sees is the verdict that all print
 before they exit. Intervals are counted in ticks, so clocks are not compared and
 a process that was suspended does not blame the others.
 
+If native code keeps Python's lock, so that no thread runs, the stacks are
+printed by `faulthandler`; a peer then sees the silence.
+
 JAX would end the survivors too, but with exit -6 and a native stack trace. It
 still does so if process 0 is killed, as the store is gone at once.
 """
 
 import concurrent.futures
 import contextlib
+import faulthandler
 import json
 import os
 import pathlib
@@ -81,6 +85,7 @@ class Watchdog:
     self.progress(FINISHED, exempt=True)
     self._stopped.set()
     self._thread.join(5 * TICK)
+    faulthandler.cancel_dump_traceback_later()
     self._pool.shutdown(wait=False)
 
   def _fail(self, error: BaseException) -> None:
@@ -112,6 +117,7 @@ class Watchdog:
     silent: dict[int, float] = {}  # seconds without a new record
     records: dict[int, dict[str, Any]] = {}
     while not self._stopped.wait(TICK):
+      faulthandler.dump_traceback_later(self._seconds + SILENCE, file=2)
       before, now = now, time.monotonic()
       tick = min(now - before, 2 * TICK)  # more if it was suspended
       last = records

@@ -3,9 +3,9 @@ r"""Tables 1, 2 and 7: pre-training on JFT-300M, then few-shot accuracy.
   python -m launch.train --workdir=/tmp/jft_b32_input \
       --config=configs/adatape/jft.py:data=DIR,model=input,variant=B/32
 
-Arguments: `data` is a folder of TFRecords (`dataset_lib.tfds`); `fewshot` tfds
-or none: few-shot evaluation reads imagenet2012, cifar100 and oxford_iiit_pet
-that TFDS prepared; `model` and `variant` of the ViT:
+Arguments: `data` is a folder of TFRecords (`dataset_lib.records.tfds`);
+`fewshot` tfds or none: few-shot evaluation reads imagenet2012, cifar100 and
+oxford_iiit_pet that TFDS prepared; `model` and `variant` of the ViT:
 
   Table 1  vit, u2t, uvit, learn, input    B/32, B/16, L/32, L/16
   Table 2  input with an ablation          B/32, B/16, L/32, L/16

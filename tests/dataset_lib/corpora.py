@@ -3,7 +3,8 @@
 import numpy as np
 import rich.progress
 
-from dataset_lib import builder, corpus
+from dataset_lib import builder
+from dataset_lib.corpus import preparation
 
 WORDS = [f'w{number}' for number in range(200)]
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
@@ -66,7 +67,8 @@ def prepare(root, texts, name='out', **options):
     'out': str(root / name),
   }
   bar = rich.progress.Progress(disable=True)
-  return root / name, corpus.prepare(corpus.Options(**given | options), bar)
+  given = preparation.Options(**given | options)
+  return root / name, preparation.prepare(given, bar)
 
 
 def pretraining_config(directory, **others):

@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 
-from dataset_lib.record_files import framed
+from dataset_lib.records.sharded import framed
 
 SIDE = 16
 

@@ -12,7 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from core import files
-from dataset_lib import builder, corpus
+from dataset_lib import builder
+from dataset_lib.corpus import preparation
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -183,7 +184,7 @@ def test_a_stop_leaves_nothing(
     raise AssertionError('the signal comes first')
     yield
 
-  monkeypatch.setattr(corpus, stage, stopped)
+  monkeypatch.setattr(preparation, stage, stopped)
   flags = f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50'
   errors = errors_of(command_line.INTERRUPTED, capsys, *flags)
   assert errors[-1] == 'error: interrupted'
@@ -221,7 +222,7 @@ def test_what_the_machine_lacks_is_one_line(
   def failing(*arguments):
     raise error
 
-  monkeypatch.setattr(corpus, 'encoded', failing)
+  monkeypatch.setattr(preparation, 'encoded', failing)
   flags = f'--input={texts}', f'--out={tmp_path}/out', '--vocab_size=50'
   errors = errors_of(
     prepare_corpus.NOT_WRITTEN, capsys, *flags, '--processes=3'

@@ -1,7 +1,9 @@
 """Ranges of fields, searched by trials that continue where they stopped."""
 
+import concurrent.futures
 import csv
 import os
+import pathlib
 import shlex
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import time
 import pytest
 
 from core import files
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError
 
 optuna = pytest.importorskip('optuna')
 from launch import command_line, search, sweep, sweep_runs  # noqa: E402
@@ -105,7 +107,7 @@ def test_a_wrong_range_is_refused(body):
         '--vary=optimizer.name=choice(adam,adamw)',
         '--sampler=grid',
         '--vary=seed=int(0,2000000000)',
-        '--trials=100001',
+        '--trials=2000000000',
       ],
       ['--vary', 'at most 100000 points'],
     ),
@@ -213,6 +215,75 @@ def test_another_search_in_the_workdir_is_refused(tmp_path, child, refused):
   assert sweep.main(given) == 0
   refused(sweep.main, [*given, '--mode=min'], ['mode'])
   refused(sweep.main, [*given, '--config.seed=1'], ['--fixed', 'workdir'])
+  (tmp_path / 'runs' / 'search.journal').touch()
+  refused(sweep.main, given, ['earlier version', 'use another --workdir'])
+
+
+def opened(tmp_path, **others):
+  given = dict(
+    config='a', workdir=str(tmp_path), metric='a/b', vary=('x=int(1,2)',)
+  )
+  return search._open(sweep_runs.Flags(**given | others))
+
+
+def test_a_study_of_an_earlier_version_is_refused(tmp_path):
+  url = f'sqlite:///{tmp_path}/study.db'
+  study = optuna.create_study(storage=url, study_name=str(tmp_path))
+  study.set_user_attr('config', 'a')
+  with pytest.raises(command_line.UsageError, match='finish it with that vers'):
+    opened(tmp_path, storage=url)
+
+
+@pytest.mark.parametrize('damage', [b'SQLite format', b'{"op": 1}\n' * 999])
+def test_a_damaged_study_is_refused(tmp_path, damage):
+  opened(tmp_path)[0].ask()
+  path = tmp_path / 'search.db'
+  path.write_bytes(damage)
+  with pytest.raises(command_line.UsageError, match=f'study in {path}'):
+    opened(tmp_path)
+
+
+def pipe(path):
+  os.mkfifo(path)
+
+
+def link(path):
+  path.symlink_to('elsewhere')
+
+
+@pytest.mark.parametrize('put', [pipe, link, pathlib.Path.mkdir])
+def test_a_study_that_is_no_file_is_refused(tmp_path, put):
+  put(tmp_path / 'search.db')
+  with pytest.raises(InvalidDataError, match='not a regular file'):
+    opened(tmp_path)
+  assert not (tmp_path / 'elsewhere').exists()
+
+
+def test_processes_begin_a_study_at_once(tmp_path):
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    studies = [pool.submit(opened, tmp_path) for _ in range(8)]
+    numbers = [one.result()[0].ask().number for one in studies]
+  assert sorted(numbers) == [*range(8)]
+
+
+@pytest.mark.parametrize('beats', [True, False])
+def test_a_trial_without_heartbeats_is_tried_again(
+  tmp_path, child, beats, monkeypatch
+):
+  """Its process was killed, also before its first heartbeat."""
+  monkeypatch.setattr(search, 'SILENT_SECONDS', 2)
+  given = sweep.main.parse(flags(tmp_path, LR, '--trials=2'))
+  study, storage = search._open(given)
+  trial = study.ask()
+  if beats:
+    storage.record_heartbeat(trial._trial_id)
+    for name, value in (('place', 0), ('begun', 0)):
+      trial.set_user_attr(name, value)
+  assert sweep.main(flags(tmp_path, LR, '--trials=2')) == 0
+  rows = [(row['trial'], row['state']) for row in table(tmp_path)]
+  assert sorted(rows) == [('0', 'complete'), ('1', 'complete')]
+  states = [one.state.name for one in study.trials]
+  assert states.count('FAIL') == 1
 
 
 def test_a_stopped_search_continues(tmp_path, child, capsys):

@@ -6,7 +6,9 @@ import os
 import pytest
 
 from adatape import budgets
-from dataset_lib import corpus, tfds, tokenizer
+from dataset_lib import tokenizer
+from dataset_lib.corpus import preparation
+from dataset_lib.records import tfds
 from eval_lib import calibration, certificate, report
 from launch import evaluate
 from serve_lib import bundle
@@ -35,7 +37,7 @@ READERS = {
   'vocab.txt': tokenizer.load,
   'spiece.model': tokenizer.load,
   'bundle': lambda folder: bundle.read(folder / 'bundle'),
-  'corpus.json': lambda folder: corpus.open_split(folder, 'train'),
+  'corpus.json': lambda folder: preparation.open_split(folder, 'train'),
   'features.json':
     lambda folder: tfds._refuse_foreign_code(folder / 'features.json'),
 }  # fmt: skip

@@ -12,7 +12,8 @@ import pytest
 
 from core import files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import builder, record_files, text_rows
+from dataset_lib import builder, text_rows
+from dataset_lib.records import sharded
 from serve_lib.chain import InputError
 from serve_lib.items import images
 from tests.dataset_lib import (
@@ -116,7 +117,7 @@ def test_a_sparse_record_is_not_read(tmp_path):
   pytest.importorskip('tensorflow_datasets')
   size, path = 3 * 2**30, tmp_path / 'train-0.tfrecord'
   with path.open('wb') as file:
-    file.write(record_files.checked(struct.pack('<Q', size)))
+    file.write(sharded.checked(struct.pack('<Q', size)))
     file.truncate(size + 16)
   source = records_of(tmp_path)
   assert peak(lambda: refused_record(source)) < 2 * files.MAX_BYTES

@@ -1,7 +1,7 @@
 """Numbers without end, and names of others where they are shown."""
 
-import os
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 import rich
 
 from core import errors, files
-from core.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError
 from launch import (
   analyze,
   benchmark,
@@ -17,12 +17,9 @@ from launch import (
   evaluate,
   export,
   predict,
-  search,
-  sweep_runs,
   train,
 )
 from tests.dataset_lib import corpora, word_rows
-from tests.security.files_test import within
 
 LONG = {
   '400 digits': '9' * 400, 'negative': '-' + '9' * 400,
@@ -151,33 +148,12 @@ def test_a_name_does_not_act_on_the_terminal(name, capsys):
   assert files.printable(name) == name or ACTS.search(name)
 
 
-def test_a_torn_line_of_the_journal_is_dropped(tmp_path):
-  pytest.importorskip('optuna')
-  given = dict(
-    config='a', workdir=str(tmp_path), metric='a/b', vary=('x=int(1,2)',)
-  )
-  flags = sweep_runs.Flags(**given)
-  study = search._open(flags)
-  study.ask()
-  path = tmp_path / 'search.journal'
-  whole = path.read_bytes()
-  last = whole.rstrip(b'\n').rpartition(b'\n')[2]
-  halves = last[: len(last) // 2], b'\0' * 7, b'{', b'[]\n{'
-  for torn in (last, *halves, *(half + b'\n' for half in halves)):
-    path.write_bytes(whole + torn)
-    assert len(search._open(flags).get_trials()) == 1
-    assert path.read_bytes().startswith(whole)
-  path.unlink()
-  os.mkfifo(path)
-  with within(60), pytest.raises(InvalidDataError, match='a regular file'):
-    search._open(flags)
-
-
 @pytest.mark.parametrize(
   'point', [{'model.name': 'evil:Model'}, {'x': 'evil:Model'}, {'y': 1}]
 )
-def test_a_point_of_the_journal_names_no_code(point):
-  trial = type('Trial', (), dict(number=0, user_attrs={'point': point}))
-  own = type('Search', (), dict(space={'x': ('choice', ('1', '2'))}))
+def test_a_point_of_a_study_names_no_code(point):
+  search = pytest.importorskip('launch.search', exc_type=ValueError)
+  trial = SimpleNamespace(params=point, user_attrs={'place': 0})
+  own = SimpleNamespace(space={'x': ('choice', ('1', '2'))})
   with pytest.raises(command_line.UsageError, match='trial 0 of the study'):
     search.Search.run_of(own, trial)

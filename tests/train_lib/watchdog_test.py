@@ -1,4 +1,4 @@
-"""Faults of the watchdog itself: its store fails, or its thread has a bug."""
+"""Faults of the watchdog itself: no store, a bug, a thread that cannot run."""
 
 import subprocess
 import sys
@@ -39,3 +39,24 @@ def test_process_0_ends_without_a_working_watchdog(error, code, line):
   )  # fmt: skip
   assert done.returncode == code, done.stderr
   assert done.stderr.splitlines()[-1] == line
+
+
+LOCKED = """
+import ctypes
+import time
+from train_lib import watchdog
+
+watchdog.SILENCE = watchdog.TICK = 0.5
+with watchdog.Watchdog(1):
+  time.sleep(2)
+  ctypes.PyDLL(None).sleep(4)  # keeps Python's lock
+"""
+
+
+def test_stacks_are_printed_when_no_thread_can_run():
+  done = subprocess.run(
+    [sys.executable, '-c', LOCKED], capture_output=True, text=True, timeout=100
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.startswith('Timeout (0:00:01.5')
+  assert 'line 9 in <module>' in done.stderr

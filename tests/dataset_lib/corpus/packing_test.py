@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset_lib import corpus_rows
+from dataset_lib.corpus import packing
 
 
 def pack(lengths, limit, joined=()):
   """Rows of sentences whose tokens are words, but for those in `joined`."""
   begins = np.ones(sum(lengths), bool)
   begins[list(joined)] = False
-  return corpus_rows.pack(sentences_of(lengths), begins, limit)
+  return packing.pack(sentences_of(lengths), begins, limit)
 
 
 def sentences_of(lengths):
@@ -61,7 +61,7 @@ def test_rows_fit_and_follow_each_other(lengths, limit, seed):
   total = sum(lengths)
   begins = np.random.default_rng(seed).random(total) < 0.6
   begins |= sentences_of(lengths)
-  ends = corpus_rows.pack(sentences_of(lengths), begins, limit)
+  ends = packing.pack(sentences_of(lengths), begins, limit)
   sizes = np.diff(ends, prepend=0)
   assert all(2 <= size <= limit for size in sizes)
   assert (ends[-1] if ends else 0) == total - (total == 1)
@@ -97,14 +97,14 @@ def test_rows_fit_and_follow_each_other(lengths, limit, seed):
 def test_sentences_by_hand(marked):
   parts = [part.strip() for part in marked.split('|') if part]
   text = marked.replace('| ', '').replace('|', '')
-  got = corpus_rows.split_sentences(text)
+  got = packing.split_sentences(text)
   assert [part.strip() for part in got] == parts
   assert ''.join(got) == text
 
 
 @given(st.text(alphabet='aB1 .!?…"”()。I\n\u00a0', max_size=60))
 def test_no_character_is_lost(text):
-  got = corpus_rows.split_sentences(text)
+  got = packing.split_sentences(text)
   assert ''.join(got) == text
   assert all(got)
 
@@ -115,4 +115,4 @@ def test_no_character_is_lost(text):
 def test_long_runs_take_linear_time(unit):
   text = unit * (200_000 // len(unit))
   # A quadratic search would take minutes.
-  assert ''.join(corpus_rows.split_sentences(text)) == text
+  assert ''.join(packing.split_sentences(text)) == text

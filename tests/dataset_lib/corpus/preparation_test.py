@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from core.errors import InvalidDataError, MissingDataError
-from dataset_lib import corpus, corpus_rows, tokenizer
+from dataset_lib import tokenizer
+from dataset_lib.corpus import packing, preparation
 from tests.dataset_lib import corpora
 
 
 def names_of(directory, split):
   """The tokens by name, and the split's arrays."""
-  arrays = corpus.open_split(directory, split)
+  arrays = preparation.open_split(directory, split)
   return tokenizer.load(directory).names(arrays.tokens.tolist()), arrays
 
 
@@ -72,9 +73,9 @@ def test_every_token_is_in_its_place(prepared):
 def test_blocks_do_not_show_but_in_their_rows(tmp_path, size, monkeypatch):
   texts = corpora.documents(25, seed=1)
   whole, manifest = corpora.prepare(tmp_path, texts, 'whole')
-  monkeypatch.setattr(corpus_rows, 'BLOCK_CHARACTERS', size)
+  monkeypatch.setattr(packing, 'BLOCK_CHARACTERS', size)
   parts, other = corpora.prepare(tmp_path, texts, 'parts')
-  for split in corpus.SPLITS:
+  for split in preparation.SPLITS:
     assert names_of(whole, split)[0] == names_of(parts, split)[0]
     one, two = manifest['splits'][split], other['splits'][split]
     assert {**one, 'rows': 0} == {**two, 'rows': 0}
@@ -84,7 +85,7 @@ def test_blocks_do_not_show_but_in_their_rows(tmp_path, size, monkeypatch):
 
 
 def test_the_same_bytes_whatever_the_number_of_processes(tmp_path, monkeypatch):
-  monkeypatch.setattr(corpus_rows, 'BLOCK_CHARACTERS', 500)
+  monkeypatch.setattr(packing, 'BLOCK_CHARACTERS', 500)
   texts = corpora.documents(40, seed=2)
   options = {'tokenizer': '', 'vocab_size': 60, 'vocab_texts': 500}
   one, two = (
@@ -123,9 +124,9 @@ def test_validation_texts_are_not_trained_on(tmp_path):
   out, manifest = corpora.prepare(tmp_path, texts, 'no', validation_share=0.0)
   assert list(manifest['splits']) == ['train']
   with pytest.raises(MissingDataError, match='--validation_share'):
-    corpus.open_split(out, 'validation')
+    preparation.open_split(out, 'validation')
   with pytest.raises(MissingDataError, match=r'launch\.prepare_corpus'):
-    corpus.open_split(tmp_path, 'train')
+    preparation.open_split(tmp_path, 'train')
 
 
 def test_faults_are_counted_and_named(tmp_path):
@@ -166,10 +167,10 @@ def test_a_directory_is_complete_or_absent(tmp_path, is_link):
   if is_link:
     (tmp_path / 'real').mkdir()
     out.symlink_to('real')
-  with corpus.complete_or_absent(out) as folder:
+  with preparation.complete_or_absent(out) as folder:
     place = folder.parent
     assert place.parent == tmp_path
-    (unfinished,) = corpus.leftovers(out.resolve())
+    (unfinished,) = preparation.leftovers(out.resolve())
     assert unfinished == place
     assert out.exists() is is_link
     (folder / 'x').touch()
@@ -207,11 +208,11 @@ def test_damaged_corpora_are_named(prepared, tmp_path, name, data, words):
   else:
     path.write_bytes(data(path.read_bytes()) if callable(data) else data)
   with pytest.raises(InvalidDataError, match=words):
-    corpus.open_split(directory, 'train')
+    preparation.open_split(directory, 'train')
 
 
 def test_opening_reads_nothing(prepared):
-  for base in corpus.open_split(prepared[0], 'train')[:3]:
+  for base in preparation.open_split(prepared[0], 'train')[:3]:
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
       base = base.base
     assert isinstance(base, np.memmap)

@@ -12,11 +12,11 @@ import tracemalloc
 import pytest
 
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import record_files
+from dataset_lib.records import sharded
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build
 
-SHARD = b''.join(map(record_files.framed, (b'a0', b'', b'a2' * 50)))
+SHARD = b''.join(map(sharded.framed, (b'a0', b'', b'a2' * 50)))
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ SHARD = b''.join(map(record_files.framed, (b'a0', b'', b'a2' * 50)))
 def test_a_damaged_shard_is_named(tmp_path, data, count):
   path = tmp_path / 'shard-0'
   path.write_bytes(SHARD)
-  offsets = record_files.record_offsets(str(path), 3)
+  offsets = sharded.record_offsets(str(path), 3)
   assert offsets.tolist() == [0, 18, 34, len(SHARD)]
   path.write_bytes(data)
   with pytest.raises(InvalidDataError, match='shard-0'):
-    record_files.record_offsets(str(path), count)
+    sharded.record_offsets(str(path), count)
 
 
 def shards_of(folder, count=3, rows=4):
@@ -52,12 +52,12 @@ def shards_of(folder, count=3, rows=4):
 
 
 def opened(files, kind='tfrecord'):
-  counts = record_files.count_records(files, kind)
+  counts = sharded.count_records(files, kind)
   shards = [
-    record_files.Shard(file, 0, count, count)
+    sharded.Shard(file, 0, count, count)
     for file, count in zip(files, counts, strict=True)
   ]
-  return record_files.RecordFiles(shards, kind)
+  return sharded.RecordFiles(shards, kind)
 
 
 def contents(files):
@@ -68,13 +68,13 @@ def contents(files):
 @pytest.fixture
 def scans(monkeypatch):
   """The files that are scanned, in order."""
-  seen, scan = [], record_files.record_offsets
+  seen, scan = [], sharded.record_offsets
 
   def spy(file, *arguments):
     seen.append(file)
     return scan(file, *arguments)
 
-  monkeypatch.setattr(record_files, 'record_offsets', spy)
+  monkeypatch.setattr(sharded, 'record_offsets', spy)
   return seen
 
 
@@ -117,7 +117,7 @@ def broken(data):
 
 def test_a_damaged_index_is_made_again(tmp_path, scans):
   files, records = shards_of(tmp_path, 1)
-  path = record_files.tfrecord_index(files[0])
+  path = sharded.tfrecord_index(files[0])
   data = path.read_bytes()
   damaged = list(broken(data))
   assert len(data) == 8 * 6
@@ -166,13 +166,13 @@ def test_no_changed_bit_is_read(kind, tmp_path):
 
 def test_a_checksum_is_that_of_tensorflow():
   # 8a9136aa, of 32 zeros in RFC 3720, masked.
-  assert record_files.checked(bytes(32))[32:].hex() == 'faffd70f'
+  assert sharded.checked(bytes(32))[32:].hex() == 'faffd70f'
 
 
 def test_an_index_is_made_once_by_several_at_once(tmp_path, scans):
   files, _ = shards_of(tmp_path, 1)
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    paths = set(pool.map(record_files.tfrecord_index, files * 40))
+    paths = set(pool.map(sharded.tfrecord_index, files * 40))
   assert len(paths) == len(scans) == 1
   names = {path.name for path in paths.pop().parent.iterdir()}
   assert len(names) == 2  # the index and its lock
@@ -201,7 +201,7 @@ def test_opening_300_million_records_takes_little_memory(tmp_path, scans):
     # Files of zeros, which the disk does not store.
     file.touch()
     os.truncate(file, rows * bytes_each)
-    index = record_files._index_path(str(file))
+    index = sharded._index_path(str(file))
     index.parent.mkdir(parents=True, exist_ok=True)
     with index.open('wb') as opened_index:
       opened_index.write(struct.pack('<qq', file.stat().st_mtime_ns, 0))

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from dataset_lib import tokenizer
-from dataset_lib.corpus_texts import Paragraph
+from dataset_lib.corpus.texts import Paragraph
 from dataset_lib.order import splitmix64
 
 TRAIN, VALIDATION = 'train', 'validation'
@@ -178,7 +178,7 @@ class Rows(NamedTuple):
   lengths: Int64[np.ndarray, ' R']
   documents: set[int]  # that have rows
   counts: dict[str, int]
-  faults: list[tuple[str, str, str]]  # arguments of `corpus_texts.Faults.count`
+  faults: list[tuple[str, str, str]]  # arguments of `texts.Faults.count`
 
 
 @functools.lru_cache(1)

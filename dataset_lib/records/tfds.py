@@ -13,9 +13,10 @@ from annotated_types import Interval, Len, Predicate
 
 from core import errors, fields, files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import record_files, source
+from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
-from dataset_lib.record_files import Kind, RecordFiles, Shard
+from dataset_lib.records import sharded
+from dataset_lib.records.sharded import Kind, RecordFiles, Shard
 
 _INFO_FILE, _FEATURES_FILE = 'dataset_info.json', 'features.json'
 # name, name/config, name:1.2.3. No 'namespace:name': TFDS would fetch those
@@ -239,7 +240,7 @@ class ImageRecords(ImageOptions):
     kind, *others = {kind for kind, _ in found.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
-    count = record_files.count_records
+    count = sharded.count_records
     counts = {name: count(paths, kind) for name, (_, paths) in found.items()}
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from core import files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import bad_records, tfds
+from dataset_lib import bad_records
+from dataset_lib.records import tfds
 
 Advance = Callable[[int], object]  # called with bytes on disk that are done
 SUFFIXES = ('.txt', '.txt.gz')

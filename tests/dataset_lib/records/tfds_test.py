@@ -12,15 +12,17 @@ import cv2
 import numpy as np
 import pytest
 
+from core import registry
 from core.errors import (
   BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
 )
-from dataset_lib import builder, tfds
+from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
-from dataset_lib.corpus_texts import Faults, Texts
+from dataset_lib.corpus.texts import Faults, Texts
+from dataset_lib.records import tfds
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 
@@ -349,3 +351,11 @@ def test_a_corpus_of_it(data_dir, tmp_path):
   splits = manifest['splits']
   assert splits['train']['documents'] + splits['validation']['documents'] == 19
   assert splits['train']['sentences'] == 2 * splits['train']['documents']
+
+
+@pytest.mark.parametrize(('old', 'new'), registry.MOVED.items())
+def test_a_run_names_classes_by_their_old_module(old, new):
+  for kind in (tfds.TfdsImages, tfds.ImageRecords):
+    for module in (old, new):
+      found = registry.locate(f'{module}:{kind.__name__}', 'dataset.name')
+      assert found is kind

@@ -35,11 +35,12 @@ from jaxtyping import Bool, Int64, Shaped
 from core import files
 from core.errors import InvalidDataError, MissingDataError
 from core.fields import flag
-from dataset_lib import corpus_rows, tokenizer
 from dataset_lib import sentencepiece_model as sentencepiece
+from dataset_lib import tokenizer
 from dataset_lib.builder import default_num_threads
-from dataset_lib.corpus_rows import TRAIN, VALIDATION, Part, Rows, blocks
-from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
+from dataset_lib.corpus import packing
+from dataset_lib.corpus.packing import TRAIN, VALIDATION, Part, Rows, blocks
+from dataset_lib.corpus.texts import ACTIONS, Faults, Texts
 
 FORMAT = 2  # of the directory; another number is refused
 SPLITS = (TRAIN, VALIDATION)
@@ -112,7 +113,7 @@ def prepare(options: Options, bar: Any) -> Any:
     training = read('vocabulary: reading, then training', Faults())
     vocab_size = _save_tokenizer(training, folder, options)
     path = folder / TOKENIZER_FILE
-    encode = functools.partial(corpus_rows.encode, path, options.max_length)
+    encode = functools.partial(packing.encode, path, options.max_length)
     processes = options.processes or default_num_threads()
     rows = encoded(read('encoding', faults), encode, processes)
     splits = SPLITS if options.validation or share else (TRAIN,)
@@ -309,7 +310,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
     arrays[file] = array
   ends, lengths = array[[0, -1]].tolist(), np.diff(array)
-  least, limit = corpus_rows.MIN_ROW, max_length - corpus_rows.SPECIAL_IN_ROW
+  least, limit = packing.MIN_ROW, max_length - packing.SPECIAL_IN_ROW
   if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
     expected = f'expected rows of {least} to {limit} tokens, {total} in all'
     got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'

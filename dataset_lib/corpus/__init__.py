@@ -1,0 +1,1 @@
+"""Texts of a corpus, prepared once as rows of token ids."""

@@ -1,0 +1,1 @@
+"""Records in the shards of TFRecord and ArrayRecord files."""
