@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from albert_act import analysis
+from albert_act import token_kinds
 from albert_act.model import AlbertPretraining
 from albert_act.task import ponder_loss
 from dataset_lib import tokenizer
@@ -104,7 +104,7 @@ class Pretraining(Task):
     logits, out = self.apply(params, batch)
     _, metrics = self._losses(logits, out, batch, self.normalizers(batch), {})
     steps = out['encoded'].ponder['steps']
-    return metrics | analysis.means('iterations', steps, batch)
+    return metrics | token_kinds.means('iterations', steps, batch)
 
   def features(self, params, model_state, batch):
     """The pooled [CLS]."""

@@ -1,14 +1,14 @@
 """The packages of a checkout, found and not listed.
 
-A library is `*_lib`; `configs`, `launch` and `tests` have their roles; every
-other top-level package is a family of models.
+A library is `*_lib`; `benchmarks`, `configs`, `launch` and `tests` have their
+roles; every other top-level package is a family of models.
 """
 
 import importlib
 import inspect
 import pathlib
 
-ROLES = ('configs', 'launch', 'tests')
+ROLES = ('benchmarks', 'configs', 'launch', 'tests')
 
 
 def packages(root: pathlib.Path) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ where a line sets another value of one field:
 
 figure5.txt is for model=vit,variant=S/32, figure8.txt for model=vit,
 variant=B/32, and figure6.txt for table2.py. Figure 9 shows the runs of Table 1
-and Figure 8 over the throughput of `launch.benchmark cost --table=1,7`.
+and Figure 8 over the throughput of `benchmarks.cost --table=1,7`.
 
 No result: JFT-300M is not public.
 """

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from adatape import budgets
+from benchmarks import budgets
 from dataset_lib import corpus, tfds, tokenizer
 from eval_lib import calibration, certificate, report
 from launch import evaluate

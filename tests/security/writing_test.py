@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks import analyze
 from dataset_lib import text_files
 from dataset_lib.errors import InvalidDataError
-from launch import analyze, command_line, evaluate, export, predict, train
+from launch import command_line, evaluate, export, predict, train
 from tests.security.conftest import FLAGS
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 

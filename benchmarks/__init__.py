@@ -1,0 +1,1 @@
+"""Commands that measure models, and write the tables of the docs."""
