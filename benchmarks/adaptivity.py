@@ -30,7 +30,6 @@ from dataset_lib.errors import ConfigError
 from dataset_lib.fields import flag
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
-from launch import command_line
 from serve_lib import decisions
 from train_lib import loading
 from train_lib.task import Task
@@ -60,7 +59,6 @@ def write(flags: Any) -> None:
   Raises ConfigError for a run without outputs of rows or without classes, or a
   dense run on other rows.
   """
-  command_line.check_place('--out', flags.out)
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
   found, rows, data = _read(config, '--workdir', flags, split)

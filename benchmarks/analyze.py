@@ -35,15 +35,11 @@ from train_lib.task import construct
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Run(command.Run):
+class Flags(command.Run):
+  """Flags of all models."""
+
   split: str = flag('ALBERT: validation; AdaTape: that of its evaluation', '')
   out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Albert(_Run):
-  """Flags of an ALBERT."""
-
   treebank: Annotated[
     str,
     Predicate(lambda path: not path or os.path.isfile(path)),
@@ -52,43 +48,32 @@ class Albert(_Run):
   # Labels with fewer words are left out.
   label_words: Positive = flag('ALBERT: least words of a label', 20, 'WORDS')
   sentences: Count = flag('ALBERT: rows of sentences.html', 8, 'ROWS')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tape(_Run):
-  """Flags of an AdaTape."""
-
   images: Positive = flag(
     'AdaTape: images shown of the shortest, and of the longest tapes', 5
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(Albert, Tape):
-  """Flags of all models."""
-
-
-# A report has MODEL, the class of the models that it analyses, SPLIT and write.
-REPORTS: tuple[tuple[Any, Any], ...] = (
-  (Albert, iteration_report),
-  (Tape, tape_report),
-)
+# The flags of each report alone, which has MODEL, the class of the models that
+# it is for, SPLIT and `write`.
+REPORTS: dict[Any, tuple[str, ...]] = {
+  iteration_report: ('treebank', 'label_words', 'sentences'),
+  tape_report: ('images',),
+}
 
 
 def write(flags: Flags) -> None:
   """Reads everything, then computes, then writes and prints."""
   config = loading.load_config(flags.workdir)
   model = construct(config, num_classes=2)
-  reports = [pair for pair in REPORTS if isinstance(model, pair[1].MODEL)]
-  if not reports:
+  module = next((m for m in REPORTS if isinstance(model, m.MODEL)), None)
+  if module is None:
     expected = 'a run of an ALBERT of albert_act, or of an AdaTape'
     raise ConfigError('--workdir', config.model.name, expected)
-  kind, module = reports[0]
-  legal = {field.name for field in dataclasses.fields(kind)}
-  others = [f.name for f in dataclasses.fields(Flags) if f.name not in legal]
   expected = f'nothing, not a flag for a run of {config.model.name}'
-  command_line.refuse(flags, others, expected)
-  if kind is Albert:
+  for other, own in REPORTS.items():
+    if other is not module:
+      command_line.refuse(flags, own, expected)
+  if module is iteration_report:
     command_line.check_texts(flags.workdir)
   split = loading.split_of(config, flags.split or module.SPLIT)
   out = report.folder_of(flags.out, flags.workdir, 'analysis')

@@ -3,17 +3,16 @@
   python -m benchmarks.budgets --workdir=/tmp/digits --dense=/tmp/vit \\
       --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
 
-Pictures are in the form of Figures 3, 8 and 9 of
-AdaTape, for one model: threshold tau, most tape tokens T and the share of the
-bank kept are changed after training, and no parameter depends on them. The kept
-bank tokens are those that most rows of the training split read with the trained
-settings; of a bank made from the input these are positions.
+Pictures are in the form of Figures 3, 8 and 9 of AdaTape, for one model:
+threshold tau, most tape tokens T and the share of the bank kept are changed
+after training, and no parameter depends on them. The kept bank tokens are the
+ones that most rows of the training split read with the trained settings; of a
+bank made from the input these are positions.
 
 It is compared with a dense run, or all runs of a sweep. Models of adaptive
-depth run in their dynamic form.
-
-`flops` count tapes and depths as they are. Images per second are those of the
-engine, which pads a tape to its bucket, from decoded images to answers.
+depth run in their dynamic form. `flops` count tapes and depths as they are.
+Images per second are measured in the engine, which pads a tape to its bucket,
+from decoded images to answers.
 """
 
 import contextlib
@@ -33,10 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from annotated_types import Gt, Interval, MinLen
-from jaxtyping import Int
 
 from adatape.model import TapeClassifier
-from benchmarks import command, read_tapes
+from benchmarks import command
+from benchmarks.tape_report import chosen_inputs, most_read, read, spread_rows
 from benchmarks.timing import Call, Candidate, Hosts, run
 from dataset_lib import builder, contract, text_files
 from dataset_lib.errors import ConfigError
@@ -50,13 +49,9 @@ from serve_lib.chain import checked
 from serve_lib.engine import Engine
 from train_lib import loading
 
-SHOWN = (
-  'candidate', 'quality', 'tape_length_mean', 'flops', 'images_per_second',
-  'speedup', 'limit',
-)  # fmt: skip
+TIMED = ('images_per_second', 'speedup', 'limit')
+SHOWN = ('candidate', 'quality', 'tape_length_mean', 'flops', *TIMED)
 TIMED_ROWS = 512  # at most
-
-
 Thresholds = Annotated[
   tuple[Annotated[int | float, Gt(0.0)], ...],
   'a list of positive numbers like 0.5,1',
@@ -114,16 +109,6 @@ class _KeptBank(TapeClassifier):
     return super()._flops(tokens, len(self.kept), tape_length)
 
 
-def most_read(counts: Int[np.ndarray, ' C'], share: float) -> tuple[int, ...]:
-  """Returns the most frequent bank tokens, ascending; of equal ones the first.
-
-  At least one is kept.
-  """
-  kept = max(1, round(share * len(counts)))
-  order = np.argsort(-counts, kind='stable')
-  return tuple(np.sort(order[:kept]).tolist())
-
-
 def changed(
   model: TapeClassifier,
   setting: Setting,
@@ -171,7 +156,6 @@ def write(flags: Any) -> None:
 
   Raises ConfigError for a run without a bank, or another one on other inputs.
   """
-  command_line.check_place('--out', flags.out or flags.workdir)
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
   loaded = loading.restore(flags.workdir, config, flags.step)
@@ -181,12 +165,11 @@ def write(flags: Any) -> None:
     raise ConfigError('--workdir', config.model.name, expected)
   others = _others(flags, loaded)
   info = loaded.task.info
-  data = read_tapes.spread_rows(config.dataset, split, flags.rows, info)
+  data = spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
-  given = config.dataset, config.train_split, rows, info
-  fitted = read_tapes.spread_rows(*given)
-  counts = read_tapes.read(loaded.task, variables, fitted).counts
+  fitted = spread_rows(config.dataset, config.train_split, rows, info)
+  counts = read(loaded.task, variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(
     flags.thresholds or (own.threshold,),
@@ -206,18 +189,18 @@ def write(flags: Any) -> None:
     tasks[setting.name] = task, variables
     row = {'candidate': setting.name, **setting._asdict()}
     table[setting.name] = row | measure(task, variables, data)
-  timed, names = dict(tasks), set()
-  for place, other in others.items():
-    key = f'{place.name} {place.seed}'.strip()
-    tasks[key] = other.task, other.variables
-    row = {'candidate': place.name, 'seed': place.seed, **place.result}
-    table[key] = row | measure(*tasks[key], data)
-    if place.name not in names:  # seeds are equally fast
-      names.add(place.name)
-      timed[key] = tasks[key]
+  names = set[str]()
+  for name, seed, result, other in others:
+    key = f'{name} {seed}'.strip()
+    both = other.task, other.variables
+    row = {'candidate': name, 'seed': seed, **result}
+    table[key] = row | measure(*both, data)
+    if name not in names:  # seeds are equally fast
+      names.add(name)
+      tasks[key] = both
   if flags.rounds:
-    first = next((key for key in timed if 'seed' in table[key]), own.name)
-    _time(timed, table, data, first, flags)
+    first = next((key for key in tasks if 'seed' in table[key]), own.name)
+    _time(tasks, table, data, first, flags)
   rows = [*table.values()]
   out = report.folder_of(flags.out, flags.workdir, 'budgets')
   report.write_csv(out / 'budgets.csv', rows)
@@ -228,18 +211,13 @@ def write(flags: Any) -> None:
   print(f'written: {out}')
 
 
-class _Place(NamedTuple):
-  """Another run: its name and seed in tables, and its directory."""
+class _Other(NamedTuple):
+  """Another run: its name and seed in tables, what its training reported."""
 
   name: str
   seed: str
-  workdir: str
-
-  @property
-  def result(self) -> dict[str, Any]:
-    """What its training reported of its evaluations; {} before its end."""
-    result = report.read_result(self.workdir) or {}
-    return {key: value for key, value in result.items() if '/' in key}
+  result: dict[str, Any]
+  run: loading.Trained
 
 
 def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
@@ -254,13 +232,9 @@ def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
     return [(row[places[0]], row[places[1]]) for row in rows]
 
 
-def _others(
-  flags: Any, loaded: loading.Trained
-) -> dict[_Place, loading.Trained]:
+def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
   """Loads the newest checkpoints of the runs to compare with."""
-  places = {}
-  if flags.dense:
-    places[_Place('dense', '', flags.dense)] = '--dense'
+  places = [('dense', '', flags.dense, '--dense')] if flags.dense else []
   if flags.sweep:
     names = report.names(flags.names)
     table = pathlib.Path(flags.sweep, 'sweep.csv')
@@ -270,20 +244,26 @@ def _others(
       words = re.split(r'\s*\bseed=(\d+)\s*', run)
       name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
       name = name.replace(':model=', '')
-      place = _Place(names.get(name, name), seed, workdir)
-      if place.result:
-        places[place] = '--sweep'
+      if _result(workdir):
+        places.append((names.get(name, name), seed, workdir, '--sweep'))
       else:
         print(f'left out: {text_files.printable(run)}: it has no result')
-  found = {}
-  for place, key in places.items():
-    config = loading.load_config(place.workdir, key)
+  found = []
+  for name, seed, workdir, key in dict.fromkeys(places):
+    config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
       config.model.dynamic = True
-    other = found[place] = loading.restore(place.workdir, config)
+    run = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
-    contract.check(loaded.task.info, other.task.info, same, key)
+    contract.check(loaded.task.info, run.task.info, same, key)
+    found.append(_Other(name, seed, _result(workdir), run))
   return found
+
+
+def _result(workdir: str) -> dict[str, Any]:
+  """Returns what a training reported of its evaluations; {} before its end."""
+  result = report.read_result(workdir) or {}
+  return {key: value for key, value in result.items() if '/' in key}
 
 
 def _time(
@@ -294,9 +274,9 @@ def _time(
   flags: Any,
 ) -> None:
   """Times engines of (task, variables); adds columns to the rows of `table`."""
-  total, size = len(data.source), flags.batch_size
-  chosen = np.linspace(0, total - 1, min(total, TIMED_ROWS)).astype(int)
-  items = read_tapes.chosen_inputs(data.source, chosen)
+  last, size = len(data.source) - 1, flags.batch_size
+  rows = np.linspace(0, last, min(last + 1, TIMED_ROWS)).astype(int)
+  items = chosen_inputs(data.source, rows)
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():
@@ -305,16 +285,19 @@ def _time(
       sizes = tuple(sorted({max(1, size // 4), size}))
       engine = Engine(chain, policy, policy.lengths, sizes)
       stack.enter_context(engine)
-      answer = functools.partial(_answer, engine, items)
-      make = functools.partial(Call, answer, len(items))
-      about: Any = dict(is_baseline=name == first, flops=table[name]['flops'])
-      about['throughput'] = 'images_per_second'
-      candidates.append(Candidate(name, make, **about))
-    timing: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-    timed, _ = run(candidates, {'batch': size}, hosts, **timing)
+
+      def answer(engine: Engine = engine) -> None:
+        checked(engine.predict(items))
+
+      candidates.append(Candidate(
+        name, functools.partial(Call, answer, len(items)),
+        is_baseline=name == first, flops=table[name]['flops'],
+        throughput='images_per_second',
+      ))  # fmt: skip
+    how: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
+    timed, _ = run(candidates, {'batch': size}, hosts, **how)
   for row in timed:
-    columns = ('images_per_second', 'baseline', 'speedup', 'limit')
-    table[row['candidate']] |= {key: row[key] for key in columns}
+    table[row['candidate']] |= {key: row[key] for key in ('baseline', *TIMED)}
 
 
 def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
@@ -324,42 +307,37 @@ def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
   return chain, policy
 
 
-def _answer(engine: Engine, items: list[Any]) -> None:
-  checked(engine.predict(items))
-
-
 def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
   """Draws quality against FLOPs, and images/s where they were timed.
 
   Runs with the same name are one point, their mean, with their range.
   """
-  is_small = max(row['flops'] for row in rows) < 1e9
-  unit, scale = ('M', 1e6) if is_small else ('G', 1e9)
+  most = max(row['flops'] for row in rows)
+  unit, scale = ('M', 1e6) if most < 1e9 else ('G', 1e9)
   groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
   for row in rows:
     name, point = row['candidate'], ''
     if 'share' in row:
-      setting = Setting(*(row[field] for field in Setting._fields))
-      name = f'AdaTape, bank {100 * setting.share:.3g} %'
-      point = f'{setting.threshold:g}/{setting.max_steps}'
+      name = f'AdaTape, bank {100 * row["share"]:.3g} %'
+      point = f'{row["threshold"]:g}/{row["max_steps"]}'
     groups.setdefault((name, point), []).append(row)
   curves: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {}
   for (name, point), same in groups.items():
     quality = [100 * row['quality'] for row in same]
-    flops = np.mean([row['flops'] for row in same]) / scale
-    costs = {f'{unit}FLOPs of a row': float(flops)}
-    rates = [row['images_per_second'] for row in same if 'speedup' in row]
-    if rates:
-      costs['images/s'] = rates[0].median
+    flops = float(np.mean([row['flops'] for row in same])) / scale
+    costs = {f'{unit}FLOPs of a row': flops}
+    for row in same:
+      if 'speedup' in row:
+        costs.setdefault('images/s', row['images_per_second'].median)
     for label, cost in costs.items():
       curve = curves.setdefault(label, {}).setdefault(name, {})
       curve[point] = cost, float(np.mean(quality)), min(quality), max(quality)
   for label, lines in curves.items():
     is_rate = label == 'images/s'
-    path = out / ('frontier_speed' if is_rate else 'frontier_flops')
-    given = path, lines, label, 'accuracy (%)'
-    title = 'Frontier: points are τ/T'
-    adaptive_plots.plot_frontier(*given, is_rate=is_rate, title=title)
+    adaptive_plots.plot_frontier(
+      out / ('frontier_speed' if is_rate else 'frontier_flops'),
+      lines, label, 'accuracy (%)', is_rate, 'Frontier: points are τ/T',
+    )  # fmt: skip
 
 
 main = command.reporting('budgets', __doc__, Flags, write)

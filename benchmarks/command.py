@@ -85,6 +85,8 @@ def reporting(
 
   def run(flags: Any) -> None:
     process.own_process()  # as launch.predict and launch.serve do
+    if isinstance(flags, Run):
+      command_line.check_place('--out', flags.out or flags.workdir)
     with text_files.failing_late():
       write(flags)
 

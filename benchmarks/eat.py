@@ -37,7 +37,6 @@ from dataset_lib.errors import InvalidDataError
 from dataset_lib.fields import flag
 from eval_lib import adaptive_plots, calibration, frontier, report
 from eval_lib.risk import Variant
-from launch import command_line
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked
@@ -96,7 +95,6 @@ def write(flags: Any) -> None:
   Raises ConfigError if a flag does not fit the run, or a run has other rows,
   InvalidDataError if labels are hidden or a guarantee is impossible.
   """
-  command_line.check_place('--out', flags.out)
   given = vars(flags)
   settings, default, timed = exit_settings.sweep(given)
   model, out = default.model, pathlib.Path(given['out'])

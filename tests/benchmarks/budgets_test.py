@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adatape import tape
-from benchmarks import budgets, read_tapes
+from benchmarks import budgets, tape_report
 from benchmarks.budgets import Setting
 from model_lib.errors import FieldError
 from serve_lib.engine import Engine
@@ -85,7 +85,7 @@ def test_a_row_of_the_sweep_equals_a_model_built_with_its_settings():
   setting, shape = Setting(2.65, 7, 1.0), (16, 16, 3)
   changed = copy.copy(task)
   changed.model = budgets.changed(task.model, setting)
-  data = read_tapes.spread_rows(IMAGES, 'test', 20)
+  data = tape_report.spread_rows(IMAGES, 'test', 20)
   row = budgets.measure(changed, variables, data)
   fields = {**serving_test.IMAGE, 'threshold': 2.65, 'max_steps': 7}
   scratch, _ = serving_test.build(fields, IMAGES)
@@ -137,8 +137,8 @@ def test_the_images_that_are_timed_are_those_that_are_measured(resize_small):
   name = 'tests.benchmarks.budgets_test:Framed'
   framed = IMAGES | {'name': name, 'resize_small': resize_small}
   task, variables = serving_test.build(LEARNED, framed)
-  data = read_tapes.spread_rows(framed, 'test', 20)
-  items = read_tapes.chosen_inputs(data.source, np.arange(20))
+  data = tape_report.spread_rows(framed, 'test', 20)
+  items = tape_report.chosen_inputs(data.source, np.arange(20))
   chain, policy = budgets.serve_prepared(task, variables)
   with Engine(chain, policy, policy.lengths, (4,)) as engine:
     answers = [[*one.probabilities.values()] for one in engine.predict(items)]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import read_tapes, tape_report
+from benchmarks import tape_report
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from tests.adatape import serving_test
@@ -18,8 +18,8 @@ LEARNED = {**serving_test.IMAGE, 'bank': 'learnable', 'bank_size': 20}
 
 def read(model, dataset, rows):
   task, variables = serving_test.build(model, dataset)
-  data = read_tapes.spread_rows(dataset, 'test', rows)
-  return task, variables, read_tapes.read(task, variables, data)
+  data = tape_report.spread_rows(dataset, 'test', rows)
+  return task, variables, tape_report.read(task, variables, data)
 
 
 def one_by_one(task, variables, dataset, indices):
@@ -59,7 +59,7 @@ def test_equals_counting_row_by_row(model, dataset, grid):
   assert tapes.length.tolist() == list(lengths)
   assert tapes.correct.tolist() == list(right)
   assert {n: c for n, c in enumerate(tapes.counts) if c} == counted
-  assert read_tapes.bank_grid(task.model, task.info.input_shape) == grid
+  assert tape_report.bank_grid(task.model, task.info.input_shape) == grid
 
   names = task.label_names
   summary, by_length, classes, bank = tape_report.tables(tapes, grid, names)

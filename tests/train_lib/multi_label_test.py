@@ -11,7 +11,7 @@ import pytest
 
 from adatape.task import PonderClassification, TapeMultiLabel
 from benchmarks import adaptivity, tape_report
-from benchmarks.read_tapes import Tapes
+from benchmarks.tape_report import Tapes
 from dataset_lib import builder
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo

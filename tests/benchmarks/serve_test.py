@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks import load
+from benchmarks import serve
 from benchmarks.timing import Hosts
 
 
-@pytest.mark.parametrize('burst', load.BURSTS.values())
+@pytest.mark.parametrize('burst', serve.BURSTS.values())
 def test_arrivals_have_their_rate_and_their_bursts(burst):
-  times = load.arrivals(50.0, 200_000, burst)
+  times = serve.arrivals(50.0, 200_000, burst)
   assert times.shape == (200_000,)
   assert (np.diff(times) >= 0).all()
   # Rows in intervals of 2 s: the mean is 100, the variance 2 * burst - 1 times.
@@ -32,8 +32,8 @@ class Slow:
 
   def __init__(self, monkeypatch):
     self.now, self.sent = 0.0, []
-    monkeypatch.setattr(load.time, 'perf_counter', lambda: self.now)
-    monkeypatch.setattr(load.time, 'sleep', self.sleep)
+    monkeypatch.setattr(serve.time, 'perf_counter', lambda: self.now)
+    monkeypatch.setattr(serve.time, 'sleep', self.sleep)
 
   def sleep(self, seconds):
     self.now += seconds
@@ -52,7 +52,7 @@ def slow(monkeypatch):
 
 
 def test_latencies_count_from_the_scheduled_time(slow):
-  found = load.offer(slow.submit, 'ab', np.array([0.0, 1.0, 10.0]))
+  found = serve.offer(slow.submit, 'ab', np.array([0.0, 1.0, 10.0]))
   # The second row is sent at 2 s, and was due at 1 s.
   np.testing.assert_allclose(found, [2.0, 3.0, 2.0])
   assert slow.sent == ['a', 'b', 'a']
@@ -60,16 +60,16 @@ def test_latencies_count_from_the_scheduled_time(slow):
 
 def test_a_library_runs_the_rows_that_are_due(slow):
   times = np.array([0.0, 0.5, 1.0, 1.5, 10.0])
-  found = load.offer_batches(slow.submit, 2, 'abc', times)
+  found = serve.offer_batches(slow.submit, 2, 'abc', times)
   # Batches start at 0, 2, 4 and 10 s; of the three due at 2 s two fit.
   np.testing.assert_allclose(found, [2.0, 3.5, 3.0, 4.5, 2.0])
   assert slow.sent == [['a'], ['b', 'c'], ['a'], ['b']]
 
 
 def test_capacity_rates_percentiles_and_goodput(slow):
-  offer = functools.partial(load.offer, slow.submit, 'ab')
+  offer = functools.partial(serve.offer, slow.submit, 'ab')
   with Hosts() as hosts:
-    table = load.measure(
+    table = serve.measure(
       {'slow': ('', offer)}, hosts,
       loads=(50, 200), seconds=1e3, deadline=4.5, rows=10,
     )  # fmt: skip
@@ -79,8 +79,8 @@ def test_capacity_rates_percentiles_and_goodput(slow):
     # Ten rows of 2 s at once, which the first 10 ms precede.
     assert row['capacity'] == pytest.approx(0.5, rel=1e-2)
     rate = row['load'] / 100 * row['capacity']
-    burst = load.BURSTS[row['arrivals']]
-    times = load.arrivals(rate, round(rate * 1e3), burst)
+    burst = serve.BURSTS[row['arrivals']]
+    times = serve.arrivals(rate, round(rate * 1e3), burst)
     end, waits = 0.0, []
     for at in times:  # a queue by hand
       end = max(end, at) + 2.0
@@ -97,9 +97,9 @@ def test_the_picture_has_a_line_for_each_candidate(made, assert_readable):
   row = dict(arrivals='Poisson', load=50, capacity=2.0, latency_p95=0.1)
   table = [
     row | dict(arrivals=kind, candidate=name, rate=rate, goodput=rate / 2)
-    for kind in load.BURSTS for name in ('EAT', 'dense') for rate in (1.0, 2.0)
+    for kind in serve.BURSTS for name in ('EAT', 'dense') for rate in (1.0, 2.0)
   ]  # fmt: skip
-  load.draw('load', table)
+  serve.draw('load', table)
   [figure] = made
   assert [len(axes.get_lines()) for axes in figure.axes] == [2] * 4
   assert_readable(figure, 12)
