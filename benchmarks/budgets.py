@@ -253,10 +253,10 @@ def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
     config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
       config.model.dynamic = True
-    run = loading.restore(workdir, config)
+    other = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
-    contract.check(loaded.task.info, run.task.info, same, key)
-    found.append(_Other(name, seed, _result(workdir), run))
+    contract.check(loaded.task.info, other.task.info, same, key)
+    found.append(_Other(name, seed, _result(workdir), other))
   return found
 
 
