@@ -25,9 +25,9 @@ import scipy.stats
 from jaxtyping import Float
 
 from benchmarks import command
+from core.errors import ConfigError
+from core.fields import flag
 from dataset_lib import builder, tokenizer
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
 from serve_lib import decisions

@@ -24,7 +24,7 @@ from adatape.tape import read
 from adatape.task import TapeClassification
 from benchmarks import command
 from benchmarks.timing import Call, Candidate
-from dataset_lib.fields import flag
+from core.fields import flag
 from dataset_lib.source import DatasetInfo
 from launch.command_line import Positive
 from model_lib import flops

@@ -24,7 +24,7 @@ from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain
 from benchmarks import command
 from benchmarks.timing import Call, Candidate, log_probabilities
-from dataset_lib.fields import flag
+from core.fields import flag
 from launch.command_line import Positive, Sizes
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine

@@ -25,8 +25,8 @@ from typing import Annotated, Any
 from annotated_types import Predicate
 
 from benchmarks import command, iteration_report, tape_report
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from eval_lib import report
 from launch import command_line
 from launch.command_line import Count, Positive

@@ -37,13 +37,13 @@ from adatape.model import TapeClassifier
 from benchmarks import command
 from benchmarks.tape_report import chosen_inputs, most_read, read, spread_rows
 from benchmarks.timing import Call, Candidate, Hosts, run
-from dataset_lib import builder, contract, text_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
+from dataset_lib import builder, contract
 from eval_lib import adaptive_plots, metrics, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
-from model_lib.errors import FieldError
 from model_lib.layers import build
 from serve_lib.chain import checked
 from serve_lib.engine import Engine
@@ -118,7 +118,7 @@ def changed(
   """Returns the model with another reading and the same parameters.
 
   `kept` are the bank tokens that are read, () for all `bank_size`. Raises
-  FieldError if they are too few for the setting.
+  ConfigError if they are too few for the setting.
   """
   fields: Any = dict(threshold=setting.threshold, max_steps=setting.max_steps)
   found: Any = model.clone(**fields)
@@ -183,7 +183,7 @@ def write(flags: Any) -> None:
     task = copy.copy(loaded.task)
     try:
       task.model = changed(model, setting, kept, len(counts))
-    except FieldError as error:
+    except ConfigError as error:
       print(f'left out: {setting.name}: {error}')
       continue
     tasks[setting.name] = task, variables
@@ -222,8 +222,8 @@ class _Other(NamedTuple):
 
 def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
   """Reads runs and directories; errors are those of `damage_of`."""
-  with text_files.damage_of(table):
-    lines = text_files.read_bytes(table).decode().splitlines()
+  with files.damage_of(table):
+    lines = files.read_bytes(table).decode().splitlines()
     try:
       columns, *rows = csv.reader(lines, strict=True)
     except csv.Error as error:
@@ -247,7 +247,7 @@ def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
       if _result(workdir):
         places.append((names.get(name, name), seed, workdir, '--sweep'))
       else:
-        print(f'left out: {text_files.printable(run)}: it has no result')
+        print(f'left out: {files.printable(run)}: it has no result')
   found = []
   for name, seed, workdir, key in dict.fromkeys(places):
     config = loading.load_config(workdir, key)

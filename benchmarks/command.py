@@ -10,12 +10,12 @@ import jax
 from annotated_types import Interval, Predicate
 
 from benchmarks import timing
-from dataset_lib import text_files
-from dataset_lib.fields import flag
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
 from eval_lib import adaptive_plots, plots, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
-from model_lib.errors import FieldError
 from serve_lib import process
 
 TURNS = """
@@ -87,7 +87,7 @@ def reporting(
     process.own_process()  # as launch.predict and launch.serve do
     if isinstance(flags, Run):
       command_line.check_place('--out', flags.out or flags.workdir)
-    with text_files.failing_late():
+    with files.failing_late():
       write(flags)
 
   return command_line.Command(name, text, flags, run, 'benchmarks')
@@ -111,7 +111,7 @@ def timed(
     process.own_process()
     try:
       table, bars = _measure(flags, cases(flags), note)
-    except FieldError as error:
+    except ConfigError as error:
       command_line.fail(f'--{error}')
     if flags.out:
       _draw(flags, bars, panels(table) if panels else [])

@@ -23,11 +23,11 @@ from flax import linen as nn
 from benchmarks import command
 from benchmarks.adatape import phases
 from benchmarks.timing import Candidate
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from launch.command_line import Count, Positive
-from model_lib.errors import FieldError
 from train_lib.task import Task, build_task
 
 IMAGE = (224, 224, 3)
@@ -119,7 +119,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   groups = [(table, group) for table in tables for group in TABLES[table]]
   legal = [row.name for _, group in groups for row in group]
   if unknown := set(flags.rows) - set(legal):
-    raise FieldError('rows', sorted(unknown), f'some of {", ".join(legal)}')
+    raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
   for table, group in groups:
     baseline = next(iter(group))
     chosen = {r: p for r, p in group.items() if r.name in flags.rows}

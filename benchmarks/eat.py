@@ -32,9 +32,9 @@ from benchmarks.exit_settings import Setting
 from benchmarks.recorded_runs import Model
 from benchmarks.risk_peers import resample
 from benchmarks.timing import Call, Candidate, Hosts, run
-from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
-from dataset_lib.fields import flag
+from core import files
+from core.errors import InvalidDataError
+from core.fields import flag
 from eval_lib import adaptive_plots, calibration, frontier, report
 from eval_lib.risk import Variant
 from launch.command_line import Count, Positive
@@ -115,7 +115,7 @@ def write(flags: Any) -> None:
   names = {one.name for one in timed}
   tables['settings'] = [row for row in every if row['setting'] in names]
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
-  text_files.write_json(out / 'result.json', facts | plain)
+  files.write_json(out / 'result.json', facts | plain)
   for name, rows in tables.items():
     if rows:
       columns = SHOWN[name].split() if name in SHOWN else list(rows[0])

@@ -26,13 +26,13 @@ from jaxtyping import Int
 
 from benchmarks import command, peers
 from benchmarks.timing import Call, Candidate, log_probabilities
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from eat.model import EatClassifier
 from eat.serving import EatChain
 from eval_lib.plots import Line, Panel
 from launch.command_line import Count, Positive, Sizes
 from model_lib import convert
-from model_lib.errors import FieldError
 from serve_lib.chain import checked, doubling
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
@@ -140,7 +140,7 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
   """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive.
 
-  Raises FieldError if the depth cannot be timed.
+  Raises ConfigError if the depth cannot be timed.
   """
   model = EatClassifier(
     variant=flags.variant, depth=flags.depth or None,
@@ -150,7 +150,7 @@ def dense_model(flags: Any, kind: str = 'dense') -> Any:
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
-    raise FieldError('depth', depth, expected)
+    raise ConfigError('depth', depth, expected)
   distil = dict(depth=depth // 2, type_vocab_size=0, pooler_activation='relu')
   return model.clone(**distil if kind == 'distil' else {})
 

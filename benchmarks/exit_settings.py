@@ -11,7 +11,7 @@ import numpy as np
 from absl import logging
 
 from benchmarks.recorded_runs import Model, flops, load, record, variants
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib import frontier, glue
 from serve_lib import exits
 

@@ -21,9 +21,9 @@ from annotated_types import Interval
 
 from benchmarks import command
 from benchmarks.timing import Call, Candidate
+from core.errors import ConfigError
+from core.fields import flag
 from dataset_lib import builder, image_folder, image_ops, record_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
 from launch.command_line import Positive
 
 BATCH = 64  # images

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.timing import Call
-from dataset_lib import machine
+from core import machine
 from serve_lib.items import TOKEN_IDS
 
 # By the name of the library, the packages that it needs.

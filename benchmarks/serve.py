@@ -28,7 +28,7 @@ from jaxtyping import Float
 
 from benchmarks import command, peers, recorded_runs
 from benchmarks.timing import Hosts
-from dataset_lib.fields import flag
+from core.fields import flag
 from eval_lib import adaptive_plots, plots, report
 from launch.command_line import Positive, Sizes
 from model_lib import convert

@@ -13,8 +13,8 @@ import re
 import sys
 from typing import Any
 
-from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
+from core import files
+from core.errors import InvalidDataError
 from launch import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def run(flags: Any) -> None:
   for page in (ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))):
     before = page.read_text(encoding='utf-8')
     if (after := filled(before)) != before:
-      text_files.write_text(page, after)
+      files.write_text(page, after)
       print(page.relative_to(ROOT))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from adatape.model import TapeClassifier
+from core.errors import ConfigError
+from core.fields import ConfigLike
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike
 from dataset_lib.source import DatasetInfo
 from dataset_lib.synthetic import NAMES
 from eval_lib import adaptive_plots, plots, predictions, report

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from core import fields
+from core.errors import ConfigError
 from eval_lib.certificate import GUARANTEED, Certified
 from serve_lib.exits import RULES_WITH_TAU, Rule
 from serve_lib.items import TextOptions

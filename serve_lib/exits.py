@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Bool, Float, Int
 
-from model_lib.errors import check_option
+from core.errors import check_option
 from serve_lib.decisions import margin, softmax
 
 RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')

@@ -10,8 +10,8 @@ import jax
 from annotated_types import Interval, MinLen, Predicate
 from jax import export
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import check
+from core.errors import ConfigError
+from core.fields import check
 from serve_lib.chain import Grid
 from serve_lib.decisions import Temperature
 from serve_lib.policies import PRUNED, ExitOptions

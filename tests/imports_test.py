@@ -6,17 +6,18 @@ import re
 
 import pytest
 
-from dataset_lib import imports
-from dataset_lib.errors import ConfigError
+from core import registry
+from core.errors import ConfigError
 from tests import packages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = {
-  'model_lib': set(),
-  'dataset_lib': set(),
-  'serve_lib': {'model_lib', 'dataset_lib'},
-  'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
-  'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
+  'core': set(),
+  'model_lib': {'core'},
+  'dataset_lib': {'core'},
+  'serve_lib': {'core', 'model_lib', 'dataset_lib'},
+  'eval_lib': {'core', 'model_lib', 'dataset_lib', 'serve_lib'},
+  'train_lib': {'core', 'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
 }
 
 
@@ -66,7 +67,7 @@ def test_nothing_names_the_benchmarks():
 
 def test_a_configuration_cannot_name_a_benchmark():
   with pytest.raises(ConfigError, match='--trust=benchmarks'):
-    imports.locate('benchmarks.timing:Call', 'model.name')
+    registry.locate('benchmarks.timing:Call', 'model.name')
 
 
 def test_every_library_is_known():

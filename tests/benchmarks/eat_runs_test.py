@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import eat, exit_settings, peers, recorded_runs, serve
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib import calibration
 from tests.benchmarks.command_test import read
 from tests.launch import toy_runs

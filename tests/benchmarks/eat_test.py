@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import eat, eat_pictures, exit_settings
-from dataset_lib.errors import InvalidDataError
+from core.errors import InvalidDataError
 from eval_lib import adaptive_plots
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import exit_settings
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 
 

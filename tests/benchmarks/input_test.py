@@ -5,7 +5,7 @@ import types
 import pytest
 
 from benchmarks import input as input_candidates
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from tests.dataset_lib import image_folder_test
 
 pytest.importorskip('tensorflow_datasets')

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import tables
-from dataset_lib.errors import InvalidDataError
+from core.errors import InvalidDataError
 
 PAGES = (tables.ROOT / 'README.md', *sorted(tables.ROOT.glob('docs/*.md')))
 MARKED = 'Before.\n<!-- table: one -->\n{}<!-- end -->\nAfter.\n'

@@ -12,8 +12,8 @@ import pytest
 from adatape.task import PonderClassification, TapeMultiLabel
 from benchmarks import adaptivity, tape_report
 from benchmarks.tape_report import Tapes
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from serve_lib import bundle

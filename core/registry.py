@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike
-from dataset_lib.text_files import Path
+from core.errors import ConfigError
+from core.fields import ConfigLike
+from core.files import Path
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
@@ -116,4 +116,4 @@ def _own_packages() -> frozenset[str]:
   else:
     installed = importlib.metadata.distribution('adaptive-computation')
     found = {*(installed.read_text('top_level.txt') or '').split()}
-  return frozenset(found - {'benchmarks', 'configs', 'launch', 'tests'})
+  return frozenset(found - {'configs', 'launch', 'tests'})
