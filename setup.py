@@ -1,7 +1,8 @@
-"""Installs the libraries; `configs`, `launch` and `tests` run from a checkout.
+"""Installs the libraries and the families.
 
-Two wheels that both ship a top-level `configs` or `launch` overwrite each
-other silently. Every other folder with an `__init__.py` is installed.
+`benchmarks`, `configs`, `launch` and `tests` run from a checkout: two wheels
+that both ship a top-level `configs` or `launch` overwrite each other silently.
+Every other folder with an `__init__.py` is installed.
 """
 
 import setuptools
@@ -42,6 +43,8 @@ TEST = [
   'ruff>=0.6',
 ]
 
+CHECKOUT = ('benchmarks', 'configs', 'launch', 'tests')
+
 setuptools.setup(
   name='adaptive-computation',
   version='0.1.0',
@@ -49,9 +52,8 @@ setuptools.setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   packages=setuptools.find_packages(
-    exclude=['configs', 'configs.*', 'launch', 'launch.*', 'tests', 'tests.*']
+    exclude=[*CHECKOUT, *(f'{name}.*' for name in CHECKOUT)]
   ),
-  package_data={'adatape': ['printed.csv']},
   install_requires=[
     'absl-py>=2.1',
     'annotated-types>=0.7',

@@ -10,7 +10,7 @@ import pathlib
 import jax.numpy as jnp
 import optax
 
-from albert_act import analysis
+from albert_act import token_kinds
 from albert_act.model import AlbertPretraining
 from albert_act.task import depths, ponder_cost
 from core.errors import ConfigError
@@ -120,7 +120,7 @@ class Pretraining(Task):
     if forward.training:
       return metrics
     steps = forward.out['ponder']['steps']
-    return metrics | analysis.means('iterations', steps, batch)
+    return metrics | token_kinds.means('iterations', steps, batch)
 
   def flops(self) -> float:
     """FLOPs of one row at the most iterations, the words included."""

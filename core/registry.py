@@ -119,4 +119,4 @@ def _own_packages() -> frozenset[str]:
   else:
     installed = importlib.metadata.distribution('adaptive-computation')
     found = {*(installed.read_text('top_level.txt') or '').split()}
-  return frozenset(found - {'configs', 'launch', 'tests'})
+  return frozenset(found - {'benchmarks', 'configs', 'launch', 'tests'})

@@ -108,7 +108,7 @@ class Evaluator(predictions.Evaluator):
   Temperatures are those that serve, of calibration.json. If it is missing, or
   of other parameters, they are fitted on `calibration_split`, if that is given,
   and written to it. The quality is the main number of the GLUE task, or
-  accuracy without one. The cost is counted in layers; `launch.benchmark eat`
+  accuracy without one. The cost is counted in layers; `benchmarks.eat`
   counts FLOPs.
   """
 

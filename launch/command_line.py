@@ -108,6 +108,7 @@ class Command:
   text: str | None  # help text
   flags: Any  # a dataclass of flags, or one for each subcommand
   run: Callable[[Any], int | None]  # gets one; returns an exit code, None: OK
+  package: str = 'launch'
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command; an expected error becomes a line and its exit code."""
@@ -140,7 +141,7 @@ class Command:
       allow_abbrev=False,
       epilog=EXIT_CODES,
     )
-    name, kind = f'python -m launch.{self.name}', self.flags
+    name, kind = f'python -m {self.package}.{self.name}', self.flags
     parser = _Parser(prog=name, description=self.text, **look)
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)

@@ -116,7 +116,7 @@ def write_answers(
   import numpy as np
 
   from eval_lib import submission
-  from eval_lib.benchmark import checked
+  from serve_lib.chain import checked
 
   for name, rows in splits.items():
     names = rows.info.class_names

@@ -82,6 +82,14 @@ class Failure:
     return cls(error, during, details)
 
 
+def checked(answers: Sequence[Any]) -> Sequence[Any]:
+  """Returns the answers; raises RuntimeError if one is a `Failure`."""
+  for answer in answers:
+    if isinstance(answer, Failure):
+      raise RuntimeError(f'no answer: {answer.during}') from answer.error
+  return answers
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoded:
   """An item as the chain takes it: unpadded arrays of one row."""

@@ -26,12 +26,14 @@ PAGES = ('README.md', 'CONTRIBUTING.md', *sorted(map(str, (
 ))))  # fmt: skip
 MODULES = sorted(
   str(path.relative_to(ROOT)) for path in ROOT.rglob('*.py')
-  if 'python -m launch.' in path.read_text()
+  if re.search(r'python -m (launch|benchmarks)\.', path.read_text())
   and path.relative_to(ROOT).parts[0] not in ('tests', 'build')
 )  # fmt: skip
 NAMES = '|'.join(path.stem for path in ROOT.glob('launch/[a-z]*.py'))
 # `launch.` may be missing in `code` that names flags.
-COMMAND = re.compile(rf'(?:python -m )?(?:launch\.)?\b({NAMES}) (.*)', re.S)
+COMMAND = re.compile(
+  rf'\b(benchmarks\.\w+|(?:launch\.)?(?:{NAMES})) (.*)', re.S
+)
 FENCED = re.compile(r'^```\w*\n.*?^```$', re.M | re.S)
 FORM = re.compile(r'\.\.\.|FILE\.py')  # of a command
 # Directories that a configuration reads; `root` has one of each name.
@@ -58,8 +60,8 @@ def commands(text):
   """Yields (name, words) of each command; continued lines are joined."""
   text = text.replace('\\\n', '')
   blocks = '\n'.join(FENCED.findall(text))
-  lines = re.findall(r'^.*launch\..*$', blocks, re.M)
-  lines += re.findall(r'^ {2,}(?=.*\bpython -m launch)\S.*$', text, re.M)
+  lines = re.findall(r'^.*(?:launch|benchmarks)\..*$', blocks, re.M)
+  lines += re.findall(r'^ {2,}(?=.*\bpython -m [lb])\S.*$', text, re.M)
   for paragraph in FENCED.sub('', text).split('\n\n'):
     code = re.findall(r'`([^`]+)`', paragraph)
     lines += [one for one in code if re.search(r' -.*=\S*\w$', one, re.S)]
@@ -69,7 +71,8 @@ def commands(text):
     lexer = shlex.shlex(found[2], posix=True, punctuation_chars='|&;<>')
     lexer.whitespace_split = True
     ends = itertools.takewhile(lambda word: set(word) - {*'|&;<>'}, lexer)
-    yield found[1], [word.replace('/tmp/', 'tmp_') for word in ends]
+    name = found[1].removeprefix('launch.')
+    yield name, [word.replace('/tmp/', 'tmp_') for word in ends]
 
 
 def complete(main, words):
@@ -92,7 +95,8 @@ def save(folder, config):
 def check(name, words):
   """Parses a command; a training leaves the configuration of its run."""
   words = [READ.sub(r'\1=\1', word) for word in words]
-  flags = complete(importlib.import_module(f'launch.{name}').main, words)
+  module = name if '.' in name else f'launch.{name}'
+  flags = complete(importlib.import_module(module).main, words)
   config, folder = getattr(flags, 'config', ''), getattr(flags, 'workdir', '')
   saved = pathlib.Path(folder, 'config.json')
   if not isinstance(config, str) or '.py' not in config:
@@ -133,14 +137,14 @@ def test_documented_commands_parse(path, root, monkeypatch):
       try:
         check(name, words)
       except Exception as error:
-        error.add_note(f'launch.{name} {shlex.join(words)}')
+        error.add_note(f'{name} {shlex.join(words)}')
         raise
 
 
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('`launch.benchmark cost --table=1,2`', '--table: '),
+    ('`benchmarks.cost --table=1,2`', '--table: '),
     ('```\npython -m launch.train --workdri=a --config=b.py\n```', 'workdri'),
     ('  python -m launch.train --workdir=a --config=\\\n'
      '    configs/adatape/parity.py:n=4', 'no such flag'),
@@ -162,8 +166,9 @@ def test_commands_of_every_form_are_seen():
   found = [c for path in (*PAGES, *MODULES) for t in texts(path)
            for c in commands(t)]  # fmt: skip
   assert {name for name, _ in found} >= {
-    'train', 'evaluate', 'predict', 'serve', 'export', 'sweep', 'benchmark',
-    'analyze', 'compile', 'cluster', 'glue', 'prepare_corpus',
+    'train', 'evaluate', 'predict', 'serve', 'export', 'sweep', 'compile',
+    'cluster', 'glue', 'prepare_corpus', 'benchmarks.analyze',
+    'benchmarks.adatape', 'benchmarks.serve',
   }  # fmt: skip
   assert len(found) > 100
-  assert ('benchmark', ['cost', '--table=1,7']) in found
+  assert ('benchmarks.cost', ['--table=1,7']) in found

@@ -28,7 +28,11 @@ from tests import packages
 pytest_plugins = ['tests.figures']
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 HOOK = jaxtyping.install_import_hook(
-  (*packages.libraries(REPOSITORY), *packages.families(REPOSITORY)),
+  (
+    *packages.libraries(REPOSITORY),
+    *packages.families(REPOSITORY),
+    'benchmarks',
+  ),
   'beartype.beartype',
 )
 

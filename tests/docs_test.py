@@ -50,9 +50,9 @@ SMALLER = (
   (r'launch\.sweep.*adatape/(figure2|photographs)', None),
   (r'launch\.sweep.*(recipes|tables|ablation)\.txt', None),  # hours
   (r'tables/', None),  # of these runs
-  (r'benchmark budgets.*--sweep', None),  # of the 27 trainings
+  (r'benchmarks\.budgets.*--sweep', None),  # of the 27 trainings
   (
-    r'benchmark budgets',
+    r'benchmarks\.budgets',
     '--rows=16 --rounds=1 --warmup=0 --batch_size=4 --thresholds=1 '
     '--max_steps=3',
   ),
@@ -86,33 +86,33 @@ SMALLER = (
     '--config.evals.certificate.delta=0.5 '
     '--config.evals.certificate.replace=True',
   ),
-  (r'launch\.analyze', '--rows=8'),
+  (r'benchmarks\.analyze', '--rows=8'),
   (r'launch\.glue zip', None),  # needs the official test sets of all tasks
   # Until it is asked to end.
   (r'launch\.serve', '--port=0 & sleep 60; kill -TERM $! && wait $!'),
-  (r'benchmark cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
-  (r'benchmark adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
+  (r'benchmarks\.cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
+  (r'benchmarks\.adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
   (
-    r'benchmark eat_speed.*--length',
+    r'benchmarks\.eat_speed.*--length',
     '--variant=tiny --depth=6 --length=8,16 --rounds=1 --fill=1',
   ),
   (
-    r'benchmark eat_speed',
+    r'benchmarks\.eat_speed',
     '--variant=tiny --depth=6 --length=16 --batch=2 --rounds=1 --fill=1 '
     '--candidates=dense,eat',
   ),
   (
-    r'benchmark eat ',
+    r'benchmarks\.eat ',
     '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10 '
     '--lengths=16,32',  # of rows of at most 32 tokens
   ),
-  (r'benchmark adaptivity', '--rows=8'),
+  (r'benchmarks\.adaptivity', '--rows=8'),
   (
-    r'benchmark serve',
+    r'benchmarks\.serve',
     '--rows=8 --seconds=0.1 --loads=50 --batch_size=2 --peers=none',
   ),
   (
-    r'benchmark albert',
+    r'benchmarks\.albert',
     '--variant=micro --length=16 --batch=2 --iterations=6 --repeats=1',
   ),
   (r'.', ''),

@@ -2,9 +2,12 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
+from core import registry
+from core.errors import ConfigError
 from tests import packages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -22,7 +25,8 @@ def may_import(root):
   """Packages that each package of a checkout may import."""
   families = packages.families(root)
   return LIBRARIES | {name: set(LIBRARIES) for name in families} | {
-    'configs': set(), 'launch': {*LIBRARIES, *families, 'configs'}
+    'configs': set(), 'launch': {*LIBRARIES, *families, 'configs'},
+    'benchmarks': {*LIBRARIES, *families, 'launch'},
   }  # fmt: skip
 
 
@@ -52,6 +56,18 @@ def test_a_package_imports_only_what_it_may(package):
     if (names := forbidden(path, package, legal))
   }
   assert not wrong
+
+
+def test_nothing_names_the_benchmarks():
+  name = re.compile(r'benchmarks\.\w+:|import_module\(.*benchmarks')
+  for package in set(may_import(ROOT)) - {'benchmarks'}:
+    for path in (ROOT / package).rglob('*.py'):
+      assert not name.search(path.read_text()), path
+
+
+def test_a_configuration_cannot_name_a_benchmark():
+  with pytest.raises(ConfigError, match='--trust=benchmarks'):
+    registry.locate('benchmarks.timing:Call', 'model.name')
 
 
 def test_every_library_is_known():

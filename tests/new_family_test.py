@@ -95,7 +95,7 @@ def test_it_is_installed(tree):
   )
   installed = json.loads(python(tree, '-c', code))
   assert {*FAMILIES, 'train_lib'} <= set(installed)
-  assert not {'configs', 'launch', 'tests'} & set(installed)
+  assert not {'benchmarks', 'configs', 'launch', 'tests'} & set(installed)
 
 
 @pytest.mark.parametrize('family', first_is_slow(*zip(sorted(FAMILIES))))

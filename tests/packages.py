@@ -1,6 +1,6 @@
 """The packages of a checkout, found and not listed.
 
-A library is `core` or `*_lib`; `configs`, `launch` and `tests` have their
+A library is `*_lib`; `benchmarks`, `configs`, `launch` and `tests` have their
 roles; every other top-level package is a family of models.
 """
 
@@ -8,7 +8,7 @@ import importlib
 import inspect
 import pathlib
 
-ROLES = ('configs', 'launch', 'tests')
+ROLES = ('benchmarks', 'configs', 'launch', 'tests')
 
 
 def packages(root: pathlib.Path) -> tuple[str, ...]:
@@ -16,14 +16,9 @@ def packages(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(sorted(path.parent.name for path in root.glob('*/__init__.py')))
 
 
-def is_library(name: str) -> bool:
-  """Whether a package is shared by the families."""
-  return name == 'core' or name.endswith('_lib')
-
-
 def libraries(root: pathlib.Path) -> tuple[str, ...]:
   """Names of the shared libraries."""
-  return tuple(filter(is_library, packages(root)))
+  return tuple(name for name in packages(root) if name.endswith('_lib'))
 
 
 def families(root: pathlib.Path) -> tuple[str, ...]:
@@ -31,7 +26,7 @@ def families(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(
     name
     for name in packages(root)
-    if not is_library(name) and name not in ROLES
+    if not name.endswith('_lib') and name not in ROLES
   )
 
 

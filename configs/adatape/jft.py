@@ -44,7 +44,7 @@ another value of one field:
 figure5.txt is for model=vit,variant=S/32, figure8.txt for model=vit,
 variant=B/32, figure6.txt (T = 5, 10, 20, 40) for model=input,ablation=length.
 Figure 9 shows the runs of Table 1 and Figure 8 over the throughput of
-`launch.benchmark cost --table=1,7`.
+`benchmarks.cost --table=1,7`.
 
 No result: JFT-300M is not public.
 """

@@ -10,9 +10,9 @@ import pytest
 
 from adatape.serving import tape_lengths
 from adatape.task import TapeClassification
+from benchmarks import timing
 from core.errors import ConfigError
 from dataset_lib import builder
-from eval_lib import benchmark
 from eval_lib.calibration import fingerprint
 from eval_lib.report import print_table
 from serve_lib.chain import InputError, ServedRun
@@ -226,7 +226,7 @@ def test_the_engine_is_no_slower_than_the_static_form(steps, scale):
 
   chain, policy = task.serve(variables, {})
   with Engine(chain, policy, policy.lengths, (4, BATCH)) as engine:
-    answers = benchmark.checked(engine.predict(items))
+    answers = timing.checked(engine.predict(items))
     lengths = np.array([answer.tape_length for answer in answers])
     padded = np.take(policy.lengths, np.searchsorted(policy.lengths, lengths))
     flops = functools.partial(task.model.flops, task.info.input_shape)
@@ -235,18 +235,18 @@ def test_the_engine_is_no_slower_than_the_static_form(steps, scale):
       ('engine', lambda: engine.predict(items), float(lengths.mean())),
     ]
     candidates = [
-      benchmark.Candidate(
-        name, functools.partial(benchmark.Call, run, ROWS),
+      timing.Candidate(
+        name, functools.partial(timing.Call, run, ROWS),
         is_baseline=name == 'static', flops=flops(tape_length=length),
       )
       for name, run, length in calls
     ]  # fmt: skip
     case = {'T': steps, 'mean': round(float(lengths.mean()), 1)}
-    with benchmark.Hosts() as hosts:
-      rows, _ = benchmark.run(candidates, case, hosts, rounds=ROUNDS)
+    with timing.Hosts() as hosts:
+      rows, _ = timing.run(candidates, case, hosts, rounds=ROUNDS)
   limit = flops() / flops(tape_length=float(padded.mean()))
   print_table(
-    benchmark.label(case), rows, f'limit with buckets: {limit:.3f}',
+    timing.label(case), rows, f'limit with buckets: {limit:.3f}',
     ('candidate', 'seconds', 'speedup', 'limit', 'share'),
   )  # fmt: skip
   assert lengths.min() < lengths.max()

@@ -5,7 +5,8 @@ import pytest
 import scipy.stats
 from sklearn.metrics import f1_score
 
-from eval_lib import predictions, risk, risk_peers
+from benchmarks import risk_peers
+from eval_lib import predictions, risk
 from eval_lib.risk import Grid, Variant
 
 DRAWS, DELTA = 200, 0.1

@@ -190,8 +190,10 @@ def test_from_the_shell_within_seconds_and_without_traceback(tmp_path):
 
 def commands():
   """(command, words before its flags) of every command line."""
-  for path in pathlib.Path(train.__file__).parent.glob('[!_]*.py'):
-    main = getattr(importlib.import_module(f'launch.{path.stem}'), 'main', None)
+  root = pathlib.Path(train.__file__).parents[1]
+  for path in (*root.glob('launch/*.py'), *root.glob('benchmarks/*.py')):
+    name = f'{path.parent.name}.{path.stem}'
+    main = getattr(importlib.import_module(name), 'main', None)
     if isinstance(main, command_line.Command):
       kinds = main.flags if isinstance(main.flags, dict) else {'': main.flags}
       yield from ((main, kind.split()) for kind in kinds)
@@ -203,6 +205,10 @@ def test_every_command_explains_its_flags(capsys):
     with pytest.raises(SystemExit) as ended:
       main([*words, '--help'])
     assert ended.value.code in (0, None)
-    assert ' '.join([f'launch.{main.name}', *words]) in capsys.readouterr().out
-    names.add(main.name)
-  assert {'train', 'predict', 'serve', 'benchmark', 'cluster'} <= names
+    name = f'{main.package}.{main.name}'
+    assert ' '.join([name, *words]) in capsys.readouterr().out
+    names.add(name)
+  assert names >= {
+    'launch.train', 'launch.serve', 'launch.cluster', 'benchmarks.serve',
+    'benchmarks.adatape',
+  }  # fmt: skip

@@ -34,7 +34,7 @@ PROGRAM = """
 import sys
 import jax.numpy as jnp
 from dataset_lib import tokenizer
-from eat.candidates import random_params
+from benchmarks.eat_speed import random_params
 from eat.model import EatClassifier
 from eat.serving import EatChain
 from launch import serve, serving

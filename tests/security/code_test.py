@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks import analyze
 from core import registry
 from core.errors import ConfigError
-from launch import analyze, command_line, evaluate, export, predict
+from launch import command_line, evaluate, export, predict
 from tests.conftest import REPOSITORY
 from train_lib import loading, run_directory
 
@@ -136,7 +137,7 @@ def test_a_run_that_shadows_a_package(shadow, run, tmp_path):
   (run / shadow / 'model.py').write_text(EVIL)
   change(run, 'model.name', f'{shadow}.model:Model')
   done = subprocess.run(
-    [sys.executable, '-m', 'launch.analyze', '--workdir=.'],
+    [sys.executable, '-m', 'benchmarks.analyze', '--workdir=.'],
     cwd=run, env=os.environ | {'PYTHONPATH': str(REPOSITORY)},
     capture_output=True, text=True, check=False,
   )  # fmt: skip

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from adatape import budgets
+from benchmarks import budgets
 from dataset_lib import tokenizer
 from dataset_lib.corpus import preparation
 from dataset_lib.records import tfds

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import rich
 
+from benchmarks import analyze, budgets
 from core import errors, files
 from core.errors import ConfigError
 from launch import (
-  analyze,
-  benchmark,
   command_line,
   evaluate,
   export,
@@ -32,7 +31,7 @@ LONG = {
 COMMANDS: dict[str, Any] = {
   'train': (train.main, ()), 'evaluate': (evaluate.main, ()),
   'analyze': (analyze.main, ()), 'export': (export.main, ()),
-  'predict': (predict.main, ()), 'benchmark': (benchmark.main, ('budgets',)),
+  'predict': (predict.main, ()), 'budgets': (budgets.main, ()),
 }  # fmt: skip
 NUMBERS = [
   ('train', 'config.seed'), ('train', 'config.optimizer.lr'),
@@ -41,7 +40,7 @@ NUMBERS = [
   ('evaluate', 'step'), ('evaluate', 'batch_size'),
   ('evaluate', 'config.seed'), ('analyze', 'rows'), ('analyze', 'images'),
   ('export', 'step'), ('export', 'lengths'), ('predict', 'max_pending'),
-  ('predict', 'batches'), ('predict', 'log_every'), ('benchmark', 'rows'),
+  ('predict', 'batches'), ('predict', 'log_every'), ('budgets', 'rows'),
 ]  # fmt: skip
 
 

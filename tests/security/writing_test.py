@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks import analyze
 from core import files
 from core.errors import InvalidDataError
-from launch import analyze, command_line, evaluate, export, predict, train
+from launch import command_line, evaluate, export, predict, train
 from tests.security.conftest import FLAGS
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adatape import analysis_report
-from adatape.analysis import Tapes
 from adatape.task import PonderClassification, TapeMultiLabel
+from benchmarks import adaptivity, tape_report
+from benchmarks.tape_report import Tapes
 from core.errors import ConfigError
 from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
-from launch import adaptivity
 from serve_lib import bundle
 from serve_lib.chain import Grid
 from serve_lib.engine import Engine
@@ -240,6 +239,6 @@ def test_tapes_of_rows_of_several_labels():
     length=np.array([1, 2, 3, 4]), picks=np.zeros((4, 4, 1), int),
     input_tokens=4, bank_size=2, max_steps=4,
   )  # fmt: skip
-  tables = analysis_report.tables(Tapes(**one), (0, 0), ('a', 'b', 'c'))
+  tables = tape_report.tables(Tapes(**one), (0, 0), ('a', 'b', 'c'))
   rows = {row['class']: (row['rows'], row['mean']) for row in tables[2].rows}
   assert rows == {'a': (2, 2.5), 'c': (4, 2.5), 'b': (1, 3.0)}

@@ -1,0 +1,346 @@
+"""One checkpoint read with other settings: quality against cost.
+
+  python -m benchmarks.budgets --workdir=/tmp/digits --dense=/tmp/vit \\
+      --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
+
+Pictures are in the form of Figures 3, 8 and 9 of AdaTape, for one model:
+threshold tau, most tape tokens T and the share of the bank kept are changed
+after training, and no parameter depends on them. The kept bank tokens are the
+ones that most rows of the training split read with the trained settings; of a
+bank made from the input these are positions.
+
+It is compared with a dense run, or all runs of a sweep. Models of adaptive
+depth run in their dynamic form. `flops` count tapes and depths as they are.
+Images per second are measured in the engine, which pads a tape to its bucket,
+from decoded images to answers.
+"""
+
+import contextlib
+import copy
+import csv
+import dataclasses
+import functools
+import itertools
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from annotated_types import Gt, Interval, MinLen
+
+from adatape.model import TapeClassifier
+from benchmarks import command
+from benchmarks.tape_report import chosen_inputs, most_read, read, spread_rows
+from benchmarks.timing import Call, Candidate, Hosts, run
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
+from dataset_lib import builder, contract
+from eval_lib import adaptive_plots, metrics, report
+from launch import command_line
+from launch.command_line import Count, Positive, Sizes
+from model_lib.layers import build
+from serve_lib.chain import checked
+from serve_lib.engine import Engine
+from train_lib import loading
+
+TIMED = ('images_per_second', 'speedup', 'limit')
+SHOWN = ('candidate', 'quality', 'tape_length_mean', 'flops', *TIMED)
+TIMED_ROWS = 512  # at most
+Thresholds = Annotated[
+  tuple[Annotated[int | float, Gt(0.0)], ...],
+  'a list of positive numbers like 0.5,1',
+]
+Shares = Annotated[
+  tuple[Annotated[int | float, Interval(gt=0.0, le=1.0)], ...],
+  MinLen(1),
+  'a list of shares in (0, 1] such as 0.5,1',
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command.Run):
+  """Flags of this command."""
+
+  dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
+  sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
+  names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
+  out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
+  thresholds: Thresholds = flag('halting thresholds; default: own', ())
+  max_steps: Sizes = flag('most tape tokens T; default: own', ())
+  bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
+  batch_size: Positive = flag('rows of a full batch', 32)
+  rounds: Count = flag('timed rounds; 0: no timing', 5, names=command.ROUNDS)
+  warmup: Count = flag('rounds before the timed ones', 1)
+
+
+class Setting(NamedTuple):
+  """A reading of the parameters."""
+
+  threshold: int | float
+  max_steps: int
+  share: float  # of the bank that is kept, in (0, 1]
+
+  @property
+  def name(self) -> str:
+    """The name in tables."""
+    kept = f'bank {100 * self.share:.3g} %'
+    return f'tau {self.threshold:g}, T {self.max_steps}, {kept}'
+
+
+class _KeptBank(TapeClassifier):
+  """Reads only the bank tokens `kept`, ascending."""
+
+  kept: tuple[int, ...] = ()
+
+  def embed(self, inputs: Any) -> Any:
+    x, bank = super().embed(inputs)
+    return x, bank[..., jnp.array(self.kept), :]
+
+  @nn.nowrap
+  def _flops(
+    self, tokens: int, bank_size: int, tape_length: int | float | None
+  ) -> float:
+    return super()._flops(tokens, len(self.kept), tape_length)
+
+
+def changed(
+  model: TapeClassifier,
+  setting: Setting,
+  kept: tuple[int, ...] = (),
+  bank_size: int | None = None,
+) -> Any:
+  """Returns the model with another reading and the same parameters.
+
+  `kept` are the bank tokens that are read, () for all `bank_size`. Raises
+  ConfigError if they are too few for the setting.
+  """
+  fields: Any = dict(threshold=setting.threshold, max_steps=setting.max_steps)
+  found: Any = model.clone(**fields)
+  if kept:
+    kind: Any = type('KeptBank', (_KeptBank, type(model)), {})
+    found = build(kind, found, kept=kept)
+  found.reading().check_bank(len(kept) or bank_size, found.width)
+  return found
+
+
+def measure(
+  task: Any, variables: Any, data: builder.Dataset
+) -> dict[str, float]:
+  """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
+
+  @jax.jit
+  def evaluate(variables: Any, batch: Any) -> Any:
+    given = variables['params'], variables['model_state'], batch
+    flops = task.row_flops(task.apply(*given)[1])
+    return task.evaluate(*given), jnp.broadcast_to(flops, batch['mask'].shape)
+
+  merged: Any = None
+  costs = []
+  for batch in data.batches():
+    state, of_rows = evaluate(variables, batch)
+    merged = metrics.merge_on_host(merged, state)
+    costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
+  values = metrics.compute(merged or {})
+  flops = float(np.concatenate(costs).mean())
+  return {'quality': values['accuracy'], 'flops': flops, **values}
+
+
+def write(flags: Any) -> None:
+  """Sweeps, times, writes budgets.csv and the pictures; see the flags.
+
+  Raises ConfigError for a run without a bank, or another one on other inputs.
+  """
+  config = loading.load_config(flags.workdir)
+  split = loading.split_of(config, flags.split)
+  loaded = loading.restore(flags.workdir, config, flags.step)
+  model, variables = loaded.task.model, loaded.variables
+  if not isinstance(model, TapeClassifier) or model.reading() is None:
+    expected = 'a run of an AdaTape with a bank'
+    raise ConfigError('--workdir', config.model.name, expected)
+  others = _others(flags, loaded)
+  info = loaded.task.info
+  data = spread_rows(config.dataset, split, flags.rows, info)
+  # Without a share below 1 one row is read, for the size of the bank.
+  rows = flags.rows if min(flags.bank_shares) < 1 else 1
+  fitted = spread_rows(config.dataset, config.train_split, rows, info)
+  counts = read(loaded.task, variables, fitted).counts
+  own = Setting(model.threshold, model.max_steps, 1.0)
+  wanted = itertools.product(
+    flags.thresholds or (own.threshold,),
+    flags.max_steps or (own.max_steps,),
+    flags.bank_shares,
+  )
+  tasks: dict[str, tuple[Any, Any]] = {}
+  table: dict[str, dict[str, Any]] = {}
+  for setting in dict.fromkeys([own, *itertools.starmap(Setting, wanted)]):
+    kept = most_read(counts, setting.share) if setting.share < 1 else ()
+    task = copy.copy(loaded.task)
+    try:
+      task.model = changed(model, setting, kept, len(counts))
+    except ConfigError as error:
+      print(f'left out: {setting.name}: {error}')
+      continue
+    tasks[setting.name] = task, variables
+    row = {'candidate': setting.name, **setting._asdict()}
+    table[setting.name] = row | measure(task, variables, data)
+  names = set[str]()
+  for name, seed, result, other in others:
+    key = f'{name} {seed}'.strip()
+    both = other.task, other.variables
+    row = {'candidate': name, 'seed': seed, **result}
+    table[key] = row | measure(*both, data)
+    if name not in names:  # seeds are equally fast
+      names.add(name)
+      tasks[key] = both
+  if flags.rounds:
+    first = next((key for key in tasks if 'seed' in table[key]), own.name)
+    _time(tasks, table, data, first, flags)
+  rows = [*table.values()]
+  out = report.folder_of(flags.out, flags.workdir, 'budgets')
+  report.write_csv(out / 'budgets.csv', rows)
+  title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
+  report.print_table(title, rows, columns=SHOWN)
+  with adaptive_plots.if_installed():
+    draw(out, rows)
+  print(f'written: {out}')
+
+
+class _Other(NamedTuple):
+  """Another run: its name and seed in tables, what its training reported."""
+
+  name: str
+  seed: str
+  result: dict[str, Any]
+  run: loading.Trained
+
+
+def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
+  """Reads runs and directories; errors are those of `damage_of`."""
+  with files.damage_of(table):
+    lines = files.read_bytes(table).decode().splitlines()
+    try:
+      columns, *rows = csv.reader(lines, strict=True)
+    except csv.Error as error:
+      raise ValueError(error) from error
+    places = [columns.index(name) for name in ('run', 'workdir')]
+    return [(row[places[0]], row[places[1]]) for row in rows]
+
+
+def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
+  """Loads the newest checkpoints of the runs to compare with."""
+  places = [('dense', '', flags.dense, '--dense')] if flags.dense else []
+  if flags.sweep:
+    names = report.names(flags.names)
+    table = pathlib.Path(flags.sweep, 'sweep.csv')
+    if not table.is_file():
+      raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')
+    for run, workdir in _read_sweep(table):
+      words = re.split(r'\s*\bseed=(\d+)\s*', run)
+      name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
+      name = name.replace(':model=', '')
+      if _result(workdir):
+        places.append((names.get(name, name), seed, workdir, '--sweep'))
+      else:
+        print(f'left out: {files.printable(run)}: it has no result')
+  found = []
+  for name, seed, workdir, key in dict.fromkeys(places):
+    config = loading.load_config(workdir, key)
+    if 'dynamic' in config.model:
+      config.model.dynamic = True
+    other = loading.restore(workdir, config)
+    same = *contract.INPUTS, *contract.LABELS
+    contract.check(loaded.task.info, other.task.info, same, key)
+    found.append(_Other(name, seed, _result(workdir), other))
+  return found
+
+
+def _result(workdir: str) -> dict[str, Any]:
+  """Returns what a training reported of its evaluations; {} before its end."""
+  result = report.read_result(workdir) or {}
+  return {key: value for key, value in result.items() if '/' in key}
+
+
+def _time(
+  tasks: Mapping[str, tuple[Any, Any]],
+  table: dict[str, dict[str, Any]],
+  data: builder.Dataset,
+  first: str,
+  flags: Any,
+) -> None:
+  """Times engines of (task, variables); adds columns to the rows of `table`."""
+  last, size = len(data.source) - 1, flags.batch_size
+  rows = np.linspace(0, last, min(last + 1, TIMED_ROWS)).astype(int)
+  items = chosen_inputs(data.source, rows)
+  with contextlib.ExitStack() as stack:
+    hosts, candidates = stack.enter_context(Hosts()), []
+    for name, (task, variables) in tasks.items():
+      chain, policy = serve_prepared(task, variables)
+      # Small batches pad the last rows of a bucket less.
+      sizes = tuple(sorted({max(1, size // 4), size}))
+      engine = Engine(chain, policy, policy.lengths, sizes)
+      stack.enter_context(engine)
+
+      def answer(engine: Engine = engine) -> None:
+        checked(engine.predict(items))
+
+      candidates.append(Candidate(
+        name, functools.partial(Call, answer, len(items)),
+        is_baseline=name == first, flops=table[name]['flops'],
+        throughput='images_per_second',
+      ))  # fmt: skip
+    how: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
+    timed, _ = run(candidates, {'batch': size}, hosts, **how)
+  for row in timed:
+    table[row['candidate']] |= {key: row[key] for key in ('baseline', *TIMED)}
+
+
+def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
+  """Returns chain and policy for items as batches of the data set have them."""
+  chain, policy = task.serve(variables, {})
+  policy.reader = dataclasses.replace(policy.reader, convert=np.asarray)
+  return chain, policy
+
+
+def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Draws quality against FLOPs, and images/s where they were timed.
+
+  Runs with the same name are one point, their mean, with their range.
+  """
+  most = max(row['flops'] for row in rows)
+  unit, scale = ('M', 1e6) if most < 1e9 else ('G', 1e9)
+  groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+  for row in rows:
+    name, point = row['candidate'], ''
+    if 'share' in row:
+      name = f'AdaTape, bank {100 * row["share"]:.3g} %'
+      point = f'{row["threshold"]:g}/{row["max_steps"]}'
+    groups.setdefault((name, point), []).append(row)
+  curves: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {}
+  for (name, point), same in groups.items():
+    quality = [100 * row['quality'] for row in same]
+    flops = float(np.mean([row['flops'] for row in same])) / scale
+    costs = {f'{unit}FLOPs of a row': flops}
+    for row in same:
+      if 'speedup' in row:
+        costs.setdefault('images/s', row['images_per_second'].median)
+    for label, cost in costs.items():
+      curve = curves.setdefault(label, {}).setdefault(name, {})
+      curve[point] = cost, float(np.mean(quality)), min(quality), max(quality)
+  for label, lines in curves.items():
+    is_rate = label == 'images/s'
+    adaptive_plots.plot_frontier(
+      out / ('frontier_speed' if is_rate else 'frontier_flops'),
+      lines, label, 'accuracy (%)', is_rate, 'Frontier: points are τ/T',
+    )  # fmt: skip
+
+
+main = command.reporting('budgets', __doc__, Flags, write)
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,318 @@
+"""Quality and speed of a trained EAT, from its checkpoint.
+
+  python -m benchmarks.eat --workdir=/tmp/sst2_eat --dense=/tmp/sst2 \\
+      --out=/tmp/report
+
+Exit rules and prune ratios are swept over recorded logits. The settings of
+`--time` are then timed on token ids, in turns with the dense run, the student
+and other libraries: one row at a time, and in full batches. FLOPs, and the FLOP
+limit, are those of each row's own length. `--out` gets settings.csv (all
+settings), timings.csv, calibration.csv (rows outside the calibration split, all
+and by source), retention.csv, guarantee.csv, result.json and the pictures.
+`quality_difference` is the quality minus that of the reference, in points; the
+reference is the dense run if given, else the EAT at full depth. Tasks with two
+metrics have a column for each; `quality` is the first.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Interval, Predicate
+
+from benchmarks import command, eat_pictures, exit_settings, peers
+from benchmarks.exit_settings import Setting
+from benchmarks.recorded_runs import Model
+from benchmarks.risk_peers import resample
+from benchmarks.timing import Call, Candidate, Hosts, run
+from core import files
+from core.errors import InvalidDataError
+from core.fields import flag
+from eval_lib import adaptive_plots, calibration, frontier, report
+from eval_lib.risk import Variant
+from launch.command_line import Count, Positive
+from model_lib import convert
+from serve_lib.chain import checked
+from serve_lib.decisions import softmax
+from serve_lib.engine import Engine
+
+CHUNK = 25  # rows timed before the next candidate
+# Printed columns of tables that have more.
+SHOWN = {
+  'settings': 'setting quality quality_difference accuracy spearman agreement '
+              'depth retention flops flops_share early',
+  'timings': 'batch candidate quality quality_difference seconds latency_mean '
+             'latency_p50 latency_p95 speedup limit share',
+}  # fmt: skip
+SOURCE_ROWS = 10 * calibration.BINS  # fewer give no ECE of their own
+
+
+def _are_runs(items: Sequence[str]) -> bool:
+  pairs = [item.partition('=')[::2] for item in items]
+  names = {'EAT', 'dense', 'student', *dict(pairs)}
+  return all(map(all, pairs)) and len(names) == 3 + len(pairs)
+
+
+Scale = Annotated[int | float, Interval(ge=0.0, lt=1e3)]
+Runs = Annotated[
+  tuple[str, ...], Predicate(_are_runs), 'list of NAME=DIRECTORY with new names'
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(command.Served, command.Run):
+  """Flags of this command."""
+
+  dense: str = flag('a dense run on the same data', '')
+  student: str = flag('a run of a smaller dense model', '')
+  ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
+  limit: Count = flag('number of first rows of the split; 0 for all', 0)
+  prune_scales: tuple[Scale, ...] = flag('prune-ratio factors', (0.0, 0.5, 1.0))
+  time: str = flag(
+    'auto (never, the default and the frontier), all, none, or names such as '
+    'confidence=0.9,prune_0.5/never',
+    'auto',
+  )
+  rows: Positive = flag('number of rows to time, at most', 1000)
+  warmup: Count = flag('calls of each setting before the timed ones', 50)
+  rounds: Positive = flag('timed rounds', 3, names=command.ROUNDS)
+  guarantee: bool = flag('resample rows: how often does the bound fail?', False)
+  epsilon: command.Share = flag('bound on the risk', 0.02)
+  delta: command.Share = flag('largest probability that the bound fails', 0.1)
+  draws: Positive = flag('number of resamplings', 200)
+
+
+def write(flags: Any) -> None:
+  """Writes and prints the report that the flags of the command describe.
+
+  Raises ConfigError if a flag does not fit the run, or a run has other rows,
+  InvalidDataError if labels are hidden or a guarantee is impossible.
+  """
+  given = vars(flags)
+  settings, default, timed = exit_settings.sweep(given)
+  model, out = default.model, pathlib.Path(given['out'])
+  reference = timed[0]  # of speed-ups and differences
+  tables: dict[str, Any] = {'calibration': calibration_rows(model)}
+  tables['retention'] = retention_rows(default)
+  if given['guarantee']:  # fails early if no guarantee is possible
+    recorded = {one.model for one in settings.values()}
+    tables['guarantee'] = guarantee(model, recorded, given)
+  facts = {**model.facts, 'reference': reference.name}
+  if given['time'] != 'none':
+    print(f'timing {len(timed)} settings', flush=True)
+    tables['timings'] = _time(timed, given)
+  every = [setting_row(one, reference) for one in settings.values()]
+  for name, rows in (tables | {'settings': every}).items():
+    if rows:
+      report.write_csv(out / f'{name}.csv', rows)
+  names = {one.name for one in timed}
+  tables['settings'] = [row for row in every if row['setting'] in names]
+  plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
+  files.write_json(out / 'result.json', facts | plain)
+  for name, rows in tables.items():
+    if rows:
+      columns = SHOWN[name].split() if name in SHOWN else list(rows[0])
+      report.print_table(name, rows, columns=columns)
+  print(', '.join(f'{name}: {value}' for name, value in facts.items()))
+  with adaptive_plots.if_installed():
+    eat_pictures.draw(out, every, tables, default)
+  print(f'written: {out}')
+
+
+def qualities(setting: Setting, reference: Setting) -> dict[str, float]:
+  """Returns the quality, its difference in points, and other metrics."""
+  quality = setting.point.quality
+  points = 100.0 * (quality - reference.point.quality)
+  found = {'quality': quality, 'quality_difference': points}
+  return found | setting.metrics()
+
+
+def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
+  """Returns means over the rows; `agreement` is with the last head."""
+  point, model = setting.point, setting.model
+  rule, _, value = setting.name.rpartition('/')[-1].partition('=')
+  shares = zip(model.heads, point.shares, strict=True)
+  return {
+    'setting': setting.name,
+    'run': model.facts['workdir'],
+    'variant': model.variant or 'as trained',
+    'rule': rule,
+    'value': float(value) if value else None,
+    **qualities(setting, reference),
+    'agreement': point.agreement if len(model.heads) > 1 else None,
+    'depth': point.depth,
+    **{name: float(setting.cost(name).mean()) for name in model.cost},
+    'flops_share': point.flops,
+    'early': 1.0 - point.shares[-1],
+    **{f'exit_{layer}': share for layer, share in shares},
+  }
+
+
+def calibration_rows(model: Model) -> list[dict[str, Any]]:
+  """Returns ECE and accuracy by head; [] without rows outside calibration.
+
+  Rows of the source 'all' are of all rows; others of each source that at least
+  `SOURCE_ROWS` rows name.
+  """
+  judged, scales = model.judged, model.policy.temperatures
+  sources = model.records.get('source', np.full(len(judged), ''))
+  names, counts = np.unique(sources[judged], return_counts=True)
+  parts = {'all': judged} if judged.any() else {}
+  for name in names[(counts >= SOURCE_ROWS) & (names != '')].tolist():
+    parts[name] = judged & (sources == name)
+  rows: list[dict[str, Any]] = []
+  for source, chosen in parts.items():
+    logits, labels = model.logits[:, chosen], model.records['label'][chosen]
+    columns = {
+      'layer': model.heads,
+      'accuracy': [frontier.accuracy(head, labels) for head in logits],
+      'temperature': scales.tolist(),
+      'rows': [len(labels)] * len(logits),
+      'ece': calibration.errors(logits, labels),
+      'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
+    }
+    for row in zip(*columns.values(), strict=True):
+      rows.append({'source': source, **dict(zip(columns, row, strict=True))})
+  return rows
+
+
+def retention_rows(setting: Setting) -> list[dict[str, Any]]:
+  """Returns the shares of the tokens left after each layer (EAT, Figure 2).
+
+  `scheduled` is the product of 1 - p over the prunings so far, the others are
+  of the tokens that the model kept: the rows' mean, and percentiles.
+  `rows_share` is the share of the rows that the setting runs so far. [] for a
+  model without pruning.
+  """
+  model, rows = setting.model, list[dict[str, Any]]()
+  module, share = model.module, np.ones(len(model.fitted))
+  scheduled, depth = 1.0, np.asarray(model.heads)[setting.point.exits]
+  ratios = dict(zip(module.prune_layers, module.prune_ratios, strict=True))
+  for layer in range(module.depth + 1) if ratios else ():
+    if layer in ratios:
+      scheduled *= 1.0 - ratios[layer]
+      place = module.prune_layers.index(layer)
+      share = model.observed[:, place] / model.records['length']
+    percents = np.percentile(share, (25, 50, 75)).tolist()
+    rows.append({
+      'layer': layer, 'scheduled': scheduled, 'observed': float(share.mean()),
+      **dict(zip(('p25', 'p50', 'p75'), percents, strict=True)),
+      'rows_share': float((depth >= layer).mean()),
+    })  # fmt: skip
+  return rows
+
+
+def guarantee(
+  model: Model, others: Iterable[Model], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Resamples the rows that no temperature was fitted to; see `resample`.
+
+  `others` are models that were recorded; those with larger prune ratios than
+  the model are also offered. Raises InvalidDataError for a regression, a model
+  without exits, or no rows.
+  """
+  judged, labels = model.judged, model.records['label'][model.judged]
+  if len(model.heads) == 1 or not len(labels):
+    raise InvalidDataError(
+      '--guarantee: expected exits by confidence, and rows that no temperature '
+      f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
+      'rows; other rows are given as --split'
+    )
+  ratios = tuple(model.module.prune_ratios)
+  found = {
+    tuple(one.module.prune_ratios): one for one in others if one.name == 'EAT'
+  }
+  models = [model, *(found[more] for more in sorted(found) if more > ratios)]
+  variants = [
+    Variant(
+      {'prune_ratios': tuple(one.module.prune_ratios)},
+      softmax(one.calibrated[:, judged]),
+      one.cost['flops'][judged],
+    )
+    for one in models
+  ]
+  limits = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
+  return resample(variants, labels, **limits)
+
+
+def _time(
+  settings: Sequence[Setting], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Times settings on the same rows, alone and in full batches.
+
+  The first is the reference. Rows of batch 1 also have latencies.
+  """
+  total, rounds = len(settings[0].point.exits), given['rounds']
+  count, size = min(given['rows'], total), given['batch_size']
+  rows = np.linspace(0, total - 1, count).round().astype(int)
+  calls = min(CHUNK, count)
+  turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
+  dense = [one for one in settings if one.model.name in exit_settings.DENSE]
+  timed = {one.name: one for one in settings}
+  with contextlib.ExitStack() as stack:
+    hosts = stack.enter_context(Hosts())
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    served = functools.cache(lambda one: stack.enter_context(one.start(size)))
+    found: dict[int, list[Candidate]] = {1: [], size: []}
+    for batch, candidates in found.items():
+      for one in settings:
+        candidates.append(_candidate(one, rows, batch, served(one.model)))
+      candidates[0] = dataclasses.replace(candidates[0], is_baseline=True)
+    libraries = [*peers.usable(given['peers'] if dense else ())]
+    for library, one in itertools.product(libraries, dense):
+      name = f'{peers.TITLES[library]} {one.model.name}'
+      timed[name] = one
+      weights = folder / one.model.name
+      if not weights.exists():
+        params = one.model.policy.chain.variables['params']
+        convert.save_model(str(weights), one.model.module, params)
+      for batch, candidates in found.items():
+        make = functools.partial(
+          peers.make, library, str(weights), one.model.items(rows), batch,
+          expected=one.model.logits[-1, rows],
+        )  # fmt: skip
+        candidates.append(Candidate(name, make, process=name))
+    timing = dict(rounds=rounds * turns, warmup=warmup, calls=calls)
+    table, samples = run(found[1], {'batch': 1}, hosts, **timing)
+    for row in table:
+      seconds = samples[row['candidate']].ravel()[: rounds * count]
+      row['latency_mean'] = float(seconds.mean())
+      for percent in (50, 95):
+        row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
+    timing = dict(rounds=rounds, warmup=1)
+    if size > 1:
+      table += run(found[size], {'batch': size}, hosts, **timing)[0]
+  for row in table:
+    row |= qualities(timed[row['candidate']], settings[0])
+  return table
+
+
+def _candidate(
+  setting: Setting, rows: np.ndarray, batch: int, engine: Engine
+) -> Candidate:
+  """Returns a candidate that answers the next row, or all in full batches."""
+  items, policy = setting.model.items(rows), setting.model.policy
+  calls = [[item] for item in items] if batch == 1 else [items]
+  turns = itertools.cycle(calls)
+
+  def predict() -> None:
+    policy.rule = setting.rule  # settings of a model share the policy
+    checked(engine.predict(next(turns)))
+
+  call = Call(predict, len(items) // len(calls))
+  flops = float(setting.cost('flops')[rows].mean())
+  return Candidate(setting.name, lambda: call, flops=flops)
+
+
+main = command.reporting('eat', __doc__, Flags, write)
+
+if __name__ == '__main__':
+  # Guard for spawned processes, which import this module again.
+  sys.exit(main())

@@ -1,0 +1,116 @@
+"""Pictures of a trained EAT, of the tables of `benchmarks.eat`."""
+
+import collections
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.exit_settings import Setting
+from benchmarks.recorded_runs import Model
+from eval_lib import adaptive_plots, calibration, report
+from serve_lib.decisions import softmax
+
+# Short names of rules, for labels in plots.
+SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
+         'tolerance': '±'}  # fmt: skip
+
+
+def draw(
+  out: pathlib.Path,
+  rows: report.Rows,
+  tables: Mapping[str, report.Rows],
+  default: Setting,
+) -> None:
+  """Writes all pictures; see `plots.figure`.
+
+  `rows` are those of all settings; of `tables`, 'timings' are those of the
+  timed candidates, and 'retention' those of the default setting by layer.
+  """
+  model, ours = default.model, {row['setting']: row for row in rows}
+  metric = f'{model.facts["metric"]} (%)'
+  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+  bars: dict[str, dict[str, Any]] = {}
+  for row in (*rows, *tables.get('timings', ())):
+    name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
+    run_name, _, rule = name.rpartition('/')
+    if not run_name:  # other libraries have curves of their own
+      run_name = 'EAT' if name in ours else name
+    if not batch:
+      picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
+      cost = 100 * row['flops_share']
+    elif batch == 1:
+      picture = 'frontier', 'mean latency at batch 1 (ms)'
+      cost = 1e3 * row['latency_mean']
+    else:
+      label = f'median time of a row at batch {batch} (ms)'
+      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
+    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
+    curves[short(rule)] = cost, 100 * row['quality']
+    is_trained = ours.get(name, {}).get('variant') == 'as trained'
+    if batch and is_trained and ('/' in name or name == default.name):
+      bar = bars.setdefault(run_name, {})
+      bar[metric] = 100 * row['quality']
+      bar[f'speed-up at batch {batch}'] = row['speedup']
+  for (file, label), curves in pictures.items():
+    adaptive_plots.plot_frontier(out / file, curves, label, metric)
+  title, counted = 'Ablation', ablation(rows)
+  if len(bars) < 2 < len(counted):  # nothing was timed
+    title, bars = 'Compute and quality: median and range of seeds', counted
+  if len(bars) > 1:
+    adaptive_plots.plot_bars(out / 'ablation', bars, title)
+  _draw_model(out, rows, tables['retention'], model)
+
+
+def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
+  """Returns FLOPs and quality of the named runs as trained (EAT, Figure 3).
+
+  Both are relative to the reference. Runs whose names differ in digits at their
+  end are seeds, of which the median and the range are taken.
+  """
+  seeds = collections.defaultdict[str, list[tuple[float, float]]](list)
+  for row in rows:
+    name = row['setting'].rpartition('/')[0].rstrip('0123456789')
+    if name and row['variant'] == 'as trained':
+      seeds[name].append((100 * row['flops_share'], row['quality_difference']))
+  columns = 'FLOPs (% of dense)', 'quality - reference (points)'
+  return {
+    name: {
+      column: report.Estimate(float(np.median(one)), min(one), max(one))
+      for column, one in zip(columns, zip(*found, strict=True), strict=True)
+    }
+    for name, found in seeds.items()
+  }
+
+
+def short(rule: str) -> str:
+  """Shortens a name such as `confidence=0.9` for a point of a plot."""
+  name, _, value = rule.partition('=')
+  return f'{SHORT[name]}{value}' if value else name
+
+
+def _draw_model(
+  out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
+) -> None:
+  """Draws exits, retention, and the reliability of each head."""
+  rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
+  for row in rows:
+    if '/' not in row['setting'] and row['rule'] in rules:
+      shares[row['setting']] = {
+        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
+      }
+  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
+  if layers := model.module.prune_layers:
+    given = model.records['length'], model.observed, layers, retention
+    adaptive_plots.plot_retention(out / 'retention', *given)
+  judged, labels = model.judged, model.records['label']
+  for place, layer in enumerate(model.heads if judged.any() else ()):
+    tables = {}
+    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
+      head = softmax(model.logits[place] / scale)
+      table = calibration.reliability(head[judged], labels[judged])
+      tables[f'T = {scale:.3g}'] = table
+    title = f'Head at layer {layer}, {judged.sum()} rows'
+    path = out / f'reliability_{layer}'
+    adaptive_plots.plot_reliability(path, tables, title)

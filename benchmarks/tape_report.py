@@ -1,0 +1,265 @@
+"""The analysis of an AdaTape as tables and pictures (Figures 4 and 10).
+
+The files are listed in `benchmarks.analyze`; summary.csv has the sequence
+lengths of Table 2. In pictures of symbols '-' is -1.
+"""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from adatape.model import TapeClassifier
+from core.errors import ConfigError
+from core.fields import ConfigLike
+from dataset_lib import builder
+from dataset_lib.source import DatasetInfo
+from dataset_lib.synthetic import NAMES
+from eval_lib import adaptive_plots, plots, predictions, report
+from eval_lib.plots import Line, Panel
+from eval_lib.report import Table
+from model_lib import flops
+
+MODEL = TapeClassifier
+SPLIT = ''  # that of the run's evaluation
+BATCH = 64
+READ_BY = 'rows that read it (%)'
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapes:
+  """The tapes of N rows."""
+
+  index: Int[np.ndarray, ' N']  # of each row in its split
+  # Class of each row, or its classes padded with -1.
+  label: Int[np.ndarray, 'N ...']
+  correct: Bool[np.ndarray, ' N']  # True if the answer is a class of the row
+  length: Int[np.ndarray, ' N']  # tape tokens of each row
+  picks: Int[np.ndarray, 'N T K']  # bank tokens by tape token, -1 beyond it
+  input_tokens: int  # of every row, with [CLS] if there is one
+  bank_size: int  # tokens of the bank, C
+  max_steps: int  # most tape tokens of a row, T
+
+  @property
+  def counts(self) -> Int[np.ndarray, ' C']:
+    """The number of rows that read each bank token; a row reads it once."""
+    read = self.picks[self.picks >= 0]
+    return np.bincount(read, minlength=self.bank_size)
+
+
+def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
+  """Reads and classifies every row of `data` without noise.
+
+  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
+  """
+  model, sizes = task.model, dict[str, int]()
+  if model.reading() is None:
+    expected = 'a model with a bank; without one there is nothing to analyse'
+    raise ConfigError('model.bank', model.bank, expected)
+
+  @jax.jit
+  def run(variables: Any, batch: Any) -> dict[str, Any]:
+    given = {'params': variables['params'], **variables['model_state']}
+    x, tape, size = model.apply(given, task.inputs(batch), method='read')
+    sizes.update(input_tokens=x.shape[1], bank_size=size)
+    logits, _ = model.apply(given, x, tape.tokens, tape.mask, method='classify')
+    on_tape = tape.mask[..., None] > 0
+    picks = jnp.where(on_tape, tape.indices, -1)
+    return {'logits': logits, 'length': tape.length, 'picks': picks}
+
+  found = predictions.collect(data, variables, run)
+  return Tapes(
+    index=found['index'],
+    label=found['label'],
+    correct=predictions.correct(found['logits'], found['label']),
+    length=found['length'],
+    picks=found['picks'],
+    max_steps=model.max_steps,
+    **sizes,
+  )
+
+
+def most_read(counts: Int[np.ndarray, ' C'], share: float) -> tuple[int, ...]:
+  """Returns the most frequent bank tokens, ascending; of equal ones the first.
+
+  At least one is kept.
+  """
+  kept = max(1, round(share * len(counts)))
+  order = np.argsort(-counts, kind='stable')
+  return tuple(np.sort(order[:kept]).tolist())
+
+
+def spread_rows(
+  config: ConfigLike, split: str, rows: int, run: DatasetInfo | None = None
+) -> builder.Dataset:
+  """Opens at most `rows` records of a split; see `builder.spread`."""
+  return builder.spread(builder.build_source(config, split, run), rows, BATCH)
+
+
+def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
+  """Returns inputs of the model, one for each record, in this order."""
+  data = builder.chosen(source, records, BATCH)
+  return [
+    row
+    for batch in data.batches()
+    for row in batch[data.info.input_key][batch['mask'] > 0]
+  ]
+
+
+def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns rows and columns of a bank made from the input.
+
+  `(1, N)` for a bank of N symbols, `(0, 0)` for one that is learned.
+  """
+  if len(input_shape) == 1:
+    return 1, input_shape[0]
+  if model.bank != 'input':
+    return 0, 0
+  across = input_shape[1] // model.bank_patch_size
+  total = flops.num_patches(input_shape, model.bank_patch_size)
+  return total // across, across
+
+
+def write(
+  flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
+) -> list[Table]:
+  """Analyses a run, see `benchmarks.analyze`; writes tables and pictures.
+
+  Returns the tables to print. Raises ConfigError for a model without a bank.
+  """
+  task, names = loaded.task, loaded.task.label_names
+  data = spread_rows(config.dataset, split, flags.rows, task.info)
+  tapes = read(task, loaded.variables, data)
+  grid = bank_grid(task.model, task.info.input_shape)
+  found = tables(tapes, grid, names)
+  rows, shown = examples(tapes, data.source, flags.images, names)
+  found.append(Table('examples', '', rows, ''))
+  for table in found:
+    report.write_csv(out / f'{table.name}.csv', table.rows)
+  with adaptive_plots.if_installed():
+    draw(out, tapes, grid)
+    adaptive_plots.plot_examples(out / 'examples', shown)
+  return found[:2]
+
+
+def tables(
+  tapes: Tapes, grid: tuple[int, int], names: tuple[str, ...]
+) -> list[Table]:
+  """Returns summary, lengths, classes and bank.
+
+  Bank tokens have their places (y, x) if the bank is a `grid` over the input.
+  """
+  both = {'tape tokens': 0, 'sequence length': tapes.input_tokens}
+  summary = [
+    {'of a row': name, **_moments(tapes.length + more)}
+    | {'limit': tapes.max_steps + more}
+    for name, more in both.items()
+  ]
+  lengths = [
+    {'tape length': length, **_part(tapes, tapes.length == length)}
+    for length in np.unique(tapes.length).tolist()
+  ]
+  classes: list[dict[str, Any]] = []
+  labels = tapes.label.reshape(len(tapes.label), -1)
+  for label in np.unique(labels[labels >= 0]).tolist():
+    here = (labels == label).any(1)
+    numbers = _part(tapes, here) | _moments(tapes.length[here])
+    classes.append({'class': names[label], **numbers})
+  classes.sort(key=lambda row: row['mean'])
+  counts, bank = tapes.counts, []
+  order = np.argsort(-counts, kind='stable').tolist()
+  for rank, token in enumerate(order, 1):
+    place = divmod(token, grid[1]) if grid[1] else ()
+    row = {'rank': rank, 'token': token, **dict(zip('yx', place, strict=False))}
+    share = round(int(counts[token]) / len(tapes.label), 6)
+    bank.append(row | {'rows': int(counts[token]), 'share': share})
+  tenth = -(-len(counts) // 10)
+  note = (
+    f'{(counts > 0).sum()} of {len(counts)} bank tokens are read; the most '
+    f'frequent {tenth} take {counts[order[:tenth]].sum() / counts.sum():.0%} '
+    f'of the picks; a sequence is {tapes.input_tokens} input tokens and a tape'
+  )
+  title = f'{len(tapes.label)} rows, accuracy {tapes.correct.mean():.2%}'
+  return [
+    Table('summary', title, summary, note),
+    Table('lengths', 'Tape lengths', lengths, ''),
+    Table('classes', '', classes, ''),
+    Table('bank', '', bank, ''),
+  ]
+
+
+def _moments(values: Int[np.ndarray, ' N']) -> dict[str, Any]:
+  return {
+    'mean': round(float(values.mean()), 4),
+    'minimum': int(values.min()),
+    'maximum': int(values.max()),
+    'variance': round(float(values.var()), 4),
+  }
+
+
+def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
+  return {
+    'rows': int(here.sum()),
+    'share': round(float(here.mean()), 6),
+    'accuracy': round(float(tapes.correct[here].mean()), 6),
+  }
+
+
+def examples(
+  tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+  """Returns rows and pictures of the shortest and the longest tapes.
+
+  No row of the split is both, unless there is only one.
+  """
+  order = np.argsort(tapes.length, kind='stable')
+  count = min(count, max(1, len(order) // 2))
+  groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
+  rows: list[dict[str, Any]] = []
+  shown: dict[str, list[Any]] = {}
+  for kind, places in groups.items():
+    inputs = chosen_inputs(source, tapes.index[places])
+    for place, value in zip(places, inputs, strict=True):
+      name = predictions.label_text(tapes.label[place], names)
+      length = int(tapes.length[place])
+      row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
+      correct = bool(tapes.correct[place])
+      rows.append(row | {'tape length': length, 'correct': correct})
+      example = _lines(value), f'{name[:16]}\ntape {length}'
+      shown.setdefault(f'{kind} tapes', []).append(example)
+  return rows, shown
+
+
+def _lines(value: Any) -> Any:
+  """Returns an image as it is, symbols as lines of text."""
+  if value.ndim > 1:
+    return value
+  across = max(4, math.ceil(len(value) ** 0.5))
+  names = [NAMES[one] for one in value]
+  signs = ['-' if name == '-1' else name for name in names]
+  starts = range(0, len(signs), across)
+  return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
+
+
+def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
+  """Draws heatmap, distribution and tape lengths."""
+  percent = 100 * tapes.counts / len(tapes.label)
+  if grid[0]:
+    cells, title = percent.reshape(grid), 'Input read as tape'
+    adaptive_plots.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
+  ranks, look = np.arange(1, len(percent) + 1), {'marker': ''}
+  uniform, dashed = np.full(2, percent.mean()), {**look, 'linestyle': '--'}
+  lines = [
+    Line('by frequency', ranks, np.sort(percent)[::-1], 0, style=look),
+    Line('if all were equal', ranks[[0, -1]], uniform, 1, style=dashed),
+  ]
+  labels = 'Selection distribution', READ_BY, 'bank token, by frequency'
+  panel = Panel(*labels, lines, y_limits=(0, None), ticks=5)
+  plots.draw_panels(out / 'distribution', [panel], (3.9, 2.9))
+  lengths, label = np.bincount(tapes.length), 'tape tokens of a row'
+  adaptive_plots.plot_histogram(out / 'lengths', lengths, label, 'Tape length')

@@ -1,0 +1,234 @@
+"""The report of tiny trained EATs, by recomputation; engines under load."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import eat, exit_settings, peers, recorded_runs, serve
+from core.errors import ConfigError
+from eval_lib import calibration
+from tests.benchmarks.command_test import read
+from tests.launch import toy_runs
+from tests.launch.toy_runs import TEMPERATURES
+
+FLAGS = {'split': '', 'limit': 0, 'lengths': None}
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('runs')
+  toy_runs.write_data(directory)
+  eat = toy_runs.train(
+    directory, 'eat', 'model=eat', 'model.depth=3',
+    'model.prune_layers=(1,2)', 'model.prune_ratios=(.3,.3)',
+    'model.exit_layers=(1,2)', 'model.window=4',
+    'loss.exit_weights=(0.3,0.3,1.0)',
+  )  # fmt: skip
+  fitted = {'temperatures': TEMPERATURES, 'calibration_split': toy_runs.FITTED}
+  (eat / 'calibration.json').write_text(json.dumps(fitted))
+  dense = toy_runs.train(directory, 'dense', 'model=dense', 'model.depth=2')
+  return {'dense': str(dense), 'eat': str(eat)}
+
+
+@pytest.fixture(scope='module')
+def run(runs):
+  return recorded_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
+
+
+@pytest.fixture(scope='module')
+def direct(run):
+  """What the model says of all rows in one call."""
+  names = ('tokens', 'token_types', 'length')
+  apply = jax.jit(run.module.apply)
+  _, out = apply(
+    run.policy.chain.variables, *(run.records[name] for name in names)
+  )
+  return jax.device_get(out)
+
+
+@pytest.fixture(scope='module')
+def tau(direct):
+  """Half of the rows leave at the first head."""
+  median = np.median(toy_runs.confidences(direct['exits'])[0])
+  return round(float(median), 4)
+
+
+@pytest.fixture(scope='module')
+def made(runs, tau, tmp_path_factory):
+  """The directory of a whole report."""
+  out = tmp_path_factory.mktemp('report') / 'out'
+  flags = [
+    f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}', f'--out={out}',
+    f'--ablation=again={runs["dense"]}', '--rows=10', '--prune_scales=0,1',
+    '--warmup=1', '--rounds=2', '--batch_size=2', '--guarantee',
+    '--epsilon=0.3', f'--tau={tau}', '--draws=20',
+    f'--time=never,confidence={tau},prune_0/never', '--peers=none',
+  ]  # fmt: skip
+  assert eat.main([*flags]) == 0
+  return out
+
+
+@pytest.mark.nightly
+def test_every_file_is_there(made):
+  pictures = [
+    'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
+    'reliability_1', 'reliability_2', 'reliability_3', 'ablation',
+  ]  # fmt: skip
+  wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
+  tables = ('settings', 'timings', 'calibration', 'retention', 'guarantee')
+  wanted |= {f'{name}.csv' for name in tables}
+  names = {path.name for path in made.iterdir()}
+  assert names == wanted | {'result.json'}
+
+
+def pruned(tokens):
+  """[CLS] and 70 % of the others, rounded up."""
+  return 1 + -(-7 * (tokens - 1) // 10)
+
+
+@pytest.mark.nightly
+def test_settings_are_means_of_the_rows_of_the_model(made, run, direct, tau):
+  sure = toy_runs.confidences(direct['exits']) >= tau
+  flops, rows = recorded_runs.flops(run.module, np.arange(1, 17)), []
+  for row, label in enumerate(run.records['label']):
+    length = int(run.records['length'][row])
+    # The rule and the counts once more, by hand.
+    leaves = 0 if sure[0, row] else 1 if sure[1, row] else 2
+    first, second = direct['kept'][:, row].tolist()
+    assert (first, second) == (pruned(length), pruned(first))
+    found = dict(
+      depth=leaves + 1, quality=direct['exits'][leaves, row].argmax() == label,
+      retention=(length, first, second)[leaves] / length,
+      flops=flops[length - 1, leaves],
+    )  # fmt: skip
+    rows.append(found)
+  assert 1 < np.mean([row['depth'] for row in rows]) < 3
+  settings = {r['setting']: r for r in read(made / 'settings.csv')}
+  for column in rows[0]:
+    mean = np.mean([row[column] for row in rows])
+    found = float(settings[f'confidence={tau:g}'][column])
+    assert found == pytest.approx(mean), column
+  variants = {name.partition('/')[0] for name in settings if '/' in name}
+  assert variants == {'dense', 'again', 'prune_0'}
+  assert float(settings['prune_0/never']['retention']) == 1
+  dense = float(settings['dense/never']['flops'])
+  for row in settings.values():
+    share = float(row['flops']) / dense
+    assert float(row['flops_share']) == pytest.approx(share)
+
+
+@pytest.mark.nightly
+def test_timings_have_the_limit_by_flops(made, tau):
+  timings = read(made / 'timings.csv')
+  names = ['dense/never', 'again/never', f'confidence={tau:g}', 'never',
+           'prune_0/never']  # fmt: skip
+  assert sorted(row['candidate'] for row in timings) == sorted(names * 2)
+  served = {(r['candidate'], r['batch']): float(r['flops']) for r in timings}
+  for row in timings:
+    assert row['baseline'] == 'dense/never'
+    batch = row['batch']
+    limit = served['dense/never', batch] / served[row['candidate'], batch]
+    assert float(row['limit']) == pytest.approx(limit)
+    if batch == '1':
+      assert 0 < float(row['latency_p50']) <= float(row['latency_p95'])
+
+
+@pytest.mark.nightly
+def test_recorded_logits_are_those_of_the_model(run, direct):
+  found = recorded_runs.record(run)
+  np.testing.assert_allclose(found.logits, direct['exits'], atol=1e-4)
+  np.testing.assert_array_equal(found.observed, direct['kept'].T)
+  np.testing.assert_array_equal(found.observed, found.kept)
+
+
+@pytest.mark.nightly
+def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
+  result = json.loads((made / 'result.json').read_text())
+  assert (result['rows'], result['rows_fitted']) == (24, 6)
+  assert [r['layer'] for r in result['calibration']] == [1, 2, 3]
+  judged, temperatures = ~run.fitted, np.array(TEMPERATURES)
+  exits, labels = direct['exits'][:, judged], run.records['label'][judged]
+  errors = {
+    'ece': calibration.errors(exits, labels),
+    'ece_calibrated': calibration.errors(
+      exits, labels, temperatures=temperatures
+    ),
+  }
+  for name, wanted in errors.items():
+    found = [row[name] for row in result['calibration']]
+    assert found == pytest.approx(list(wanted), abs=1e-4)
+  assert {row['rows'] for row in result['calibration']} == {18}
+  found = [(row['risk'], row['rows']) for row in result['guarantee']]
+  assert found[:2] == [('accuracy', 18), ('harm', 18)]
+
+
+@pytest.mark.nightly
+def test_flags_that_do_not_fit_the_run(runs, run):
+  with pytest.raises(ConfigError) as caught:
+    list(recorded_runs.variants(run, (4.0,)))
+  assert caught.value.field == '--prune_scales'
+  longest = int(run.records['length'].max())
+  cut = FLAGS | {'lengths': (longest - 1,)}
+  with pytest.raises(ConfigError) as caught:
+    recorded_runs.load('EAT', runs['eat'], cut, '--workdir', None)
+  assert caught.value.field == '--lengths'
+  few = FLAGS | {'limit': 5}
+  other = recorded_runs.load('x', runs['dense'], few, '--dense', None)
+  assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
+  origin = run.facts['temperatures']
+  assert origin == 'calibration.json, fitted to validation[:25%]'
+  # A part of a split is drawn: lines 4, 6, 12, 13, 20 and 23 of dev.tsv.
+  assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
+  given = dict(workdir=runs['eat'], dense=runs['eat'], student='', ablation=[])
+  with pytest.raises(ConfigError, match='expected a run without exits'):
+    exit_settings.sweep(FLAGS | given | {'step': None, 'tau': 0.9})
+
+
+@pytest.mark.nightly
+def test_batches_of_one_row_are_timed_once(runs, tmp_path):
+  flags = ['--time=never', '--rows=2', '--rounds=1', '--batch_size=1',
+           '--warmup=1', '--prune_scales=1', '--peers=none']  # fmt: skip
+  where = [f'--workdir={runs["eat"]}', f'--out={tmp_path}']
+  assert eat.main([*where, *flags]) == 0
+  (row,) = read(tmp_path / 'timings.csv')
+  assert (row['candidate'], row['batch']) == ('never', '1')
+  assert float(row['latency_p95']) > 0
+
+
+def under_load(runs, path, *flags):
+  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
+  small = ['--rows=9', '--seconds=0.1', '--loads=50,120', '--batch_size=1']
+  given = [*where, f'--out={path}', *small, *flags]
+  assert serve.main(given) == 0
+  rows = read(path)
+  assert {float(row['goodput']) > 0 for row in rows} == {True}
+  return [row['candidate'] for row in rows]
+
+
+@pytest.mark.nightly
+def test_engines_under_load(runs, tmp_path):
+  names = under_load(runs, tmp_path / 'load.csv', '--peers=none')
+  assert names == ['EAT, engine', 'dense, engine'] * 4
+  assert (tmp_path / 'load.png').exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.peers
+def test_other_libraries_give_our_answers(runs, tmp_path):
+  if [*peers.usable(peers.PACKAGES)] != [*peers.PACKAGES]:
+    pytest.skip('needs the extra [peers]')
+  names = under_load(runs, tmp_path / 'load.csv', '--deadline_ms=10000')
+  assert names[2:4] == ['dense, PyTorch', 'dense, ONNX Runtime']
+  assert len(names) == 16
+  flags = ['--time=never', '--rows=7', '--rounds=2', '--batch_size=3',
+           '--warmup=1', '--prune_scales=1']  # fmt: skip
+  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
+  assert eat.main([*where, f'--out={tmp_path}', *flags]) == 0
+  timings = read(tmp_path / 'timings.csv')
+  names = ['dense/never', 'never', 'PyTorch dense', 'ONNX Runtime dense']
+  assert [row['candidate'] for row in timings] == names * 2
+  for row in timings:
+    if row['difference']:
+      assert float(row['difference']) < 1e-3

@@ -1,0 +1,142 @@
+"""The numbers of the report of an EAT, by hand."""
+
+import numpy as np
+import pytest
+
+from benchmarks import eat, eat_pictures, exit_settings
+from core.errors import InvalidDataError
+from eval_lib import adaptive_plots
+from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
+
+
+def test_a_setting_by_hand():
+  settings = measured(fake(LOGITS, LABELS))
+  one = settings['confidence=0.8']
+  assert one.point.exits.tolist() == [0, 1, 0]
+  # Right, right, and right where the full model is wrong.
+  assert one.point.quality == 1
+  assert one.point.agreement == pytest.approx(2 / 3)
+  assert one.point.flops == pytest.approx(80 / 240)
+  row = eat.setting_row(one, settings['never'])
+  assert (row['rule'], row['value']) == ('confidence', 0.8)
+  assert (row['exit_2'], row['early']) == (pytest.approx(2 / 3),) * 2
+  assert (row['depth'], row['retention']) == pytest.approx((8 / 3, 2.7 / 3))
+  # The reference is right in two of three rows.
+  assert row['quality_difference'] == pytest.approx(100 / 3)
+
+
+def test_an_ablation_is_over_seeds(tmp_path):
+  numbers = {
+    'dense/never': (1.0, 0.0), 'exits0/confidence=0.9': (0.5, -1.0),
+    'exits1/confidence=0.9': (0.6, -3.0), 'exits2/confidence=0.9': (0.4, 0.5),
+    'window0/never': (0.9, -0.5), 'never': (0.8, 0.0),
+  }  # fmt: skip
+  rows = [
+    dict(setting=n, variant='as trained', flops_share=f, quality_difference=q)
+    for n, (f, q) in numbers.items()
+  ]
+  rows.append(dict(setting='prune_0/never', variant='prune ratios x 0'))
+  found = eat_pictures.ablation(rows)
+  assert [*found] == ['dense', 'exits', 'window']
+  flops, quality = found['exits'].values()
+  assert flops == pytest.approx((50, 40, 60))
+  assert quality == (-1.0, -3.0, 0.5)
+  adaptive_plots.plot_bars(tmp_path / 'bars', found, 'x')
+  assert (tmp_path / 'bars.png').stat().st_size
+
+
+def test_rules_of_a_regression_and_of_one_head():
+  numbers = [[[1.0], [2.0], [3.0]], [[1.05], [2.5], [3.0]]]
+  regression = fake(np.array(numbers), LABELS)
+  settings = measured(regression)
+  assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
+  assert exit_settings.default_name(regression, 0.9) == 'tolerance=0.1'
+  row = eat.setting_row(settings['tolerance=0.1'], settings['never'])
+  assert row['rule'] == 'tolerance'
+  assert row['agreement'] == pytest.approx(1)
+  assert eat_pictures.short('tolerance=0.1') == '±0.1'
+  alone = fake(LOGITS[:1], LABELS, heads=(4,))
+  assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
+  never = measured(alone)['never']
+  assert eat.setting_row(never, never)['agreement'] is None
+
+
+def test_tasks_with_two_metrics_have_both():
+  labels = np.array([1, 1, 0])
+  never = measured(fake(LOGITS, labels, task='qqp'))['never']
+  row = eat.setting_row(never, never)
+  # All rows are called 0: one is right, and no 1 is found.
+  found = row['quality'], row['f1'], row['accuracy']
+  assert found == pytest.approx((0, 0, 1 / 3))
+  numbers = np.tile([[[3.0], [1.0], [2.0]]], (2, 1, 1))
+  never = measured(fake(numbers, np.array([2.0, 0.0, 4.0]), task='stsb'))[
+    'never'
+  ]
+  row = eat.setting_row(never, never)
+  assert row['quality'] == row['pearson'] == pytest.approx(0.5)
+  assert row['spearman'] == pytest.approx(0.5)
+  assert 'f1' not in eat.setting_row(
+    *[measured(fake(LOGITS, LABELS))['never']] * 2
+  )
+
+
+def test_calibration_of_each_source_with_enough_rows():
+  logits, labels = two_heads(0.5)
+  source = np.array(['news'] * 200 + ['forum'] * 150 + [''] * 50)
+  fitted = np.arange(400) == 210  # leaves 149 rows of a forum
+  model = fake(logits, labels, fitted=fitted)
+  model.records['source'] = source
+  rows = eat.calibration_rows(model)
+  found = [(row['source'], row['layer'], row['rows']) for row in rows]
+  assert found == [
+    ('all', 2, 399), ('all', 4, 399), ('news', 2, 200), ('news', 4, 200)
+  ]  # fmt: skip
+  alone = fake(logits[:, :200], labels[:200])
+  for row, wanted in zip(rows[2:], eat.calibration_rows(alone), strict=True):
+    assert row == wanted | {'source': 'news'}
+
+
+def test_retention_by_layer():
+  model = fake(LOGITS, LABELS)
+  setting = measured(model)['confidence=0.8']
+  rows = eat.retention_rows(setting)
+  assert [row['layer'] for row in rows] == [0, 1, 2, 3, 4]
+  assert [row['scheduled'] for row in rows] == pytest.approx([1, 1, *[0.6] * 3])
+  # 7, 6 and 8 of 10 tokens; only the second row runs layers 3 and 4.
+  assert [row['observed'] for row in rows] == pytest.approx([1, 1, *[0.7] * 3])
+  assert (rows[0]['p75'], rows[4]['p75']) == pytest.approx((1, 0.75))
+  shares = [row['rows_share'] for row in rows]
+  assert shares == pytest.approx([1, 1, 1, 1 / 3, 1 / 3])
+
+
+def two_heads(noise):
+  """Logits `[2, 400, 2]` whose heads differ by noise, and labels."""
+  rng = np.random.default_rng(0)
+  first = rng.standard_normal((400, 2)).astype(np.float32)
+  second = first + noise * rng.standard_normal((400, 2)).astype(np.float32)
+  labels = np.random.default_rng(1).integers(2, size=400)
+  return np.stack([first, second]), labels
+
+
+def guaranteed(model):
+  given = dict(epsilon=0.05, delta=0.3, draws=10)
+  return eat.guarantee(model, [model], given)
+
+
+def test_the_guarantee_counts_judged_rows_only():
+  logits, labels = two_heads(0.5)
+  fitted = np.arange(400) < 100
+  some = guaranteed(fake(logits, labels, fitted=fitted))
+  assert some == guaranteed(fake(logits[:, 100:], labels[100:]))
+  assert {row['rows'] for row in some} == {300}
+  same, labels = two_heads(0.0)
+  for row in guaranteed(fake(same, labels)):
+    found = row['exceeded'], row['worst'], row['early']
+    assert found == (0, 0, 0 if row['method'] == 'CATs' else 1)
+  for model in (
+    fake(logits, labels, fitted=fitted | True),
+    fake(logits[:1], labels, heads=(4,)),
+    fake(logits[..., :1], labels),
+  ):
+    with pytest.raises(InvalidDataError, match='--guarantee: expected exits'):
+      guaranteed(model)
