@@ -81,7 +81,7 @@ def test_compacted_form_equals_masked_form(halting, iterations):
 @pytest.mark.parametrize('halting', ['act', 'straight_through', 'ponder_net'])
 def test_packed_by_the_host_equals_masked_form(halting):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  from serve_lib.onnx_stages import OnnxStages
+  from serve_lib.onnx.stages import OnnxStages
 
   model, variables = small.build(halting=halting)
   chain = AlbertChain(model, variables, iterations=4)

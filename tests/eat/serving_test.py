@@ -77,7 +77,7 @@ def test_a_fresh_model_keeps_the_earlier_tokens_in_all_forms(runtime):
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'pruned', 16))
     if runtime == 'onnxruntime':
-      program = pytest.importorskip('serve_lib.onnx_program')
+      program = pytest.importorskip('serve_lib.onnx.program')
       given = jax.tree.map(np.asarray, [variables, carry])
       carry, found = program.build(stage, given)(given)
     else:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from serve_lib import onnx_program
 from serve_lib.chain import Grid, Group, Resizable
-from serve_lib.onnx_graph import NotTranslatedError
+from serve_lib.onnx.graph import NotTranslatedError
+from serve_lib.onnx.program import build
 from serve_lib.pool import HostPool
 from serve_lib.programs import WarmUp
 
@@ -178,7 +178,7 @@ class OnnxStages:
 
     def compiled(stage: Any, carry: Any, is_last: bool = False) -> Any:
       run = functools.partial(_run, stage, self._weights, is_last)
-      return onnx_program.build(run, [carry, *like])
+      return build(run, [carry, *like])
 
     try:
       return self.chain.programs(variant, (*sizes,), alone, inputs, compiled)
