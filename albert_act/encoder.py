@@ -5,7 +5,7 @@ and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
 h^{n-1}`. By the straight-through rule a running token's state is `h^n`; a
 halted token keeps `h^N`. Parameters are named as those that `model_lib.convert`
-loads. This is the masked form; `albert_act.serving` computes running tokens
+loads. This is the masked form; `albert_act.chain` computes running tokens
 only.
 """
 

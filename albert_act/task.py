@@ -10,11 +10,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier
-from albert_act.serving import VARIANT, AlbertChain, Options
-from eval_lib import certificate
 from eval_lib.metrics import Average
 from model_lib import sizes
-from serve_lib.policies import HaltingPolicy
 from train_lib import expected_loss
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
@@ -39,7 +36,7 @@ class FineTune(TextClassification):
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
-  OPTIONS: ClassVar[Any] = Options
+  SERVE = 'albert_act.chain:serve'
 
   @property
   def reads_every_step(self):
@@ -71,15 +68,6 @@ class FineTune(TextClassification):
     steps = out['ponder']['steps']
     mean = steps.sum(1, jnp.float32) / (steps > 0).sum(1, jnp.float32)
     return {'iterations': mean, 'depth': steps.max(1)}
-
-  def serve_texts(self, given, reader, lengths, run, variables):
-    """Halting with compaction; options: `albert_act.serving.Options`."""
-    certified = given.setting, run, self.model, variables, VARIANT
-    others, fields = certificate.serve(*certified)
-    chain = AlbertChain(self.model, variables, reader, given.iterations, others)
-    given = chain, chain.reader, self.label_names, lengths
-    fields['several'] = self.MULTI_LABEL
-    return chain, HaltingPolicy(*given, **fields)
 
 
 def ponder_loss(task, ponder, batch, norm, knobs) -> tuple[Any, dict[str, Any]]:

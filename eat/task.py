@@ -16,18 +16,10 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
-from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
-from eat.policy import read_options
-from eat.serving import EatChain, as_adaptive, warnings_of
-from eval_lib.calibration import CalibrationFile
-from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
-from serve_lib.chain import NO_RUN
-from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
-from train_lib import distillation, loading
+from train_lib import distillation
 from train_lib.distillation import TEACHER, Student
-from train_lib.run_directory import TOKENIZER
 from train_lib.task import Batch, Weight, construct
 from train_lib.text_classification import TextClassification
 
@@ -56,6 +48,7 @@ class FineTune(Student, TextClassification):
     # The last head, or all later ones, which then count the same.
     self_distill_from: Literal['last', 'later'] = 'last'
 
+  SERVE = 'eat.chain:serve'
   KNOBS = 'prune_scale', 'exit_scale', 'distill_weight', 'self_distill_weight'
 
   @classmethod
@@ -63,6 +56,8 @@ class FineTune(Student, TextClassification):
     """Also checks the teacher, and that there is a weight for each head."""
     teacher = config['loss'].get('teacher')
     if teacher:
+      from train_lib import loading
+
       loading.load_config(teacher, key=TEACHER)
       check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
@@ -156,51 +151,6 @@ class FineTune(Student, TextClassification):
     logits, out = self.apply(params, model_state, batch)
     return self._heads(logits, out, batch)[2] | self.by_class(logits, batch)
 
-  def prepare_serving(self, options, run=NO_RUN):
-    """Serves with exits and pruning; options: `eat.policy.Options`.
-
-    Temperatures and the reference of the drift check come from the run's
-    `calibration.json`, with tau=guaranteed thresholds, prune ratios and the
-    references of each source from its `certificate.json`. `policy.warnings`
-    lists what could not be checked and options without effect.
-    """
-    file, names = CalibrationFile(run.directory, run.step), self.label_names
-    certificate = CertificateFile(run.directory, run.step)
-    given, rule = read_options(options, certificate.sources, len(names))
-    lengths = self.served_lengths(run.lengths)
-    longest = self.info.input_shape[0]
-    if given.tau == GUARANTEED and lengths[-1] < longest:
-      expected = f'{longest} among them with tau={GUARANTEED}'
-      why = 'which was certified for texts of that length'
-      raise ConfigError('lengths', lengths, f'{expected}, {why}')
-    model = as_adaptive(self.model)
-    temperatures = file.temperatures(len(self.head_layers), self.head_layers)
-    drift, others = file.values.get('drift'), dict[str, Any]()
-    monitor = file.monitor({'': drift}, run.on_drift)
-    fields: dict[str, Any] = {'monitor': monitor}
-    if given.tau == GUARANTEED:
-      certificate.check_temperatures(temperatures)
-      first = PRUNED if any(model.prune_ratios) else UNPRUNED
-      others, fields = certificate.serve(model, first, run.on_drift, drift)
-
-    def serve(variables):
-      file.check_parameters(variables)
-      if given.tau == GUARANTEED:
-        certificate.check_parameters(variables)
-      reader = self.text_reader(lengths[-1], given.max_characters)
-      with_unpruned = any(given.minimum_retention.values())
-      variables = jax.device_put(dict(variables))
-      chain = EatChain(model, variables, reader, with_unpruned, others)
-      policy = ExitPolicy(
-        chain, reader, names, lengths, rule,
-        temperatures=temperatures, options=given, **fields,
-      )  # fmt: skip
-      known = file, certificate
-      policy.warnings = tuple(warnings_of(*known, policy, longest))
-      return chain, policy
-
-    return serve
-
 
 def retention(out: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
   """Returns the mean share of tokens kept by all prunings, if there are any."""
@@ -220,6 +170,9 @@ def check_tokenizer(teacher: str, own: str) -> None:
 
   `own` is the student's tokenizer; '' if its data are token ids.
   """
+  from dataset_lib import tokenizer
+  from train_lib.run_directory import TOKENIZER
+
   path = os.path.join(teacher, TOKENIZER)
   if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):
     return

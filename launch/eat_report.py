@@ -29,11 +29,11 @@ from eat.exit_settings import Setting
 from eat.recorded_runs import Model
 from eval_lib import adaptive_plots, calibration, frontier, peers, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
+from eval_lib.probabilities import softmax
 from eval_lib.risk import Variant
 from eval_lib.risk_peers import resample
 from launch import eat_pictures
 from model_lib import convert
-from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 
 CHUNK = 25  # rows timed before the next candidate
@@ -119,7 +119,8 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   Rows of the source 'all' are of all rows; others of each source that at least
   `SOURCE_ROWS` rows name.
   """
-  judged, scales = model.judged, model.policy.temperatures
+  judged = model.judged
+  scales = np.array(model.policy.temperatures, np.float32)
   sources = model.records.get('source', np.full(len(judged), ''))
   names, counts = np.unique(sources[judged], return_counts=True)
   parts = {'all': judged} if judged.any() else {}

@@ -260,15 +260,3 @@ class Policy(Protocol):
 
   def answer(self, row: Row) -> Any:
     """Returns the answer to a row that has left."""
-
-
-class ServedRun(NamedTuple):
-  """A run that a task is served from; defaults: a task built without a run."""
-
-  directory: str = ''  # with its tokenizer and calibration
-  step: int | None = None  # of the checkpoint, for messages
-  lengths: tuple[int, ...] | None = None  # None for those of the model or data
-  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
-
-
-NO_RUN = ServedRun()

@@ -8,9 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dataset_lib import contract
-from train_lib import loading
-
 TEACHER = 'loss.teacher'
 
 
@@ -27,6 +24,9 @@ class Student:
     directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None
+    from dataset_lib import contract
+    from train_lib import loading
+
     config = loading.load_config(directory, key=TEACHER)
     teacher = loading.restore(directory, config)
     theirs, whose = teacher.task.info, f'{directory} has'

@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -21,7 +22,6 @@ from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
-from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
 from train_lib.stages import Config
 
 Batch = Mapping[str, Array]
@@ -30,9 +30,24 @@ Metrics = dict[str, Metric]
 Weight = Annotated[float, Interval(ge=0.0, le=1e3)]  # of a loss
 
 
+class ServedRun(NamedTuple):
+  """A run that a task is served from; defaults: a task built without a run."""
+
+  directory: str = ''  # with its tokenizer and calibration
+  step: int | None = None  # of the checkpoint, for messages
+  lengths: tuple[int, ...] | None = None  # None for those of the model or data
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+
+
+NO_RUN = ServedRun()
+
+
 class Task(abc.ABC):
   """A model with its losses and metrics: `config`, `info` and `model`."""
 
+  # How the task is served, 'module:function' as `serve_lib.classifier:serve`,
+  # imported when that happens; '' if it is not.
+  SERVE: ClassVar[str] = ''
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
 
@@ -138,7 +153,7 @@ class Task(abc.ABC):
 
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
-  ) -> tuple[Chain, Policy]:
+  ) -> tuple[Any, Any]:
     """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`.
 
     `variables` are on one device, `options` the serving options of the family.
@@ -147,11 +162,13 @@ class Task(abc.ABC):
 
   def prepare_serving(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
-  ) -> Callable[[Tree], tuple[Chain, Policy]]:
+  ) -> Callable[[Tree], tuple[Any, Any]]:
     """Checks the options; returns `serve` as a function of the variables."""
+    if self.SERVE:
+      return pkgutil.resolve_name(self.SERVE)(self, options, run)
     expected = (
-      'a task that is served, as classification is; pretraining is fine-tuned '
-      'first, for example with configs/albert_act/glue.py'
+      'a task that is served, as classification is; a pretrained model is '
+      'fine-tuned first'
     )
     name = f'{type(self).__module__}:{type(self).__name__}'
     raise ConfigError('task', name, expected)

@@ -55,7 +55,7 @@ class Policy(toy.FaultyPolicy):
   def answer(self, row):
     answer = super().answer(row)
     self.monitor.record_exit(answer['depth'], 'toy', None)
-    return Prediction(answer['tokens'], {}, answer['depth'])
+    return Prediction(answer['tokens'], {}, {'depth': answer['depth']})
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import rich.console
 
 from dataset_lib.errors import ConfigError
 from launch import command_line
+from serve_lib import classifier
 from tests.golden import adapter
 from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
@@ -112,7 +113,7 @@ def test_pairs_of_texts_need_two_token_types(subject, folders):
       continue
     task = build_task(config, info, changes)
     if size == 1:  # served as what it was trained on
-      assert task.text_reader(16, 100).num_texts == 1
+      assert classifier.text_reader(task, 16, 100).num_texts == 1
 
 
 class WithoutOutputs(Classification):
