@@ -157,8 +157,12 @@ class PonderNetClassification(Classification):
     ponder_weight: Weight = 0.01
 
   KNOBS = ('ponder_weight',)
-  reads_every_step = True
+  PANELS = PonderClassification.PANELS
   row_counts = PonderClassification.row_counts
+
+  def check_training(self):
+    """See `Task.check_training`."""
+    expected_loss.check_training(self.model)
 
   def row_flops(self, out):
     """FLOPs to the median step; see `Classification.row_flops`."""

@@ -26,6 +26,7 @@ class TapeClassification(Classification):
 
   MODEL = TapeClassifier
   SERVE = 'adatape.chain:serve'
+  PANELS = (('Tape length', 'tape tokens', 1.0, {'tape_length_mean': 'mean'}),)
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -85,6 +86,7 @@ class PonderClassification(Classification):
   """Cross-entropy + ponder cost; logs steps and depth."""
 
   MODEL: ClassVar[type[nn.Module]] = Pondering
+  PANELS = (('Ponder steps', 'steps', 1.0, {'ponder_steps_mean': 'mean'}),)
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):

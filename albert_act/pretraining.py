@@ -14,12 +14,13 @@ from jaxtyping import Array
 
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
-from albert_act.task import ponder_loss
+from albert_act.task import ITERATIONS, ponder_loss
 from dataset_lib import tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, Weight, complete_model, construct
+from train_lib.text_classification import TextClassification
 
 _INIT_LENGTH = 8
 
@@ -38,7 +39,13 @@ class Pretraining(Task):
     ponder_weight: Weight = 0.0
     sop_weight: Weight = 1.0
 
+  DECAY = TextClassification.DECAY
   KNOBS = ('ponder_weight',)
+  PANELS = (
+    ('Masked words, sentence order', '%', 100.0,
+     {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
+    ITERATIONS,
+  )  # fmt: skip
 
   @classmethod
   def validate_config(cls, config) -> None:

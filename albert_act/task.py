@@ -18,6 +18,12 @@ from train_lib.text_classification import TextClassification
 
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
 
+# The depth is drawn too: the last token of a row determines the row's time.
+ITERATIONS = (
+  'Iterations', 'iterations', 1.0,
+  {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'},
+)  # fmt: skip
+
 
 class FineTune(TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
@@ -36,12 +42,13 @@ class FineTune(TextClassification):
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
   SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
+  PANELS = (ITERATIONS,)
   SERVE = 'albert_act.chain:serve'
 
-  @property
-  def reads_every_step(self):
-    """PonderNet's loss does."""
-    return self.model.halting == 'ponder_net'
+  def check_training(self):
+    """PonderNet's loss reads every step; see `Task.check_training`."""
+    if self.model.halting == 'ponder_net':
+      expected_loss.check_training(self.model)
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """The cross-entropy, or PonderNet's loss; see the base."""

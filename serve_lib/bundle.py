@@ -294,10 +294,10 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
   values = manifest['policy']
   del values['kind']
-  hints: dict[str, Any] = typing.get_type_hints(kind)
-  for name, hint in hints.items():
-    if dataclasses.is_dataclass(hint) and name in values:
-      values[name] = hint(**values[name])
+  for name, hint in typing.get_type_hints(kind).items():
+    nested: Any = hint
+    if dataclasses.is_dataclass(nested) and name in values:
+      values[name] = nested(**values[name])
   monitor = monitor_of(manifest['drift'], on_drift)
   policy: Any = kind(chain, reader, monitor=monitor, **values)
   check_programs(chain, len(policy.class_names))

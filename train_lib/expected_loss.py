@@ -11,6 +11,7 @@ import jax
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
+from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from model_lib import ponder_net
 from train_lib.classification import RowLoss
@@ -22,6 +23,13 @@ class Loss:
 
   # lambda_p of the geometric prior; its mean is about 1 / prior_rate steps.
   prior_rate: Annotated[float, Interval(gt=0.0, lt=1.0)] = 0.2
+
+
+def check_training(model: Any) -> None:
+  """Raises ConfigError for a model that leaves steps out."""
+  if model.dynamic:
+    expected = 'False in training, as the loss reads every step'
+    raise ConfigError('model.dynamic', True, expected)
 
 
 def row_losses(

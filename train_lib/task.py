@@ -48,6 +48,11 @@ class Task(abc.ABC):
   # How the task is served, 'module:function' as `serve_lib.classifier:serve`,
   # imported when that happens; '' if it is not.
   SERVE: ClassVar[str] = ''
+  # Pattern of the parameters with weight decay.
+  DECAY: ClassVar[str] = r'(^|/)kernel$'
+  # Metrics of its mechanism that the terminal and the figure of a run show:
+  # title, unit, scale, {metric: legend label}.
+  PANELS: ClassVar[tuple[tuple[str, str, float, dict[str, str]], ...]] = ()
   # Names of the knobs that `loss` reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
 
@@ -74,10 +79,8 @@ class Task(abc.ABC):
     """Consecutive rows of one device and micro-batch that the loss combines."""
     return 1
 
-  @property
-  def reads_every_step(self) -> bool:
-    """True if the loss reads the steps that a `dynamic` model leaves out."""
-    return False
+  def check_training(self) -> None:
+    """Raises ConfigError for a model that can only be evaluated."""
 
   @abc.abstractmethod
   def build_model(self) -> Any:

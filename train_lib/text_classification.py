@@ -27,6 +27,9 @@ class TextClassification(Classification):
   """
 
   SERVE = 'serve_lib.classifier:serve_texts'
+  # Also the embedding tables, as in BERT's recipe, which excludes only biases
+  # and LayerNorm.
+  DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
   # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 

@@ -103,8 +103,9 @@ def test_the_loss_of_ponder_net_is_expected_over_its_steps():
     want.append(p @ entropy)
     steps.append(n)
   task, run = build(**changes)
-  assert task.reads_every_step
-  assert not build()[0].reads_every_step
+  build(dynamic=True)[0].check_training()
+  with pytest.raises(ConfigError, match=r'model\.dynamic: .*every step'):
+    build(**changes, dynamic=True)[0].check_training()
   loss, metrics = run(params, batch, {})
   expected = np.mean(want) + TAU * np.mean(distances)
   assert loss == pytest.approx(expected, rel=1e-5)

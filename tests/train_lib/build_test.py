@@ -20,6 +20,7 @@ from tests.golden import adapter
 from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
+from train_lib.expected_loss import check_training
 from train_lib.stages import Stage
 from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
@@ -61,7 +62,9 @@ def test_a_model_whose_loss_reads_every_step_does_not_stop_early():
   )
   assert Setup(config).task.model.dynamic
   with (
-    mock.patch.object(Task, 'reads_every_step', True),
+    mock.patch.object(
+      Task, 'check_training', lambda task: check_training(task.model)
+    ),
     pytest.raises(ConfigError, match=r'model\.dynamic: .*reads every step'),
   ):
     Setup(config)
