@@ -20,12 +20,13 @@ from annotated_types import Interval
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from model_lib import flops, halting, pondering, row_random, sizes
+from albert_act import published
+from model_lib import flops, halting, pondering, row_random
 from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
 from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
-from model_lib.sizes import Rate, Size
+from model_lib.sizes import Rate, Size, Sizes
 
 # The weight of the straight-through rule is 0 until a token halts, so states
 # are not mixed by it.
@@ -51,7 +52,8 @@ class Encoded:
 class Albert(TextEncoder, kw_only=True):
   """Base of ALBERT's models; see `TextEncoder`."""
 
-  SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
+  SIZES: ClassVar[Sizes] = published.SIZES
+  MODEL_TYPE: ClassVar[str] = published.ALBERT.model_type
 
   num_classes: int = 2
   embedding_width: Size = None

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from albert_act import published
 from albert_act.model import AlbertClassifier
 from eval_lib.metrics import Average
-from model_lib import sizes
+from model_lib.sizes import Sizes
 from train_lib import expected_loss
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
@@ -41,7 +42,7 @@ class FineTune(TextClassification):
 
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
-  SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
+  SIZES: ClassVar[Sizes] = published.SIZES
   PANELS = (ITERATIONS,)
   SERVE = 'albert_act.chain:serve'
 

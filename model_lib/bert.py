@@ -166,6 +166,7 @@ class TextEncoder(nn.Module, kw_only=True):
   """
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
+  MODEL_TYPE: ClassVar[str] = 'bert'  # of Hugging Face
 
   num_classes: int  # 1 for regression
   variant: str = ''  # name in `SIZES` of the sizes that are None

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr
 
+from albert_act import published
 from albert_act.task import FineTune
 from dataset_lib import text_files, tokenizer
 from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
-from model_lib import convert, sizes
+from model_lib import convert
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
 from train_lib import config_schema, loading
@@ -190,7 +191,7 @@ def resolved(start, **model):
 
 
 def test_sizes_are_those_of_the_checkpoint(tmp_path):
-  run = sizes.ALBERT.defaults | {'max_iterations': 4, 'vocab_size': 99}
+  run = published.SIZES.defaults | {'max_iterations': 4, 'vocab_size': 99}
   text_files.write_json(
     tmp_path / 'config.json', {'model': run | {'dropout': 0.3}}
   )
