@@ -295,9 +295,9 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   values = manifest['policy']
   del values['kind']
   for name, hint in typing.get_type_hints(kind).items():
-    nested: Any = hint
-    if dataclasses.is_dataclass(nested) and name in values:
-      values[name] = nested(**values[name])
+    build: Any = hint
+    if dataclasses.is_dataclass(hint) and name in values:
+      values[name] = build(**values[name])
   monitor = monitor_of(manifest['drift'], on_drift)
   policy: Any = kind(chain, reader, monitor=monitor, **values)
   check_programs(chain, len(policy.class_names))

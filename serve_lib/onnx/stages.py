@@ -20,7 +20,7 @@ from jax import export
 from serve_lib.chain import Grid, Group, Resizable
 from serve_lib.onnx.graph import NotTranslatedError
 from serve_lib.onnx.program import build
-from serve_lib.pool import HostPool
+from serve_lib.pool import HostPool, RequestQueue
 from serve_lib.programs import WarmUp
 
 MOST_BYTES = 2**31  # of all copies of the weights
@@ -60,9 +60,9 @@ class OnnxStages:
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
 
-  def pool(self) -> HostPool:
+  def pool(self, requests: RequestQueue) -> HostPool:
     """Returns a new pool for rows between the stages."""
-    return HostPool(self)
+    return HostPool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
