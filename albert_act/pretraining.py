@@ -20,7 +20,7 @@ from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, Weight, complete_model, construct
-from train_lib.text_classification import TextClassification
+from train_lib.text_classification import TextClassification, check_token_types
 
 _INIT_LENGTH = 8
 
@@ -71,6 +71,7 @@ class Pretraining(Task):
       if given < least:
         expected = f'at least {least}, which the corpus needs'
         raise ConfigError(f'model.{field}', given, expected)
+    check_token_types(model, self.info)
     return model
 
   def init(self, rng):

@@ -61,7 +61,7 @@ class FineTune(Student, TextClassification):
       loading.load_config(teacher, key=TEACHER)
       check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
-    heads = len(head_layers(construct(config, num_classes=2)))
+    heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:
       weights = (*(EXIT_WEIGHT,) * (heads - 1), LAST_WEIGHT)
@@ -72,7 +72,7 @@ class FineTune(Student, TextClassification):
 
   def cheaper(self):
     """Returns larger prune ratios; see `Task.cheaper`."""
-    ratios = getattr(self.model, 'prune_ratios', ())
+    ratios = self.model.prune_ratios if is_adaptive(self.model) else ()
     scaled = [tuple(round(s * r, 4) for r in ratios) for s in SCALES]
     legal = [one for one in scaled if any(one) and max(one) < 1]
     return tuple({'prune_ratios': one} for one in legal)
@@ -80,7 +80,7 @@ class FineTune(Student, TextClassification):
   def outputs(self, params, model_state, batch):
     """Also returns 'flops' `[B, E]`, of rows that leave at each head."""
     result = super().outputs(params, model_state, batch)
-    if hasattr(model := self.model, 'heads'):
+    if is_adaptive(model := self.model):
       costs = [
         np.cumsum(model.stage_flops(n, model.static_sizes(n), True))
         for n in range(1, batch['tokens'].shape[1] + 1)
@@ -91,7 +91,7 @@ class FineTune(Student, TextClassification):
   @property
   def head_layers(self) -> tuple[int, ...]:
     """The layer of each head; see `Task.head_layers`."""
-    return head_layers(self.model)
+    return self.model.heads()
 
   def loss(self, params, model_state, frozen, batch, norm, row_keys, knobs):
     """Returns the joint loss of the real rows; see the module."""
@@ -160,9 +160,11 @@ def retention(out: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
   return {'retention': Average.from_values(share, batch['mask'])}
 
 
-def head_layers(model: Any) -> tuple[int, ...]:
-  """Returns the layers with a head; of a dense model the last one."""
-  return model.heads() if hasattr(model, 'heads') else (model.depth,)
+def is_adaptive(model: Any) -> bool:
+  """Returns False for a dense BERT."""
+  from eat.model import EatClassifier
+
+  return isinstance(model, EatClassifier)
 
 
 def check_tokenizer(teacher: str, own: str) -> None:

@@ -217,6 +217,11 @@ class BertClassifier(TextEncoder, kw_only=True):
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
 
+  @nn.nowrap
+  def heads(self) -> tuple[int, ...]:
+    """Returns the layers with a head, here the last one."""
+    return (self.depth,)
+
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
     self.embeddings = self.make_embeddings(self.width)

@@ -4,7 +4,6 @@ Devlin et al. 2019; Sanh et al. 2019. A family adds its own by `add`.
 """
 
 import dataclasses
-import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,7 +66,7 @@ class Architecture:
   # Tied tensor -> the tensor that is loaded, which it must equal.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Other options that change the computation, and their supported values.
-  only: Mapping[str, tuple[Any, ...]] = types.MappingProxyType({})
+  only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
   # Field with the number of layers, or of groups, and of blocks in each.
   outer: str = 'depth'
   inner: str = ''

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from dataset_lib import text_files
 from dataset_lib.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
 from model_lib import sizes
 from train_lib.classification import Classification
@@ -52,6 +53,7 @@ class TextClassification(Classification):
     if longest > model.max_positions:
       expected = f'at most the {model.max_positions} positions of the model'
       raise ConfigError('dataset.max_length', longest, expected)
+    check_token_types(model, self.info)
     return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
@@ -90,6 +92,14 @@ class TextClassification(Classification):
     if self.is_regression:
       return {'squared_error': Average.from_values(entropy, batch['mask'])}
     return super().quality(logits, entropy, batch)
+
+
+def check_token_types(model: Any, info: DatasetInfo) -> None:
+  """Raises ConfigError if rows have more token types than the model."""
+  table = model.type_vocab_size
+  if 0 < table < info.token_types:  # an index outside is NaN
+    expected = f'0, or at least {info.token_types}: the data are pairs of texts'
+    raise ConfigError('model.type_vocab_size', table, expected)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
