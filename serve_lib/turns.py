@@ -18,7 +18,7 @@ class Flow:
 
   rows: int = 1  # in all
   # The start of its next work by each `Clock`.
-  next: dict['Clock', float] = dataclasses.field(default_factory=dict)
+  next: dict['Clock', int | float] = dataclasses.field(default_factory=dict)
 
 
 class Clock:
@@ -33,13 +33,15 @@ class Clock:
   def __init__(self):
     self._now = 0.0
 
-  def start(self, flow: Flow, cost: float, ahead: float = 0.0) -> float:
+  def start(
+    self, flow: Flow, cost: int | float, ahead: int | float = 0
+  ) -> int | float:
     """Returns the start of the next work; `ahead` of now if it is free."""
     start = max(flow.next.get(self, 0.0), self._now - ahead)
     flow.next[self] = start + cost
     return start
 
-  def serve(self, start: float, share: float) -> None:
+  def serve(self, start: int | float, share: int | float) -> None:
     """Moves the clock: work that starts then is done."""
     self._now = max(self._now + share, start)
 
