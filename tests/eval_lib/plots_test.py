@@ -6,11 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from adatape.task import TapeClassification
+from adatape.task import PonderClassification, TapeClassification
 from albert_act.pretraining import Pretraining
 from eval_lib import plots, report
+from recurrent_act.task import SequenceTask
 
-PANELS = *TapeClassification.PANELS, *Pretraining.PANELS
+PANELS = (
+  *TapeClassification.PANELS,
+  *PonderClassification.PANELS,
+  *Pretraining.PANELS,
+  *SequenceTask.PANELS,
+)
 
 
 def write(path, rows, tail=''):
