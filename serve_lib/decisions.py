@@ -93,7 +93,7 @@ class ClassifierPolicy:
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
     """Returns depth and retention for `monitor`, and `Prediction.fields`.
 
-    Among these `exit_reason`, and `truncated` of a text.
+    Among these may be `exit_reason`, and `truncated` of a text.
     """
     truncated = row.encoded.context.get('truncated')
     return 1, 1.0, {'exit_reason': 'whole model', 'truncated': truncated}
@@ -124,7 +124,8 @@ class ClassifierPolicy:
       order = sorted(probabilities, key=lambda one: -probabilities[one])
       likely = (one for one in order if probabilities[one] >= LIKELY)
       fields['labels'] = tuple(likely)
-    reason, is_cut = fields['exit_reason'], bool(fields.get('truncated'))
+    reason = fields.setdefault('exit_reason', 'whole model')
+    is_cut = bool(fields.get('truncated'))
     self.monitor.record_exit(depth, reason, first, share, source, is_cut)
     return Prediction(label, probabilities, fields)
 
