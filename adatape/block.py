@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from core.errors import check_option
 from model_lib import flops, row_random
-from model_lib.errors import check_option
 from model_lib.layers import EncoderBlock, Mlp, build
 from model_lib.row_random import RowKeys
 

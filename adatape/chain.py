@@ -15,7 +15,7 @@ from typing import Any
 from adatape import host_reading
 from adatape.model import TapeClassifier
 from adatape.policy import Options, TapePolicy
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib import certified, classifier
 from serve_lib.chain import Stage
 

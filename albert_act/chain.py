@@ -17,7 +17,7 @@ from albert_act import compaction, host_compaction
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from albert_act.policy import HaltingPolicy, Options
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib import certified, classifier
 from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextReader

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat.model import EatClassifier
 from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eat.recorded_runs import Model, flops, load, record, variants
 from eval_lib import frontier, glue
 from serve_lib import exits

@@ -15,8 +15,8 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from core import fields
+from core.errors import ConfigError
 from eval_lib.probabilities import margin, scale
 from serve_lib import exits
 from serve_lib.chain import Encoded, InputError, Row

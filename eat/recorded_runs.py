@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from core.errors import ConfigError
 from dataset_lib import builder, source
-from dataset_lib.errors import ConfigError
 from eat.chain import EatChain
 from eat.model import EatClassifier
 from eat.policy import ExitPolicy

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib.metrics import Average
 from train_lib import distillation
 from train_lib.distillation import TEACHER, Student

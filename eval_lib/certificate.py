@@ -10,8 +10,9 @@ import numpy as np
 from absl import logging
 from annotated_types import Interval
 
-from dataset_lib import builder, text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
+from dataset_lib import builder
 from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 
@@ -91,14 +92,14 @@ class Evaluator(predictions.Evaluator):
       kept = old['sources'] if same else {}
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
-      text_files.write_json(path, known | {'sources': sources})
+      files.write_json(path, known | {'sources': sources})
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
   def _written(self) -> dict[str, Any]:
     """Returns the content of certificate.json, {} without one."""
     if (path := self.file(FILE)) and path.exists():
-      with text_files.damage_of(path):
-        found = text_files.read_object(path)
+      with files.damage_of(path):
+        found = files.read_object(path)
         for one in found['sources'].values():
           float(one['saved']), one['epsilon'], one['rows']
         return found

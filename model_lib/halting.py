@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from model_lib.errors import FieldError, check_option
+from core.errors import ConfigError, check_option
 
 COMBINATIONS = ('accumulated', 'basic', 'fed_back')
 
@@ -169,7 +169,7 @@ def rule(name: str, epsilon: float = 0.01) -> Rule:
   """Returns the rule of a name in `RULES`; `epsilon` is in [0, 1)."""
   check_option('rule', name, tuple(RULES))
   if not 0.0 <= epsilon < 1.0:
-    raise FieldError('epsilon', epsilon, 'a number in [0, 1)')
+    raise ConfigError('epsilon', epsilon, 'a number in [0, 1)')
   return functools.partial(RULES[name], epsilon=epsilon)
 
 

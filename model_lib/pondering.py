@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool
 
+from core.errors import ConfigError
 from model_lib import blocks, halting
-from model_lib.errors import FieldError
 from model_lib.halting import Halting, Rule
 
 # step(state, n) -> (next state, score of step n); n counts from 0. A state is
@@ -66,7 +66,7 @@ def ponder(
     trace: records each step.
   """
   if max_steps < 1:
-    raise FieldError('max_steps', max_steps, 'at least 1')
+    raise ConfigError('max_steps', max_steps, 'at least 1')
   output = None  # of 'fed_back', whose output is the state
   if combination != 'fed_back':
     output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
@@ -75,7 +75,7 @@ def ponder(
   settings = max_steps, rule, combination, freeze, trace
   body: Any = functools.partial(_ponder, step, settings)
   if trace is not None and (dynamic or unroll):
-    raise FieldError('trace', trace, 'None with dynamic=True or unroll=True')
+    raise ConfigError('trace', trace, 'None with dynamic=True or unroll=True')
   traced, depth = None, jnp.asarray(max_steps, jnp.int32)
   if dynamic:
     body = functools.partial(_skipping, body)
@@ -104,7 +104,7 @@ def scan_steps(
     return jax.lax.scan(blocks.again(body, in_scan=True), carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
     expected = f'0 or a divisor of {max_steps}, best near its root'
-    raise FieldError('remat_chunk', remat_chunk, expected)
+    raise ConfigError('remat_chunk', remat_chunk, expected)
   body = jax.checkpoint(body, prevent_cse=False)
   if remat_chunk == 1:
     return jax.lax.scan(body, carry, steps)

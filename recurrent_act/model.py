@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Num
 
+from core.errors import ConfigError
 from model_lib import flops, halting, pondering
-from model_lib.errors import FieldError
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -105,7 +105,7 @@ class RecurrentModel(nn.Module):
   def __post_init__(self):
     super().__post_init__()
     if self.mu > 1 and self.rule != 'skip':
-      raise FieldError('mu', self.mu, "1 unless rule is 'skip'")
+      raise ConfigError('mu', self.mu, "1 unless rule is 'skip'")
 
   @nn.compact
   def __call__(

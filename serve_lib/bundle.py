@@ -30,8 +30,9 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import contract, data_files, text_files, tokenizer
-from dataset_lib.errors import BadRecord
+from core import files
+from core.errors import BadRecord
+from dataset_lib import contract, tokenizer
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.manifest import (
@@ -189,7 +190,7 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
-  text_files.write_bytes(path, _header(content) + content)
+  files.write_bytes(path, _header(content) + content)
 
 
 def _header(content: bytes) -> bytes:
@@ -206,7 +207,7 @@ def read(
   """
   try:
     # Read once: it may change meanwhile.
-    with data_files.opened(path, data_files.MAX_WEIGHTS) as file:
+    with files.opened(path, files.MAX_WEIGHTS) as file:
       head = file.readline(99)
       content = _arrays(file) if head.startswith(MAGIC) else b''
   except (OSError, BadRecord) as error:
@@ -235,9 +236,9 @@ def _arrays(file: BinaryIO) -> bytes:
   start, size = file.tell(), os.fstat(file.fileno()).st_size
   length = int.from_bytes(file.read(8), 'little')
   try:
-    stated = json.loads(file.read(min(length, data_files.MAX_BYTES)))
+    stated = json.loads(file.read(min(length, files.MAX_BYTES)))
     end = max(one['data_offsets'][1] for one in stated.values())
-  except text_files.DAMAGE:
+  except files.DAMAGE:
     return b''
   if start + 8 + length + end != size:
     return b''
@@ -268,7 +269,7 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
 def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
-  manifest = text_files.with_tuples(manifest)
+  manifest = files.with_tuples(manifest)
   kind = check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from dataset_lib import fields, text_files
+from core import fields, files
 from eval_lib import calibration, certificate
 from serve_lib.decisions import GUARANTEED
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
@@ -36,7 +36,7 @@ class CertificateFile(calibration.ResultFile):
     try:
       for source, entry in self.values.get('sources', {}).items():
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
-        changes = dict(text_files.with_tuples(entry['model']))
+        changes = dict(files.with_tuples(entry['model']))
         self.sources[source] = Certified(tau, changes, dict(entry['drift']))
         fields.check_value('dataset', entry.get('dataset', {}), dict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

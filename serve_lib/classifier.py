@@ -9,8 +9,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dataset_lib import data_files, fields, tokenizer
-from dataset_lib.errors import ConfigError
+from core import fields, files
+from core.errors import ConfigError
+from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
 from eval_lib import calibration
 from serve_lib.decisions import ClassifierPolicy, OneStage
@@ -79,7 +80,7 @@ def item_reader(task: Any, length: int = 1) -> ItemReader:
   size, given = info.input_shape[0], task.config['dataset']
   # A data set that does not say has no central crop.
   sizes = {'resize_small': size} | dict(given) | dict(info.preprocessing)
-  limit = given.get('max_pixels', data_files.MAX_PIXELS)
+  limit = given.get('max_pixels', files.MAX_PIXELS)
   return ImageReader(length, size, sizes['resize_small'], limit)
 
 

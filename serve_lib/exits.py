@@ -13,8 +13,8 @@ import scipy.special
 from annotated_types import Interval, Predicate
 from jaxtyping import Bool, Float, Int
 
+from core.errors import check_option
 from eval_lib.probabilities import margin, softmax
-from model_lib.errors import check_option
 
 RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
 RULES = (*RULES_WITH_TAU, 'patience', 'never')

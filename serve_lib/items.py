@@ -14,8 +14,8 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Int
 
-from dataset_lib import data_files
-from dataset_lib.errors import BadRecord
+from core import files
+from core.errors import BadRecord
 from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
@@ -95,7 +95,7 @@ class ImageReader(ItemReader):
   KIND, NAME = 'images', 'image'
   image_size: Pixels
   resize_small: Pixels
-  max_pixels: Size = data_files.MAX_PIXELS
+  max_pixels: Size = files.MAX_PIXELS
 
   def __post_init__(self):
     from dataset_lib import image_ops  # OpenCV, which texts do not need
@@ -108,7 +108,7 @@ class ImageReader(ItemReader):
     """Returns uint8 `[image_size, image_size, 3]`; see `ItemReader`."""
     try:
       if isinstance(value, (str, os.PathLike)):
-        value = data_files.read_bytes(value)
+        value = files.read_record(value)
       if not isinstance(value, (bytes, np.ndarray)):
         raise ValueError(type(value).__name__)
       return vars(self)['_prepare'](value)

@@ -10,9 +10,9 @@ import jax
 from annotated_types import MinLen
 from jax import export
 
-from dataset_lib import imports
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import check
+from core import registry
+from core.errors import ConfigError
+from core.fields import check
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.exits import Threshold
@@ -79,7 +79,7 @@ def check_manifest(given: Any) -> type[ClassifierPolicy]:
 def policy_class(name: Any, field: str) -> type[ClassifierPolicy]:
   """Returns the policy 'module:Class' of an installed package."""
   expected = "'module:Class' of a ClassifierPolicy of an installed package"
-  return imports.locate(name, field, ClassifierPolicy, expected)
+  return registry.locate(name, field, ClassifierPolicy, expected)
 
 
 def _check_sizes(given: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The packages of a checkout, found and not listed.
 
-A library is `*_lib`; `configs`, `launch` and `tests` have their roles; every
-other top-level package is a family of models.
+A library is `core` or `*_lib`; `configs`, `launch` and `tests` have their
+roles; every other top-level package is a family of models.
 """
 
 import importlib
@@ -16,9 +16,14 @@ def packages(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(sorted(path.parent.name for path in root.glob('*/__init__.py')))
 
 
+def is_library(name: str) -> bool:
+  """Whether a package is shared by the families."""
+  return name == 'core' or name.endswith('_lib')
+
+
 def libraries(root: pathlib.Path) -> tuple[str, ...]:
   """Names of the shared libraries."""
-  return tuple(name for name in packages(root) if name.endswith('_lib'))
+  return tuple(filter(is_library, packages(root)))
 
 
 def families(root: pathlib.Path) -> tuple[str, ...]:
@@ -26,7 +31,7 @@ def families(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(
     name
     for name in packages(root)
-    if not name.endswith('_lib') and name not in ROLES
+    if not is_library(name) and name not in ROLES
   )
 
 

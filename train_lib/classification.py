@@ -17,7 +17,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from train_lib import mixup
 from train_lib.task import Batch, Task, complete_model, construct

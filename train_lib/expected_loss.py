@@ -11,7 +11,7 @@ import jax
 from annotated_types import Interval
 from jaxtyping import Array, Float
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib.metrics import Average
 from model_lib import ponder_net
 from train_lib.classification import RowLoss

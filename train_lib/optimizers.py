@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from train_lib.stages import Config, Stage
 
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)

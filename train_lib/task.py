@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float, Key, Shaped
 
-from dataset_lib import fields, imports
-from dataset_lib.errors import ConfigError
+from core import fields, registry
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
 from train_lib.stages import Config
@@ -63,7 +63,7 @@ class Task(abc.ABC):
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
-    """Legal fields of `loss`, with their defaults; see `dataset_lib.fields`."""
+    """Legal fields of `loss`, with their defaults; see `core.fields`."""
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class Task(abc.ABC):
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
   """Builds the configured task; a stage may change model keywords."""
   config = with_model(config, changes)
-  return imports.locate(config['task'], 'task', Task)(config, info)
+  return registry.locate(config['task'], 'task', Task)(config, info)
 
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def complete_model(
   expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
   if kind is nn.Module:
     expected = "'package.module:Name' of a Linen module"
-  module = imports.locate(name, 'model.name', kind, expected)
+  module = registry.locate(name, 'model.name', kind, expected)
   set_by_task = ('num_classes', 'dtype')
   complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
@@ -219,7 +219,7 @@ def complete_model(
 def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
   given = dict(config['model'])
-  module = imports.locate(given.pop('name'), 'model.name', nn.Module)
+  module = registry.locate(given.pop('name'), 'model.name', nn.Module)
   dtype = jnp.dtype(config['dtype'])
   return module(num_classes=num_classes, dtype=dtype, **given)
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
 from model_lib import sizes
@@ -114,7 +114,7 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
       found = convert.read_sizes(directory)
     else:
       path = pathlib.Path(directory) / CONFIG
-      model = text_files.read_object(path)['model']
+      model = files.read_object(path)['model']
       found = {name: model[name] for name in names if name in model}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ConfigError(field, directory, f'{expected} ({error})') from error

@@ -16,7 +16,7 @@ import onnxruntime
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
-from dataset_lib import machine
+from core import machine
 from serve_lib import process
 from serve_lib.onnx import primitives
 from serve_lib.onnx.graph import Graph, Value, is_static

@@ -13,8 +13,8 @@ from albert_act import compaction, packed_attention
 from albert_act.chain import AlbertChain
 from albert_act.policy import HaltingPolicy
 from albert_act.task import FineTune
+from core.errors import ConfigError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from serve_lib.chain import Grid, Group, InputError, Row
 from serve_lib.items import TextReader

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
 from model_lib.bert import BertClassifier
 from serve_lib import bundle

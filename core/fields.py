@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import BaseMetadata, GroupedMetadata, Predicate
 from ml_collections import ConfigDict
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 
 ConfigLike = Mapping | ConfigDict  # with string keys
 Distinct = Predicate(lambda items: len(set(items)) == len(items))
@@ -241,12 +241,9 @@ def unknown(name: Any, legal: Iterable[str], kind: str = 'field') -> str:
 
 @contextlib.contextmanager
 def errors_under(prefix: str) -> Iterator[None]:
-  """Prefixes the field of a ConfigError, or of a FieldError of model_lib."""
+  """Prefixes the field of a ConfigError."""
   try:
     yield
-  except ValueError as error:
-    if not hasattr(error, 'expected'):
-      raise
-    found: Any = error
-    field = f'{prefix}.{found.field}'
-    raise ConfigError(field, found.given, found.expected) from error
+  except ConfigError as error:
+    field = f'{prefix}.{error.field}'
+    raise ConfigError(field, error.given, error.expected) from error

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike
-from dataset_lib.text_files import Path
+from core.errors import ConfigError
+from core.fields import ConfigLike
+from core.files import Path
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
