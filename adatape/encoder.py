@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from adatape.bank import SharedNorm
+from adatape.block import TapeBlock, block_flops
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from model_lib import blocks, flops, halting
 from model_lib.layers import (
-  EncoderBlock,
   LayerNorm,
   Mlp,
   build,
@@ -52,7 +52,7 @@ class TapeEncoder(nn.Module):
     for index in range(self.depth):
       inserted = index >= self.insert_after
       tape_mlp = self.tape_mlp if inserted else ''
-      block = build(EncoderBlock, self, tape_mlp=tape_mlp)
+      block = build(TapeBlock, self, tape_mlp=tape_mlp)
       # The names of the ViT: its parameters load without renaming.
       setattr(self, f'block_{index}', block)
     self.norm = LayerNorm(dtype=self.dtype)
@@ -185,6 +185,6 @@ class TapeEncoder(nn.Module):
     if self.read_mlp:
       gated = self.read_mlp == 'glu'
       total += flops.mlp(tape_length, width, self.mlp_dim, gated)
-    return total + (self.depth - self.insert_after) * flops.block(
+    return total + (self.depth - self.insert_after) * block_flops(
       tokens, width, self.mlp_dim, tape_length, self.tape_mlp
     )

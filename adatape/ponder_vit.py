@@ -156,7 +156,7 @@ class PonderNetClassification(ExpectedLoss):
     ponder_weight: Weight = 0.01
 
   KNOBS = ('ponder_weight',)
-  reads_every_step = True
+  PANELS = PonderClassification.PANELS
   row_counts = PonderClassification.row_counts
 
   def row_flops(self, out):

@@ -11,15 +11,9 @@ from typing import ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from adatape import serving
 from adatape.model import TapeClassifier
-from adatape.serving import TapeChain, tape_lengths
 from adatape.universal import Pondering
-from core import fields
-from eval_lib import certificate
 from eval_lib.metrics import Union, row_statistics
-from serve_lib.chain import NO_RUN
-from serve_lib.policies import TapePolicy
 from train_lib.classification import Classification
 from train_lib.multi_label import MultiLabel
 from train_lib.terms import Term, Weight
@@ -31,6 +25,8 @@ class TapeClassification(Classification):
   """Adds the tape loss; logs tape lengths, and evaluates the bank's use."""
 
   MODEL = TapeClassifier
+  SERVE = 'adatape.chain:serve'
+  PANELS = (('Tape length', 'tape tokens', 1.0, {'tape_length_mean': 'mean'}),)
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
@@ -86,32 +82,12 @@ class TapeClassification(Classification):
       return ()
     return tuple({'threshold': share * reading.threshold} for share in SHARES)
 
-  def prepare_serving(self, options, run=NO_RUN):
-    """Serves in two stages: read the tape, then encode.
-
-    `run.lengths` are tape buckets; options: `adatape.serving.Options`. See
-    `Task.prepare_serving`.
-    """
-    given = serving.Options(**fields.check(serving.Options, options, 'serve'))
-    lengths = tape_lengths(self.model.max_steps, run.lengths)
-    reader = self.item_reader(lengths[-1])
-
-    def serve(variables):
-      certified = given.setting, run, self.model, variables, serving.VARIANT
-      others, known = certificate.serve(*certified)
-      chain = TapeChain(self.model, variables, reader, self.inputs, others)
-      known['several'] = self.MULTI_LABEL
-      return chain, TapePolicy(
-        chain, reader, self.label_names, lengths, **known
-      )
-
-    return serve
-
 
 class PonderClassification(Classification):
   """Cross-entropy + ponder cost; logs steps and depth."""
 
   MODEL: ClassVar[type[nn.Module]] = Pondering
+  PANELS = (('Ponder steps', 'steps', 1.0, {'ponder_steps_mean': 'mean'}),)
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):

@@ -22,7 +22,8 @@ from model_lib.vit import Encoder, ViT
 class SplitBlock(EncoderBlock):
   """A block with networks for [CLS] and for each half of the patches."""
 
-  def _feed_forward(self, x: Any, row_keys: Any, num_input_tokens: Any) -> Any:
+  def feed_forward(self, x: Any, row_keys: Any) -> Any:
+    """Applies the three networks to their tokens."""
     half = 1 + x.shape[1] // 2  # the first half has the odd patch
     gated = {'gated': True, 'mlp_dim': self.mlp_dim // 2}
     outputs = []

@@ -5,7 +5,7 @@ and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
 h^{n-1}`. By the straight-through rule a running token's state is `h^n`; a
 halted token keeps `h^N`. Parameters are named as those that `model_lib.convert`
-loads. This is the masked form; `albert_act.serving` computes running tokens
+loads. This is the masked form; `albert_act.chain` computes running tokens
 only.
 """
 
@@ -20,12 +20,13 @@ from annotated_types import Interval
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from albert_act import published
 from core.errors import ConfigError
-from model_lib import flops, halting, pondering, row_random, sizes
+from model_lib import flops, halting, pondering, row_random
 from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
-from model_lib.sizes import Rate, Size
+from model_lib.sizes import Rate, Size, Sizes
 
 # The weight of the straight-through rule is 0 until a token halts, so states
 # are not mixed by it.
@@ -51,7 +52,8 @@ class Encoded:
 class Albert(TextEncoder, kw_only=True):
   """Base of ALBERT's models; see `TextEncoder`."""
 
-  SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
+  SIZES: ClassVar[Sizes] = published.SIZES
+  MODEL_TYPE: ClassVar[str] = published.ALBERT.model_type
 
   num_classes: int = 2
   embedding_width: Size = None

@@ -12,13 +12,14 @@ import optax
 
 from albert_act import token_kinds
 from albert_act.model import AlbertPretraining
-from albert_act.task import depths, ponder_cost
+from albert_act.task import ITERATIONS, depths, ponder_cost
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, complete_model, construct
 from train_lib.terms import Term, Weight
+from train_lib.text_classification import TextClassification, check_token_types
 
 _INIT_LENGTH = 8
 INPUTS = 'tokens', 'token_types', 'length', 'mlm_positions'  # of the model
@@ -38,7 +39,13 @@ class Pretraining(Task):
     ponder_weight: Weight = 0.0
     sop_weight: Weight = 1.0
 
+  DECAY = TextClassification.DECAY
   KNOBS = ('ponder_weight',)
+  PANELS = (
+    ('Masked words, sentence order', '%', 100.0,
+     {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
+    ITERATIONS,
+  )  # fmt: skip
 
   @classmethod
   def validate_config(cls, config) -> None:
@@ -64,6 +71,7 @@ class Pretraining(Task):
       if given < least:
         expected = f'at least {least}, which the corpus needs'
         raise ConfigError(f'model.{field}', given, expected)
+    check_token_types(model, self.info)
     return model
 
   def example(self):

@@ -9,17 +9,21 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from albert_act import published
 from albert_act.model import AlbertClassifier
-from albert_act.serving import VARIANT, AlbertChain, Options
-from eval_lib import certificate
 from eval_lib.metrics import Average
-from model_lib import sizes
-from serve_lib.policies import HaltingPolicy
+from model_lib.sizes import Sizes
 from train_lib.expected_loss import ExpectedLoss
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
 
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
+
+# The depth is drawn too: the last token of a row determines the row's time.
+ITERATIONS = (
+  'Iterations', 'iterations', 1.0,
+  {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'},
+)  # fmt: skip
 
 
 class FineTune(ExpectedLoss, TextClassification):
@@ -38,13 +42,14 @@ class FineTune(ExpectedLoss, TextClassification):
 
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
-  SIZES: ClassVar[sizes.Sizes] = sizes.ALBERT
-  OPTIONS: ClassVar[Any] = Options
+  SIZES: ClassVar[Sizes] = published.SIZES
+  PANELS = (ITERATIONS,)
+  SERVE = 'albert_act.chain:serve'
 
-  @property
-  def reads_every_step(self):
-    """PonderNet's loss does."""
-    return self.model.halting == 'ponder_net'
+  def check_training(self):
+    """PonderNet's loss reads every step; see `Task.check_training`."""
+    if self.model.halting == 'ponder_net':
+      super().check_training()
 
   def terms(self, forward):
     """Returns those of the base, and the ponder cost; PonderNet has a prior."""
@@ -69,15 +74,6 @@ class FineTune(ExpectedLoss, TextClassification):
     steps = out['ponder']['steps']
     mean = steps.sum(1, jnp.float32) / (steps > 0).sum(1, jnp.float32)
     return {'iterations': mean, 'depth': steps.max(1)}
-
-  def serve_texts(self, given, reader, lengths, run, variables):
-    """Halting with compaction; options: `albert_act.serving.Options`."""
-    certified = given.setting, run, self.model, variables, VARIANT
-    others, fields = certificate.serve(*certified)
-    chain = AlbertChain(self.model, variables, reader, given.iterations, others)
-    given = chain, chain.reader, self.label_names, lengths
-    fields['several'] = self.MULTI_LABEL
-    return chain, HaltingPolicy(*given, **fields)
 
 
 def ponder_cost(forward: Forward, weight: Any, share: str = '') -> Term:

@@ -30,7 +30,7 @@ from core.fields import flag
 from dataset_lib import builder, tokenizer
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
-from serve_lib import decisions
+from eval_lib.probabilities import sigmoid, softmax
 from train_lib import loading
 from train_lib.task import Task
 
@@ -168,8 +168,8 @@ def entropy(
   """Returns the entropy of answers in nats; of several labels of each class."""
   logits = logits.astype(np.float64)
   if not several:
-    return scipy.special.entr(decisions.softmax(logits)).sum(-1)
-  both = decisions.sigmoid(np.stack([logits, -logits]))
+    return scipy.special.entr(softmax(logits)).sum(-1)
+  both = sigmoid(np.stack([logits, -logits]))
   return scipy.special.entr(both).sum((0, 2))
 
 

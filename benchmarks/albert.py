@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from albert_act.chain import AlbertChain
 from albert_act.model import AlbertClassifier
-from albert_act.serving import AlbertChain
+from albert_act.policy import HaltingPolicy
 from benchmarks import command
 from benchmarks.timing import Call, Candidate, log_probabilities
 from core.fields import flag
@@ -29,7 +30,6 @@ from launch.command_line import Positive, Sizes
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
 from serve_lib.items import TOKEN_IDS
-from serve_lib.policies import HaltingPolicy
 
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits

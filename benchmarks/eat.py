@@ -36,11 +36,11 @@ from core import files
 from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import adaptive_plots, calibration, frontier, report
+from eval_lib.probabilities import softmax
 from eval_lib.risk import Variant
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked
-from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 
 CHUNK = 25  # rows timed before the next candidate
@@ -161,7 +161,8 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   Rows of the source 'all' are of all rows; others of each source that at least
   `SOURCE_ROWS` rows name.
   """
-  judged, scales = model.judged, model.policy.temperatures
+  judged = model.judged
+  scales = np.array(model.policy.temperatures, np.float32)
   sources = model.records.get('source', np.full(len(judged), ''))
   names, counts = np.unique(sources[judged], return_counts=True)
   parts = {'all': judged} if judged.any() else {}

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.exit_settings import Setting
 from benchmarks.recorded_runs import Model
 from eval_lib import adaptive_plots, calibration, report
-from serve_lib.decisions import softmax
+from eval_lib.probabilities import softmax
 
 # Short names of rules, for labels in plots.
 SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',

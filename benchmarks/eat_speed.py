@@ -28,15 +28,15 @@ from benchmarks import command, peers
 from benchmarks.timing import Call, Candidate, log_probabilities
 from core.errors import ConfigError
 from core.fields import flag
+from eat.chain import EatChain
 from eat.model import EatClassifier
-from eat.serving import EatChain
+from eat.policy import ExitPolicy
 from eval_lib.plots import Line, Panel
 from launch.command_line import Count, Positive, Sizes
 from model_lib import convert
 from serve_lib.chain import checked, doubling
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
-from serve_lib.policies import ExitOptions, ExitPolicy
 
 EXIT_LAYER, VOCAB_SIZE = 4, 30522
 TITLES = {'dense': 'BERT', 'distil': 'DistilBERT'}
@@ -262,9 +262,9 @@ def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
   variables = {'params': random_params(model)}
   chain = EatChain(model, variables, with_unpruned=False)
   # The rule is evaluated for every row, as in service.
-  options = ExitOptions(thresholds={LEAVE: 0.0, STAY: math.inf})
+  taus = {LEAVE: 0.0, STAY: math.inf}
   reader = TextReader(None, length)
-  policy = ExitPolicy(chain, reader, CLASS_NAMES, (length,), options=options)
+  policy = ExitPolicy(chain, reader, CLASS_NAMES, (length,), thresholds=taus)
   engine = Engine(chain, policy, (length,), doubling(batch))
   engine.warm_up()
   return engine
@@ -284,7 +284,7 @@ def _prepare_eat(
 
   def run() -> None:
     answers = answer_all(engine, items)
-    left = sum(answer.depth == EXIT_LAYER for answer in answers)
+    left = sum(answer.fields['depth'] == EXIT_LAYER for answer in answers)
     if left * 100 != rate * rows:
       raise RuntimeError(f'{left} of {rows} rows left, expected {rate} %')
 

@@ -15,15 +15,17 @@ import numpy as np
 
 from core.errors import ConfigError
 from dataset_lib import builder, source
+from eat.chain import EatChain
 from eat.model import EatClassifier
-from eat.serving import EatChain
+from eat.policy import ExitPolicy
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
-from serve_lib.chain import ServedRun, doubling
+from eval_lib.probabilities import scale
+from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
-from serve_lib.policies import ExitPolicy
 from train_lib import loading
+from train_lib.task import ServedRun
 
 BATCH = 64  # rows of a batch that is recorded
 
@@ -61,7 +63,7 @@ class Model:
   @property
   def calibrated(self) -> np.ndarray:
     """Logits divided by the temperatures of the policy."""
-    return self.logits / self.policy.temperatures[:, None, None]
+    return scale(self.logits, self.policy.temperatures)
 
   @property
   def judged(self) -> np.ndarray:
@@ -215,10 +217,10 @@ def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
   """
   yield record(model)
   trained = tuple(model.module.prune_ratios)
-  for scale in scales if any(trained) else ():
-    ratios = tuple(round(scale * ratio, 4) for ratio in trained)
+  for factor in scales if any(trained) else ():
+    ratios = tuple(round(factor * ratio, 4) for ratio in trained)
     if max(ratios) >= 1.0:
       expected = f'scales of {trained} that leave tokens'
-      raise ConfigError('--prune_scales', scale, expected)
-    if scale != 1.0:
-      yield record(model, f'prune_{scale:g}', prune_ratios=ratios)
+      raise ConfigError('--prune_scales', factor, expected)
+    if factor != 1.0:
+      yield record(model, f'prune_{factor:g}', prune_ratios=ratios)

@@ -50,7 +50,7 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
   given = dict(config.items())
   name = given.pop('name', None)
-  kind = _find(name)
+  kind = source_class(name)
   complete = fields.check(kind, given, 'dataset', without=('split',))
   kind.check_fields(complete)
   if split is not None:
@@ -59,7 +59,8 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   return {'name': str(name), **complete}
 
 
-def _find(name: Any) -> Any:
+def source_class(name: Any) -> Any:
+  """Returns the class of a data set by its name."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
   expected = "'package.module:Name' of a Source that has a field split"
@@ -77,7 +78,7 @@ def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
   `run` is the complete configuration of the run's data set.
   """
   given, run = dict(config.items()), dict(run.items())
-  legal = inspect.signature(_find(given.get('name'))).parameters
+  legal = inspect.signature(source_class(given.get('name'))).parameters
   # A data set of images without the field has no central crop.
   known = {'resize_small': run.get('image_size')} | run
   return {
@@ -90,7 +91,7 @@ def preprocessing(config: ConfigLike) -> dict[str, Any]:
   """Returns how a legal configuration prepares inputs, as a `DatasetInfo`."""
   given = dict(config.items())
   # The tokenizer is that of a file.
-  kind, no_file = _find(given['name']), {'tokenizer': ''}
+  kind, no_file = source_class(given['name']), {'tokenizer': ''}
   return kind.prepared(given | no_file)
 
 
@@ -103,7 +104,7 @@ def build_source(
   InvalidDataError if its layout is not usable.
   """
   complete = validate(config, split)
-  opened = _find(complete.pop('name'))(split=split, **complete)
+  opened = source_class(complete.pop('name'))(split=split, **complete)
   if run is not None:
     contract.check_inputs(run, opened.info)
     contract.check(run, opened.info, contract.LABELS, 'dataset')

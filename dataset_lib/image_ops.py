@@ -74,6 +74,16 @@ class ImageOptions(Source):
   ] = (2, 15)
 
   @staticmethod
+  def sketch(config: Any, classes: int, examples: int) -> Any:
+    """Returns info and no other arrays; see `dataset_lib.sketch`."""
+    shape = config['image_size'], config['image_size'], 3
+    info = DatasetInfo(
+      'image', shape, 'uint8', config.get('num_classes', classes), (), examples,
+      max_labels=config.get('max_labels', 0),
+    )  # fmt: skip
+    return info, {}
+
+  @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
     """Raises ConfigError where values contradict each other."""
     size, augment = config['image_size'], config['augment']

@@ -30,6 +30,7 @@ from dataset_lib.source import (
   parts,
   selected,
 )
+from dataset_lib.text_rows import TextRows
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
 _DRAWS = 5  # random numbers of a row, besides those for masking
@@ -70,6 +71,15 @@ class Pretraining(Source):
   mask_share: Annotated[float, Interval(ge=0.01, le=0.9)] = 0.2
   max_ngram: Annotated[int, Interval(ge=1, le=16)] = 3
   short_share: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.1
+
+  @staticmethod
+  def sketch(config: Any, classes: int, examples: int) -> Any:
+    """See `TextRows.sketch`; also the arrays of `mask`."""
+    info, rows = TextRows.sketch(config, 2, examples)
+    slots = (math.ceil(config['mask_share'] * config['max_length']),)
+    dtypes = dict.fromkeys(('positions', 'labels', 'kind'), 'int32')
+    dtypes['weights'] = 'float32'
+    return info, rows | {f'mlm_{k}': (slots, v) for k, v in dtypes.items()}
 
   def __post_init__(self) -> None:
     folder = pathlib.Path(self.directory).expanduser()
@@ -266,13 +276,13 @@ def mask(
   shown = np.choose(kind, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
-  found = {'positions': positions, 'labels': labels, 'kind': kind}
-  result = {
-    f'mlm_{name}': np.where(used, values, 0).astype(np.int32)
-    for name, values in found.items()
+  chosen_tokens = {'positions': positions, 'labels': labels, 'kind': kind}
+  arrays = {
+    name: np.where(used, values, 0).astype(np.int32)
+    for name, values in chosen_tokens.items()
   }
-  weights = used.astype(np.float32)
-  return result | {'tokens': tokens, 'mlm_weights': weights}
+  arrays['weights'] = used.astype(np.float32)
+  return {f'mlm_{k}': v for k, v in arrays.items()} | {'tokens': tokens}
 
 
 def cut_into_ngrams(rows: Rows, max_ngram: int, uniform: Uniform) -> Counts:

@@ -1,13 +1,12 @@
 """Shapes of a data set without its data, to compile for another machine.
 
-What only the data know, as the number of classes of a folder, is given. Data
-that are generated are opened: they read nothing.
+What only the data know, as the number of classes of a folder, is given; the
+rest is `Source.sketch`. Data that are generated are opened: they read nothing.
 """
 
-import math
 from typing import Any, NamedTuple
 
-from dataset_lib import builder, text_tasks
+from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 
 _PLACES = {'root', 'directory', 'data_dir'}  # fields of data in files
@@ -34,35 +33,11 @@ def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
       config, split=split, train=True, seed=0, batch_size=1, num_threads=0
     )
     return Sketch(data.info, data.row_shapes())
-  if config.get('image_size') is not None:
-    size, classes = config['image_size'], config.get('num_classes', classes)
-    info = DatasetInfo(
-      'image', (size, size, 3), 'uint8', classes, (), examples,
-      max_labels=config.get('max_labels', 0),
-    )  # fmt: skip
-  else:
-    length, task = config['max_length'], text_tasks.GLUE.get(config.get('task'))
-    if config['name'] == 'pretraining':
-      classes = 2
-    info = DatasetInfo(
-      'tokens', (length,), 'int32', task.num_classes if task else classes,
-      task.class_names if task else (), examples,
-      label_dtype='float32' if task and task.is_regression else 'int32',
-    )  # fmt: skip
-  rows: dict[str, tuple[tuple[int, ...], str]] = {
+  kind = builder.source_class(config['name'])
+  info, more = kind.sketch(config, classes, examples)
+  rows = {
     info.input_key: (info.input_shape, info.input_dtype),
     'label': (info.label_shape, info.label_dtype),
   }
-  if info.input_key == 'tokens':
-    rows |= {
-      'token_types': (info.input_shape, 'int32'),
-      'length': ((), 'int32'),
-    }
-  if config['name'] == 'tags':
-    rows |= {'label': (info.input_shape, 'int32'), 'left_out': ((), 'int32')}
-  if share := config.get('mask_share'):
-    slots = (math.ceil(share * config['max_length']),)
-    names = dict.fromkeys(('positions', 'labels', 'kind'), 'int32')
-    for name, dtype in (names | {'weights': 'float32'}).items():
-      rows[f'mlm_{name}'] = slots, dtype
-  return Sketch(info, rows | {'mask': ((), 'float32'), 'index': ((), 'int32')})
+  rows |= more | {'mask': ((), 'float32'), 'index': ((), 'int32')}
+  return Sketch(info, rows)

@@ -1,9 +1,8 @@
 """Random access to the records of one split, and their description.
 
-A data set is a dataclass that extends `Source`, as `synthetic.Parity`; its
-annotated fields, `split` among them, are its configuration.
-A configuration names it as 'package.module:Class', or by a short name in
-`builder.SOURCES`.
+A data set is a dataclass that extends `Source`; its annotated fields, `split`
+among them, are its configuration, which names it as 'package.module:Class' or
+by a short name in `builder.SOURCES`.
 """
 
 import dataclasses
@@ -132,6 +131,11 @@ class Source:
   def prepared(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields as they are in `DatasetInfo.preprocessing`."""
     return dict(config)
+
+  @staticmethod
+  def sketch(config: Any, classes: int, examples: int) -> Any:
+    """Returns info and more arrays of a row; see `dataset_lib.sketch`."""
+    raise ConfigError('dataset.name', config['name'], 'one with a sketch')
 
   def transform(self, value: Any, rng: Any = None) -> Any:
     """Converts a raw value to the model input, augmented if there is `rng`."""

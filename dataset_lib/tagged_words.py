@@ -171,6 +171,13 @@ class TaggedWords(TextRows):
     'files a number from 0, or -1 for the last one',
   ] = '-1'
 
+  @classmethod
+  def sketch(cls, config: Any, classes: int, examples: int) -> Any:
+    """See `TextRows.sketch`; the label of a row is one of each token."""
+    info, rows = super().sketch(config, classes, examples)
+    label = info.input_shape, 'int32'
+    return info, rows | {'label': label, 'left_out': ((), 'int32')}
+
   def __post_init__(self) -> None:
     words = tokenizer.load(self.tokenizer)
     names = self._class_names()

@@ -201,6 +201,13 @@ class TextRows(TokenSource):
   max_examples: Annotated[int, Interval(ge=0, le=source.MAX_EXAMPLES)] = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
+  @classmethod
+  def sketch(cls, config: Any, classes: int, examples: int) -> Any:
+    """Returns info and the other arrays; see `dataset_lib.sketch`."""
+    shape = (config['max_length'],)
+    info = DatasetInfo('tokens', shape, 'int32', classes, (), examples)
+    return info, {'token_types': (shape, 'int32'), 'length': ((), 'int32')}
+
   def _good_rows(
     self,
     name: str,

@@ -173,6 +173,16 @@ class Glue(LabelledTexts):
   builder: tfds.BuilderName = ''
   data_dir: tfds.DataDir = ''
 
+  @classmethod
+  def sketch(cls, config: Any, classes: int, examples: int) -> Any:
+    """See `TextRows.sketch`; the task tells the classes."""
+    task = GLUE[config['task']]
+    info, rows = super().sketch(config, task.num_classes, examples)
+    dtype = 'float32' if task.is_regression else 'int32'
+    names = task.class_names
+    info = dataclasses.replace(info, class_names=names, label_dtype=dtype)
+    return info, rows
+
   def __post_init__(self) -> None:
     self._kind = self._text_task()
     self._open(self._kind, self._rows_of)

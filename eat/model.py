@@ -1,7 +1,7 @@
 """BERT with token pruning, window attention and early exits: the masked form.
 
 EAT, sections 4 and 5 (Algorithm 1). Pruned tokens follow the kept ones and are
-masked, so that the pruned share may be traced. `eat.serving` crops them; both
+masked, so that the pruned share may be traced. `eat.chain` crops them; both
 forms run `encode` below. Without pruning, window and exits this is BERT.
 """
 

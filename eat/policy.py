@@ -1,26 +1,143 @@
-"""Options of serving an EAT; the policy is `serve_lib.policies.ExitPolicy`.
+"""Policy and options of a served EAT.
 
-The evaluator 'calibration' writes `calibration.json`: temperatures and the
-reference of the drift check; 'certificate' writes `certificate.json`.
+Thresholds, minimum retention and the switch to full depth (EAT, sections 7.4
+and 10) are values of the host; changing them never recompiles. The evaluator
+'calibration' writes `calibration.json`: temperatures and the reference of the
+drift check; 'certificate' writes `certificate.json`.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from annotated_types import Interval
+from jaxtyping import Bool, Float
 
 from core import fields
 from core.errors import ConfigError
-from eval_lib.certificate import GUARANTEED, Certified
-from serve_lib.exits import RULES_WITH_TAU, Rule
-from serve_lib.items import TextOptions
-from serve_lib.policies import DEFAULT_TAU, ExitOptions, Share
+from eval_lib.probabilities import margin, scale
+from serve_lib import exits
+from serve_lib.chain import Encoded, InputError, Row
+from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of
+from serve_lib.exits import RULES_WITH_TAU, Rule, Threshold
+from serve_lib.items import Count, TextOptions
+
+PRUNED, UNPRUNED = 'pruned', 'unpruned'  # variants of a chain
+DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
+
+Share = Annotated[float, Interval(ge=0.0, le=1.0)]
+
+
+@dataclasses.dataclass(eq=False)
+class ExitPolicy(ClassifierPolicy):
+  """Rows leave at the heads of a chain, by a `serve_lib.exits.Rule`.
+
+  An item may have 'minimum_retention', its own instead of that of its source;
+  the chain needs the variant 'unpruned' for it. See `Options` for the fields.
+
+  While the monitor finds drift, all rows run to full depth. Thresholds and the
+  rule are values of the host: they may be set between batches.
+  """
+
+  rule: Rule = dataclasses.field(
+    default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
+  )
+  _: dataclasses.KW_ONLY
+  ensemble_margin: Share = 0.0
+  thresholds: dict[str, Threshold] = dataclasses.field(default_factory=dict)
+  minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
+  heads: tuple[Count, ...] = ()  # layers; () for those of the chain
+  # Of a row of 1, 2, ... tokens, by the variant 'pruned'; () for the chain's.
+  kept_tokens: tuple[Count, ...] = ()
+
+  def __post_init__(self):
+    stages, longest = self.chain.num_stages, self.lengths[-1]
+    self.temperatures = tuple(self.temperatures) or (1.0,) * stages
+    self.heads = self.heads or self.chain.heads
+    if PRUNED in self.chain.variants and not self.kept_tokens:
+      kept = map(self.chain.kept, range(1, longest + 1))
+      self.kept_tokens = tuple(kept)
+    if len(self.heads) != stages:
+      raise ConfigError('policy.heads', self.heads, f'one for each of {stages}')
+    if PRUNED in self.chain.variants and len(self.kept_tokens) < longest:
+      known = len(self.kept_tokens)
+      raise ConfigError('policy.kept_tokens', known, f'{longest} numbers')
+
+  def encode(self, item: Any) -> Encoded:
+    """Tokenises an item; see `serve_lib.items.TextReader`."""
+    least = None  # an item may have its own
+    if isinstance(item, Mapping) and 'minimum_retention' in item:
+      item, expected = {**item}, 'a share in [0, 1]'
+      least = item.pop('minimum_retention')
+      if self.certified:
+        expected = 'none: the certificates hold without it'
+      if self.certified or not fields.accepts(Share, least):
+        expected = f'minimum_retention: expected {expected}'
+        raise InputError(f'{expected}, got {least!r}')
+    encoded = super().encode(item)
+    if least is None:
+      least = self.minimum_retention.get(source_of(encoded), 0.0)
+    if not least or encoded.variant != PRUNED:
+      return encoded
+    kept = self.kept_tokens[encoded.length - 1] / encoded.length
+    if kept >= least:
+      return encoded
+    if UNPRUNED not in self.chain.variants:
+      compiled = f'at most {kept:.4f} in a model compiled with pruning only'
+      raise InputError(f'minimum_retention: expected {compiled}')
+    return dataclasses.replace(encoded, variant=UNPRUNED)
+
+  def decide(
+    self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
+  ) -> Bool[np.ndarray, ' b']:
+    """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
+    rule, thresholds = self.rule, self.thresholds
+    if thresholds:
+      taus = [
+        thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
+      ]
+      rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
+    willing = exits.should_exit(rule, self._calibrated(rows))
+    for row, leaves in zip(rows, willing, strict=True):
+      if leaves:
+        row.encoded.context.setdefault('exit_stage', stage)
+    # During drift the rule is evaluated only so that `exit_reason` says 'full
+    # depth' for rows that would have left.
+    drifted = [self.monitor.full_depth(source_of(r.encoded)) for r in rows]
+    return willing & ~np.array(drifted)
+
+  def _calibrated(self, rows: Sequence[Row]) -> Float[np.ndarray, 'E b O']:
+    """Returns the heads so far, divided by temperatures."""
+    logits = np.array([[out['logits'] for out in r.outputs] for r in rows])
+    temperatures = self.temperatures[: logits.shape[1]]
+    return scale(logits.swapaxes(0, 1), temperatures)
+
+  def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
+    """Returns the calibrated logits of all heads that the row passed."""
+    return self._calibrated([row])[:, 0]
+
+  def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
+    """Returns the last head, or the mean of all if its margin is low."""
+    least = self.ensemble_margin
+    return heads.mean(0) if least and margin(heads[-1]) < least else heads[-1]
+
+  def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
+    """Returns layers, retention, and fields such as the exit reason."""
+    stage, context = len(row.outputs) - 1, row.encoded.context
+    if stage < self.chain.num_stages - 1:
+      reason = self.rule.name if self.class_names else 'tolerance'
+    else:
+      reason = 'full depth' if 'exit_stage' in context else 'last layer'
+    depth = self.heads[stage]
+    retention = int(row.outputs[-1]['kept']) / row.encoded.length
+    answer = dict(depth=depth, retention=retention, exit_reason=reason)
+    return depth, retention, answer | {'truncated': context['truncated']}
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(ExitOptions, TextOptions):
+class Options(TextOptions):
   """Options of serving an EAT; `serve_lib.exits.Rule` describes these."""
 
   rule: Literal[
@@ -34,15 +151,23 @@ class Options(ExitOptions, TextOptions):
   patience: Annotated[int, Interval(ge=1, le=1000)] = 2
   tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
   veto_margin: Share = 0.0
+  # Below this margin an answer is the mean of the probabilities of all heads
+  # that the row passed; 0 for never.
+  ensemble_margin: Share = 0.0
+  # By source, instead of `tau`.
+  thresholds: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # By source. If the model keeps fewer tokens than this share, the row is
+  # served unpruned, and the drift check skips the row.
+  minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
 def read_options(
-  given: Mapping[str, Any], certified: Mapping[str, Certified], classes: int
+  given: Mapping[str, Any], certified: Mapping[str, Any], classes: int
 ) -> tuple[Options, Rule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `certified` are the certificates of the run by source; `classes` is 0 for a
-  regression.
+  `certified` has a `serve_lib.certified.Certified` for each source with a
+  certificate; `classes` is 0 for a regression.
   """
   options = Options(**fields.check(Options, given, 'serve'))
   name, tau = options.rule, options.tau

@@ -21,8 +21,7 @@ from eval_lib.metrics import Average
 from model_lib import flops, row_random
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
-from serve_lib.chain import NO_RUN
-from train_lib.task import Task
+from train_lib.task import NO_RUN, Task
 from train_lib.terms import Term
 from train_lib.text_classification import TextClassification
 

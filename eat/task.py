@@ -16,16 +16,8 @@ from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import tokenizer
-from eat.policy import read_options
-from eat.serving import EatChain, as_adaptive, warnings_of
-from eval_lib.calibration import CalibrationFile
-from eval_lib.certificate import GUARANTEED, CertificateFile
 from eval_lib.metrics import Average
-from serve_lib.chain import NO_RUN
-from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 from train_lib.distillation import TEACHER, Student
-from train_lib.run_directory import TOKENIZER
 from train_lib.task import construct
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -56,6 +48,7 @@ class FineTune(Student, TextClassification):
     self_distill_from: Literal['last', 'later'] = 'last'
 
   MODEL_KNOBS = ('prune_scale',)
+  SERVE = 'eat.chain:serve'
   KNOBS = 'prune_scale', 'exit_scale', 'distill_weight', 'self_distill_weight'
 
   @classmethod
@@ -64,7 +57,7 @@ class FineTune(Student, TextClassification):
     super().validate_config(config)
     if teacher := config['loss']['teacher']:
       check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
-    heads = len(head_layers(construct(config, num_classes=2)))
+    heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:
       weights = (*(EXIT_WEIGHT,) * (heads - 1), LAST_WEIGHT)
@@ -75,7 +68,7 @@ class FineTune(Student, TextClassification):
 
   def cheaper(self):
     """Returns larger prune ratios; see `Task.cheaper`."""
-    ratios = getattr(self.model, 'prune_ratios', ())
+    ratios = self.model.prune_ratios if is_adaptive(self.model) else ()
     scaled = [tuple(round(s * r, 4) for r in ratios) for s in SCALES]
     legal = [one for one in scaled if any(one) and max(one) < 1]
     return tuple({'prune_ratios': one} for one in legal)
@@ -83,7 +76,7 @@ class FineTune(Student, TextClassification):
   def outputs(self, params, model_state, batch):
     """Also returns 'flops' `[B, E]`, of rows that leave at each head."""
     result = super().outputs(params, model_state, batch)
-    if hasattr(model := self.model, 'heads'):
+    if is_adaptive(model := self.model):
       costs = [
         np.cumsum(model.stage_flops(n, model.static_sizes(n), True))
         for n in range(1, batch['tokens'].shape[1] + 1)
@@ -94,7 +87,7 @@ class FineTune(Student, TextClassification):
   @property
   def head_layers(self) -> tuple[int, ...]:
     """The layer of each head; see `Task.head_layers`."""
-    return head_layers(self.model)
+    return self.model.heads()
 
   def terms(self, forward):
     """Returns the loss of each head, and distillations; see the module."""
@@ -135,51 +128,6 @@ class FineTune(Student, TextClassification):
       metrics[f'accuracy_exit_{layer}'] = right
     return metrics | retention(forward)
 
-  def prepare_serving(self, options, run=NO_RUN):
-    """Serves with exits and pruning; options: `eat.policy.Options`.
-
-    Temperatures and the reference of the drift check come from the run's
-    `calibration.json`, with tau=guaranteed thresholds, prune ratios and the
-    references of each source from its `certificate.json`. `policy.warnings`
-    lists what could not be checked and options without effect.
-    """
-    file, names = CalibrationFile(run.directory, run.step), self.label_names
-    certificate = CertificateFile(run.directory, run.step)
-    given, rule = read_options(options, certificate.sources, len(names))
-    lengths = self.served_lengths(run.lengths)
-    longest = self.info.input_shape[0]
-    if given.tau == GUARANTEED and lengths[-1] < longest:
-      expected = f'{longest} among them with tau={GUARANTEED}'
-      why = 'which was certified for texts of that length'
-      raise ConfigError('lengths', lengths, f'{expected}, {why}')
-    model = as_adaptive(self.model)
-    temperatures = file.temperatures(len(self.head_layers), self.head_layers)
-    drift, others = file.values.get('drift'), dict[str, Any]()
-    monitor = file.monitor({'': drift}, run.on_drift)
-    fields: dict[str, Any] = {'monitor': monitor}
-    if given.tau == GUARANTEED:
-      certificate.check_temperatures(temperatures)
-      first = PRUNED if any(model.prune_ratios) else UNPRUNED
-      others, fields = certificate.serve(model, first, run.on_drift, drift)
-
-    def serve(variables):
-      file.check_parameters(variables)
-      if given.tau == GUARANTEED:
-        certificate.check_parameters(variables)
-      reader = self.text_reader(lengths[-1], given.max_characters)
-      with_unpruned = any(given.minimum_retention.values())
-      variables = jax.device_put(dict(variables))
-      chain = EatChain(model, variables, reader, with_unpruned, others)
-      policy = ExitPolicy(
-        chain, reader, names, lengths, rule,
-        temperatures=temperatures, options=given, **fields,
-      )  # fmt: skip
-      known = file, certificate
-      policy.warnings = tuple(warnings_of(*known, policy, longest))
-      return chain, policy
-
-    return serve
-
 
 def exits_of(forward: Forward) -> Float[Array, 'E B O']:
   """Returns the logits of all heads; of a dense model of the last one."""
@@ -195,9 +143,11 @@ def retention(forward: Forward) -> Metrics:
   return {'retention': Average.from_values(share, batch['mask'])}
 
 
-def head_layers(model: Any) -> tuple[int, ...]:
-  """Returns the layers with a head; of a dense model the last one."""
-  return model.heads() if hasattr(model, 'heads') else (model.depth,)
+def is_adaptive(model: Any) -> bool:
+  """Returns False for a dense BERT."""
+  from eat.model import EatClassifier
+
+  return isinstance(model, EatClassifier)
 
 
 def check_tokenizer(teacher: str, own: str) -> None:
@@ -205,6 +155,9 @@ def check_tokenizer(teacher: str, own: str) -> None:
 
   `own` is the student's tokenizer; '' if its data are token ids.
   """
+  from dataset_lib import tokenizer
+  from train_lib.run_directory import TOKENIZER
+
   path = os.path.join(teacher, TOKENIZER)
   if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):
     return

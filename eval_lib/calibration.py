@@ -27,8 +27,7 @@ from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder
 from eval_lib import evaluator, predictions
 from eval_lib.predictions import Heads, Labels, PerHead
-from serve_lib.decisions import Temperature
-from serve_lib.monitor import Monitor, OnDrift, monitor_of
+from eval_lib.probabilities import Temperature
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
@@ -222,16 +221,6 @@ class ResultFile:
         f'the {self.ENTRY} of the checkpoint that is used, whose parameters '
         f'are {served}',
       )
-
-  def monitor(
-    self, checks: Mapping[str, Any], on_drift: OnDrift | None
-  ) -> Monitor:
-    """Returns `monitor_of` the file's statistics, see `drift_statistics`."""
-    try:
-      return monitor_of(checks, on_drift)
-    except (KeyError, TypeError, ValueError) as error:
-      expected = 'confidences and a threshold'
-      raise self.error(': drift', repr(error), expected) from error
 
   def repair(self) -> str:
     """Returns the command that writes the file."""

@@ -50,21 +50,13 @@ _LINES, _CHARACTERS = 12, 120  # of a text
 NAME_DISTANCE = 34.0
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE, SMOOTH_SHARE = 100, 0.03
-# Panels of a run: title, unit, scale, {pattern of a metric: legend label}.
-_PANELS = (
+# Panels of every run; see `train_lib.task.Task.PANELS`.
+_PANELS: tuple[Any, ...] = (
   ('Loss', 'nats per example', 1.0,
    {'loss': '', 'cross_entropy': 'cross-entropy'}),
   ('Accuracy', '%', 100.0, {r'accuracy|\d+shot': ''}),
-  ('Tape length', 'tape tokens', 1.0, {'tape_length_mean': 'mean'}),
-  ('Ponder steps', 'steps', 1.0, {'ponder_steps_mean': 'mean'}),
-  ('Masked words, sentence order', '%', 100.0,
-   {'mlm_accuracy': 'masked words', 'sop_accuracy': 'sentence order'}),
-  # The depth is drawn too: the last token of a row determines the row's time.
-  ('Iterations', 'iterations', 1.0,
-   {'iterations': 'mean of the tokens', 'depth': 'depth of the rows'}),
-  ('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),
-  ('Learning rate', '', 1.0, {'learning_rate': ''}),
 )  # fmt: skip
+_RATE = 'Learning rate', '', 1.0, {'learning_rate': ''}
 
 # Steps `[P]` and values `[P]` of metrics, by name.
 Curves = Mapping[str, Sequence[Float[np.ndarray, ' P']]]
@@ -244,16 +236,18 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
         )  # fmt: skip
 
 
-def plot_run(workdir: Path) -> pathlib.Path:
+def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
+
+  `panels` are those of the run's task, `Task.PANELS`.
 
   Raises ValueError if it holds nothing that can be drawn, or is damaged; see
   also `figure`.
   """
   workdir = pathlib.Path(workdir)
   found = report.read_curves(workdir / 'metrics.jsonl')
-  panels = [_panel(found, *row) for row in _PANELS]
-  panels = [panel for panel in panels if panel.lines]
+  rows = *_PANELS, *panels, _RATE
+  panels = [one for one in (_panel(found, *row) for row in rows) if one.lines]
   if not panels:
     raise ValueError(
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Num
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder, source
 from eval_lib import evaluator
-from serve_lib import decisions
+from eval_lib.probabilities import scale, softmax
 
 # Logits or probabilities of all heads, and one number for each.
 Heads = Float[np.ndarray, 'E N C']
@@ -83,8 +83,8 @@ def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
   behave equally where a confidence rounds to 1.
   """
   if temperatures is not None:
-    logits = decisions.scale(logits, temperatures)
-  return decisions.softmax(logits)
+    logits = scale(logits, temperatures)
+  return softmax(logits)
 
 
 def correct(

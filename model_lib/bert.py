@@ -166,6 +166,7 @@ class TextEncoder(nn.Module, kw_only=True):
   """
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
+  MODEL_TYPE: ClassVar[str] = 'bert'  # of Hugging Face
 
   num_classes: int  # 1 for regression
   variant: str = ''  # name in `SIZES` of the sizes that are None
@@ -215,6 +216,11 @@ class BertClassifier(TextEncoder, kw_only=True):
 
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
+
+  @nn.nowrap
+  def heads(self) -> tuple[int, ...]:
+    """Returns the layers with a head, here the last one."""
+    return (self.depth,)
 
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""

@@ -19,7 +19,7 @@ import safetensors.numpy
 from absl import logging
 
 from core.errors import ConfigError
-from model_lib import convert_files, sizes
+from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
 from model_lib.convert_tables import Architecture, Place, find
 
@@ -38,9 +38,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'add_cross_attention': (False,),
   'pruned_heads': ({}, None),
   'quantization_config': (None,),
-  # Published configurations of ALBERT hold these options with these values.
-  'net_structure_type': (0,), 'gap_size': (0,), 'num_memory_blocks': (0,),
-  'down_scale_factor': (1,),
 }  # fmt: skip
 
 
@@ -67,13 +64,13 @@ def is_checkpoint(directory: Directory) -> bool:
 def read_sizes(directory: Directory) -> dict[str, Any]:
   """Returns the fields of the model that config.json describes.
 
-  They are those of `sizes.BERT.defaults` or `sizes.ALBERT.defaults`, whose
-  ranges the model checks. An unsupported option is a ValueError.
+  They are the `defaults` of a `Sizes`; the model checks their ranges. An
+  unsupported option is a ValueError.
   """
   path = pathlib.Path(directory) / CONFIG
   config = convert_files.read_config(path)
   architecture = find(config['model_type'])
-  for option, legal in _ONLY.items():
+  for option, legal in (_ONLY | dict(architecture.only)).items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
       raise ConfigError(f'{path}: {option}', config[option], expected)
@@ -199,10 +196,12 @@ def save_model(
   Hugging Face has no such model.
   """
   rates = ('dropout', 'attention_dropout', 'classifier_dropout')
-  kind = 'bert' if model.type_vocab_size else 'distilbert'
+  kind = model.MODEL_TYPE
+  if kind == 'bert' and not model.type_vocab_size:
+    kind = 'distilbert'
   save(
     directory,
-    'albert' if model.SIZES is sizes.ALBERT else kind,
+    kind,
     {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
     {k: v for k, v in params.items() if not k.startswith(('exit_', 'score'))},
     class_names,

@@ -1,6 +1,6 @@
-"""Tables of Hugging Face's BERT, DistilBERT and ALBERT: options and tensors.
+"""Tables of Hugging Face's BERT and DistilBERT: options and tensors.
 
-Devlin et al. 2019; Sanh et al. 2019; Lan et al. 2020.
+Devlin et al. 2019; Sanh et al. 2019. A family adds its own by `add`.
 """
 
 import dataclasses
@@ -65,7 +65,9 @@ class Architecture:
   modules: Mapping[str, str]
   # Tied tensor -> the tensor that is loaded, which it must equal.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Field with the number of layers (groups in ALBERT), and of blocks in each.
+  # Other options that change the computation, and their supported values.
+  only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+  # Field with the number of layers, or of groups, and of blocks in each.
   outer: str = 'depth'
   inner: str = ''
 
@@ -103,16 +105,16 @@ class Architecture:
     return places
 
 
-def _named(begin: str, prefix: str, names: str) -> dict[str, str]:
+def named(begin: str, prefix: str, names: str) -> dict[str, str]:
   """Maps our modules that begin with `begin` to `names`, in order."""
   ours = [name for name in MODULES if name.startswith(begin)]
   theirs = [f'{prefix}.{name}' for name in names.split()]
   return dict(zip(ours, theirs, strict=False))
 
 
-_TABLES = 'word_embeddings position_embeddings LayerNorm '
-_TYPES = 'token_type_embeddings'
-_OPTIONS = {
+TABLES = 'word_embeddings position_embeddings LayerNorm '
+TYPES = 'token_type_embeddings'
+OPTIONS = {
   'hidden_size': 'width', 'intermediate_size': 'mlp_dim',
   'num_attention_heads': 'num_heads', 'vocab_size': 'vocab_size',
   'max_position_embeddings': 'max_positions',
@@ -124,11 +126,7 @@ _DISTIL_OPTIONS = {
   'n_heads': 'num_heads', 'vocab_size': 'vocab_size',
   'max_position_embeddings': 'max_positions', 'activation': 'activation',
 }  # fmt: skip
-_ALBERT_OPTIONS = _OPTIONS | {
-  'embedding_size': 'embedding_width', 'num_hidden_layers': 'max_iterations',
-  'num_hidden_groups': 'num_groups', 'inner_group_num': 'inner_group',
-}  # fmt: skip
-_RATES = {
+RATES = {
   'dropout': 'hidden_dropout_prob',
   'attention_dropout': 'attention_probs_dropout_prob',
 }
@@ -136,11 +134,11 @@ _RATES = {
 BERT = Architecture(
   model_type='bert',
   classes={'classifier': 'BertForSequenceClassification'},
-  options=_OPTIONS | {'num_hidden_layers': 'depth'},
+  options=OPTIONS | {'num_hidden_layers': 'depth'},
   defaults=sizes.BERT.defaults,
-  rates=_RATES | {'classifier_dropout': 'classifier_dropout'},
-  modules=_named('embeddings/', 'bert.embeddings', _TABLES + _TYPES)
-  | _named(
+  rates=RATES | {'classifier_dropout': 'classifier_dropout'},
+  modules=named('embeddings/', 'bert.embeddings', TABLES + TYPES)
+  | named(
     'block/',
     'bert.encoder.layer.{outer}',
     'attention.self.query attention.self.key attention.self.value '
@@ -159,8 +157,8 @@ DISTILBERT = Architecture(
     'attention_dropout': 'attention_dropout',
     'classifier_dropout': 'seq_classif_dropout',
   },
-  modules=_named('embeddings/', 'distilbert.embeddings', _TABLES)
-  | _named(
+  modules=named('embeddings/', 'distilbert.embeddings', TABLES)
+  | named(
     'block/',
     'distilbert.transformer.layer.{outer}',
     'attention.q_lin attention.k_lin attention.v_lin attention.out_lin '
@@ -168,40 +166,12 @@ DISTILBERT = Architecture(
   )
   | {'pooler': 'pre_classifier', 'head': 'classifier'},
 )
-ALBERT = Architecture(
-  model_type='albert',
-  classes={
-    'classifier': 'AlbertForSequenceClassification',
-    'pretraining': 'AlbertForPreTraining',
-  },
-  options=_ALBERT_OPTIONS,
-  # Absent options mean ALBERT-xxlarge, as in transformers.
-  defaults=sizes.ALBERT.defaults | sizes.ALBERT.fields('albert_xxlarge'),
-  rates=_RATES | {'classifier_dropout': 'classifier_dropout_prob'},
-  modules=_named('embeddings/', 'albert.embeddings', _TABLES + _TYPES)
-  | _named(
-    'block/',
-    'albert.encoder.albert_layer_groups.{outer}.albert_layers.{inner}',
-    'attention.query attention.key attention.value attention.dense '
-    'attention.LayerNorm ffn ffn_output full_layer_layer_norm',
-  )
-  | {
-    'projection': 'albert.encoder.embedding_hidden_mapping_in',
-    'pooler': 'albert.pooler',
-    'head': 'classifier',
-    'predictions/hidden': 'predictions.dense',
-    'predictions/norm': 'predictions.LayerNorm',
-    'predictions': 'predictions',
-    'sop': 'sop_classifier.classifier',
-  },
-  tied={
-    'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',
-    'predictions.decoder.bias': 'predictions.bias',
-  },
-  outer='num_groups',
-  inner='inner_group',
-)
-_ARCHITECTURES = {kind.model_type: kind for kind in (BERT, DISTILBERT, ALBERT)}
+_ARCHITECTURES = {kind.model_type: kind for kind in (BERT, DISTILBERT)}
+
+
+def add(architecture: Architecture) -> None:
+  """Adds the architecture of a family, which its models import."""
+  _ARCHITECTURES[architecture.model_type] = architecture
 
 
 def find(

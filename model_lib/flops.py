@@ -22,19 +22,9 @@ def mlp(
   return (3 if gated else 2) * dense(tokens, width, mlp_dim)
 
 
-def block(
-  tokens: int | float,
-  width: int,
-  mlp_dim: int,
-  tape_tokens: int | float = 0,
-  tape_mlp: str = '',
-) -> float:
-  """Returns the FLOPs of an `EncoderBlock`; `tokens` excludes the tape."""
-  return (
-    attention(tokens + tape_tokens, width)
-    + mlp(tokens, width, mlp_dim)
-    + mlp(tape_tokens, width, mlp_dim, gated=tape_mlp == 'glu')
-  )
+def block(tokens: int | float, width: int, mlp_dim: int) -> float:
+  """Returns the FLOPs of an `EncoderBlock`."""
+  return attention(tokens, width) + mlp(tokens, width, mlp_dim)
 
 
 def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:

@@ -112,14 +112,11 @@ class Mlp(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """A pre-LN Transformer block with a second network for tape tokens."""
+  """A pre-LN Transformer block; a subclass may have other networks."""
 
   num_heads: int
   mlp_dim: int
   dropout: float = 0.0
-  # Network of the tokens after `num_input_tokens`: '' for that of the input
-  # tokens, 'mlp' for another one, 'glu' for a gated one (AdaTape, section 2).
-  tape_mlp: str = ''
   activation: str = 'gelu'
   dtype: Any = jnp.float32
 
@@ -129,14 +126,13 @@ class EncoderBlock(nn.Module):
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
     row_keys: RowKeys = None,
-    num_input_tokens: int | None = None,
+    **options: Any,
   ) -> Float[Array, 'B L D']:
-    """Applies attention, then the feed-forward networks, both residual.
+    """Applies attention, then `feed_forward`, both residual.
 
-    The first `num_input_tokens`, None for all, are input tokens; the others are
-    the tape. Keys with mask 0 are not read; `row_keys` turn dropout on.
+    Keys with mask 0 are not read; `row_keys` turn dropout on; `options` are
+    those of `feed_forward`.
     """
-    check_option('tape_mlp', self.tape_mlp, ('', 'mlp', 'glu'))
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
     attended: Any = MultiHeadAttention(
       num_heads=self.num_heads, name='attention', dtype=self.dtype
@@ -144,20 +140,14 @@ class EncoderBlock(nn.Module):
     attended = row_random.drop(attended, self.dropout, row_keys, 'attention')
     x = x.astype(self.dtype) + attended
     normed = LayerNorm(name='mlp_norm', dtype=self.dtype)(x)
-    out = x + self._feed_forward(normed, row_keys, num_input_tokens)
+    out = x + self.feed_forward(normed, row_keys, **options)
     return constrain(out, 'batch', 'length', 'embed')
 
-  def _feed_forward(self, x, row_keys, num_input_tokens):
-    mlp = build(Mlp, self, name='mlp')
-    if not self.tape_mlp:
-      return mlp(x, row_keys)
-    count = x.shape[1] if num_input_tokens is None else num_input_tokens
-    tape_keys = row_random.fold_rows(row_keys, 'tape')
-    # Also runs on zero tape tokens, so that its parameters always exist.
-    gated = self.tape_mlp == 'glu'
-    tape_mlp = build(Mlp, self, name='tape_mlp', gated=gated)
-    parts = [mlp(x[:, :count], row_keys), tape_mlp(x[:, count:], tape_keys)]
-    return jnp.concatenate(parts, axis=1)
+  def feed_forward(
+    self, x: Float[Array, 'B L D'], row_keys: RowKeys
+  ) -> Float[Array, 'B L D']:
+    """Applies the feed-forward network to every token."""
+    return build(Mlp, self, name='mlp')(x, row_keys)
 
 
 def classifier(num_classes: int, name: str = 'head') -> nn.Dense:

@@ -65,7 +65,7 @@ def check_heads(model: Any) -> None:
     raise ConfigError('num_heads', model.num_heads, expected)
 
 
-def _table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+def table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
   """Returns the fields of each variant, `mlp_dim` being 4 times the width."""
   return {
     variant: dict(zip(names.split(), row, strict=True))
@@ -76,7 +76,7 @@ def _table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 
 # Base and large: Devlin et al. 2019; distil: Sanh et al. 2019; tiny to medium:
 # Turc et al. 2019; minilm: Wang et al. 2020.
-_BERT = _table(
+_BERT = table(
   'width depth num_heads',
   tiny=(128, 2, 2), mini=(256, 4, 4), small=(512, 4, 8), medium=(512, 8, 8),
   minilm=(384, 6, 12), distil=(768, 6, 12), base=(768, 12, 12),
@@ -91,34 +91,10 @@ BERT = Sizes(
   },
 )  # fmt: skip
 
-# tiny, small and base: Simoulin and Crabbe 2021, Table 1: ALBERT-base with up
-# to 6, 12 and 24 iterations; albert_*: Lan et al. 2020, Table 1; micro and mini
-# for a laptop.
-_ALBERT = _table(
-  'width max_iterations num_heads embedding_width',
-  micro=(128, 6, 4, 64),
-  mini=(256, 12, 4, 128),
-  tiny=(768, 6, 12, 128),
-  small=(768, 12, 12, 128),
-  base=(768, 24, 12, 128),
-  albert_base=(768, 12, 12, 128),
-  albert_large=(1024, 24, 16, 128),
-  albert_xlarge=(2048, 24, 16, 128),
-  albert_xxlarge=(4096, 12, 64, 128),
-)
-ALBERT = Sizes(
-  _ALBERT,
-  _ALBERT['albert_base'] | {
-    'num_groups': 1, 'inner_group': 1, 'vocab_size': 30000,
-    'max_positions': 512, 'type_vocab_size': 2, 'activation': 'gelu_new',
-    'norm_epsilon': 1e-12,
-  },
-)  # fmt: skip
-
 # Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
 # 196, which 3 heads do not divide).
 VIT = Sizes(
-  _table(
+  table(
     'width depth num_heads',
     Ti=(192, 12, 3), S=(384, 12, 6), B=(768, 12, 12), L=(1024, 24, 16),
   ),

@@ -39,6 +39,7 @@ class SequenceTask(Classification):
     ponder_weight: Weight = 0.0
 
   KNOBS = ('ponder_weight',)
+  PANELS = (('Repetitions', 'repetitions of the cell', 1.0, {'steps': 'mean'}),)
 
   @classmethod
   def validate_config(cls, config):

@@ -36,10 +36,10 @@ def _onnx_stages(chain: Chain, grid: Grid, lazy: bool) -> tuple[Any, str]:
   if jax.default_backend() != 'cpu':
     return None, 'the model is not on a CPU'
   try:
-    from serve_lib import onnx_graph, onnx_stages
+    from serve_lib.onnx import graph, stages
   except ImportError:
     return None, "onnx and onnxruntime are missing (pip install '.[serve]')"
   try:
-    return onnx_stages.OnnxStages(chain, grid, lazy), ''
-  except onnx_graph.NotTranslatedError as error:
+    return stages.OnnxStages(chain, grid, lazy), ''
+  except graph.NotTranslatedError as error:
     return None, f'there is no translation for {error}'

@@ -1,13 +1,14 @@
 """One file with all that serves a model: programs, variables and decisions.
 
-    adaptive-bundle 1 <SHA-256 of the rest>
+    adaptive-bundle 2 <SHA-256 of the rest>
     <arrays as of safetensors>
       manifest.json       policy, reader, grid; which program runs what
       tokenizer.json      of a model of texts
       program_<number>    StableHLO for `PLATFORMS`, by `jax.export`
       variables/<name>    those that programs read
 
-`read` gives a `Chain` and a `Policy` without the Python code of the model. The
+`read` gives a `Chain` and a `Policy`, whose class is of an installed package,
+without the Python code of the model. The
 checksum finds any changed byte, but it is no signature: a file may come from
 others. So nothing in it is executed but StableHLO, and a program with a custom
 call, which could run any code of the process, is refused.
@@ -19,6 +20,7 @@ import hashlib
 import json
 import os
 import pathlib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -29,41 +31,27 @@ import safetensors.numpy
 from jax import export
 
 from core import files
-from core.errors import BadRecord, ConfigError
+from core.errors import BadRecord
 from dataset_lib import contract, tokenizer
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
-from serve_lib.decisions import ClassifierPolicy
-from serve_lib.exits import Rule
-from serve_lib.manifest import check_manifest, check_programs
-from serve_lib.monitor import OnDrift, monitor_of
-from serve_lib.policies import (
-  PRUNED,
-  ExitOptions,
-  ExitPolicy,
-  HaltingPolicy,
-  TapePolicy,
+from serve_lib.manifest import (
+  BUILT,
+  check_manifest,
+  check_programs,
+  policy_class,
 )
+from serve_lib.monitor import OnDrift, monitor_of
 from serve_lib.programs import Programs, Traced
 
 Path = str | os.PathLike[str]
 
-MAGIC = b'adaptive-bundle 1 '
+MAGIC = b'adaptive-bundle 2 '
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
 # The names of operations are found as they are in MLIR's bytecode, but not
 # always in its text, which may have escapes.
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
-POLICIES: Mapping[str, Any] = {
-  'plain': ClassifierPolicy,
-  'exits': ExitPolicy,
-  'halting': HaltingPolicy,
-  'tape': TapePolicy,
-}
-# Fields of policies that are dataclasses, and fields that are not stored so.
-_NESTED: Mapping[str, Any] = {'rule': Rule, 'options': ExitOptions}
-_BUILT = ('chain', 'reader', 'monitor')
-CHECK = ('confidences', 'threshold', 'during')  # of a `DriftCheck`
 
 
 class BundleError(RuntimeError):
@@ -82,9 +70,6 @@ class BundleChain:
   pad: Callable[..., Any]
   programs: Sequence[tuple[Sequence[int], Any]]  # variables read, artifact
   numbers: Mapping[tuple[Any, ...], int]  # of programs by (*group, size)
-  heads: tuple[int, ...]  # layers of the stages' ends, for `ExitPolicy`
-  limit: int  # iterations, for `HaltingPolicy`
-  kept_tokens: Sequence[int]  # of a row of 1, 2, ... tokens, if pruned
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the function of a stage; see `serve_lib.chain.Chain`."""
@@ -107,10 +92,6 @@ class BundleChain:
 
     return run
 
-  def kept(self, length: int) -> int:
-    """Returns the tokens that the pruned variant keeps of `length`."""
-    return self.kept_tokens[length - 1]
-
 
 def write(
   path: Path, programs: Programs, policy: Any, about: Mapping[str, Any]
@@ -118,13 +99,11 @@ def write(
   """Exports a grid of programs and a policy; returns the number of programs.
 
   `about` is stored unread, such as the step and the calibration. Raises
-  ConfigError for a policy of another kind than `POLICIES`.
+  ConfigError if the policy is no `ClassifierPolicy` of an installed package.
   """
   chain: Any = programs.chain
-  kind = {cls: name for name, cls in POLICIES.items()}.get(type(policy))
-  if kind is None:
-    expected = f'a model that is served by one of {", ".join(POLICIES)}'
-    raise ConfigError('policy', type(policy).__name__, expected)
+  kind = f'{type(policy).__module__}:{type(policy).__qualname__}'
+  policy_class(kind, 'policy')
   names = [
     jax.tree_util.keystr(name, simple=True, separator='/')
     for name, _ in jax.tree_util.tree_leaves_with_path(chain.variables)
@@ -147,10 +126,10 @@ def write(
   }
   manifest['policy']['kind'] = kind
   # Python's JSON has infinity, which is a threshold.
-  text = json.dumps(manifest, indent=1, default=_plain)
+  text = json.dumps(manifest, indent=1, default=dataclasses.asdict)
   texts[MANIFEST] = text.encode()
-  if (words := getattr(policy.reader, 'tokenizer', None)) is not None:
-    texts[TOKENIZER] = words.to_json().encode()
+  if isinstance(policy.reader, items.TextReader) and policy.reader.tokenizer:
+    texts[TOKENIZER] = policy.reader.tokenizer.to_json().encode()
   arrays = {f'variables/{names[n]}': np.asarray(x) for n, x in used.items()}
   arrays |= {k: np.frombuffer(text, np.uint8) for k, text in texts.items()}
   _write(pathlib.Path(path), arrays)
@@ -189,35 +168,23 @@ def _pure(artifact: Any) -> Any:
 
 
 def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
-  """Returns what the host needs to know, as `_plain` takes it."""
-  lengths = range(1, grid.lengths[-1] + 1) if PRUNED in chain.variants else ()
+  """Returns what the host needs to know."""
   checks = {'': policy.monitor.drift, **policy.monitor.sources}
   names = [field.name for field in dataclasses.fields(policy)]
   return {
-    'policy': {n: getattr(policy, n) for n in names if n not in _BUILT},
-    'reader': dict(policy.reader.recipe),
+    'policy': {n: getattr(policy, n) for n in names if n not in BUILT},
+    'reader': policy.reader.recipe,
     'drift': {
-      source: one and {n: getattr(one, n) for n in CHECK}
+      source: one and {
+        'confidences': one.confidences.tolist(),
+        'threshold': one.threshold,
+        'during': None if one.during is None else one.during.tolist(),
+      }
       for source, one in checks.items()
     },
-    'chain': {
-      'num_stages': chain.num_stages,
-      'variants': chain.variants,
-      'heads': getattr(chain, 'heads', ()),
-      'limit': getattr(chain, 'limit', 0),
-      'kept_tokens': [chain.kept(length) for length in lengths],
-    },
-    'grid': dataclasses.asdict(grid),
-  }
-
-
-def _plain(value: Any) -> Any:
-  """Returns an array, or the fields of one of `_NESTED`, for JSON."""
-  if isinstance(value, np.ndarray):
-    return value.tolist()
-  [kind] = (one for one in _NESTED.values() if isinstance(value, one))
-  names = [field.name for field in dataclasses.fields(kind)]
-  return {name: getattr(value, name) for name in names}
+    'chain': {'num_stages': chain.num_stages, 'variants': chain.variants},
+    'grid': grid,
+  }  # fmt: skip
 
 
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -246,7 +213,9 @@ def read(
   except (OSError, BadRecord) as error:
     raise BundleError(f'{path}: expected a bundle, got {error}') from error
   if not head.startswith(MAGIC):
-    expected = 'a file of python -m launch.export --bundle'
+    expected = 'a file of python -m launch.export --bundle of this version'
+    if head.startswith(MAGIC.split()[0]):
+      expected += ': export the run again'
     raise BundleError(f'{path}: expected {expected}, got {head[:40]!r}')
   if head != (found := _header(content)):
     raise BundleError(
@@ -301,7 +270,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
   manifest = files.with_tuples(manifest)
-  check_manifest(manifest)
+  kind = check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
     words = arrays.pop(TOKENIZER, None)
@@ -325,10 +294,12 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)
   chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
   values = manifest['policy']
-  for name in _NESTED.keys() & values.keys():
-    values[name] = _NESTED[name](**values[name])
-  kind = POLICIES[values.pop('kind')]
+  del values['kind']
+  for name, hint in typing.get_type_hints(kind).items():
+    build: Any = hint
+    if dataclasses.is_dataclass(hint) and name in values:
+      values[name] = build(**values[name])
   monitor = monitor_of(manifest['drift'], on_drift)
-  policy = kind(chain, reader, monitor=monitor, **values)
+  policy: Any = kind(chain, reader, monitor=monitor, **values)
   check_programs(chain, len(policy.class_names))
   return chain, policy, Grid(**manifest['grid'])

@@ -76,8 +76,9 @@ class Failure:
       if one is None or one is handled:
         continue
       if one.__traceback__ or one.__context__:
-        causes = (one.__cause__, one.__context__)
-        found += [*causes, *getattr(one, 'exceptions', ())]
+        found += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+          found += one.exceptions
         one.__traceback__ = one.__context__ = None
     return cls(error, during, details)
 
@@ -250,10 +251,12 @@ def compile_in_turn(
 class Policy(Protocol):
   """Encodes items, decides which rows leave, builds answers.
 
-  If it has an attribute `monitor`, a `serve_lib.monitor.Monitor`, the engine
-  records its statistics there. A policy of `Task.serve` also has `lengths`, the
-  length buckets in ascending order, and `warnings`, lines for the user.
+  The engine records its statistics in `monitor`, a `serve_lib.monitor.Monitor`.
+  A policy of `Task.serve` also has `lengths`, the length buckets in ascending
+  order, and `warnings`, lines for the user.
   """
+
+  monitor: Any
 
   def encode(self, item: Any) -> Encoded:
     """Turns an item into arrays in the caller's thread; raises InputError."""
@@ -268,15 +271,3 @@ class Policy(Protocol):
 
   def answer(self, row: Row) -> Any:
     """Returns the answer to a row that has left."""
-
-
-class ServedRun(NamedTuple):
-  """A run that a task is served from; defaults: a task built without a run."""
-
-  directory: str = ''  # with its tokenizer and calibration
-  step: int | None = None  # of the checkpoint, for messages
-  lengths: tuple[int, ...] | None = None  # None for those of the model or data
-  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
-
-
-NO_RUN = ServedRun()

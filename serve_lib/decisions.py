@@ -2,92 +2,59 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Interval
+from annotated_types import MinLen
 from jaxtyping import Bool, Float
 
+from eval_lib.probabilities import Temperature, scale, sigmoid, softmax
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
+from serve_lib.items import Size
 from serve_lib.monitor import Monitor
 
-Temperature = Annotated[float, Interval(ge=1e-3, le=1e3)]  # of a head's logits
+GUARANTEED = 'guaranteed'  # the serving option that reads a certificate
+# The option of families without thresholds: which model serves.
+Setting = Literal['trained', 'guaranteed']
 LIKELY = 0.5  # probability of a class that an answer of several has
+Sizes = Annotated[tuple[Size, ...], MinLen(1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The answer to one item; fields that a family does not have are None."""
+  """The answer to one item."""
 
   # Name of the most probable class, or the predicted number of a regression.
   label: Any
   probabilities: Mapping[str, float]  # by class name; empty for a regression
-  depth: int | None = None  # layers (EAT) or iterations (ALBERT) that were run
-  retention: float | None = None  # share of tokens kept to the end (EAT)
-  exit_reason: str = 'whole model'  # name of the rule by which the row left
-  truncated: bool | None = None  # longer than the longest length bucket
-  iterations: float | None = None  # mean of the tokens (ALBERT)
-  tokens: tuple[str, ...] | None = None  # with [CLS] and [SEP] (ALBERT)
-  token_iterations: tuple[int, ...] | None = None  # of each of `tokens`
-  tape_length: int | None = None  # tape tokens that were read (AdaTape)
-  # Classes of a probability >= `LIKELY`, the most probable first, where each
-  # class has a sigmoid.
-  labels: tuple[str, ...] | None = None
+  fields: Mapping[str, Any]  # of the policy, such as the exit reason
 
   def as_dict(self) -> dict[str, Any]:
-    """Returns the fields that are not None, for JSON."""
-    fields = dataclasses.asdict(self)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def softmax(
-  logits: Float[np.ndarray, '*B C'],
-) -> Float[np.ndarray, '*B C']:
-  """Computes class probabilities."""
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
-def sigmoid(
-  logits: Float[np.ndarray, '*B C'],
-) -> Float[np.ndarray, '*B C']:
-  """Computes the probability of each class by itself."""
-  return np.exp(-np.logaddexp(0.0, -logits))
-
-
-def margin(probabilities: Float[np.ndarray, '*B C']) -> Float[Any, '*B']:
-  """Returns the difference of the two largest probabilities of each row."""
-  ordered = np.sort(probabilities, axis=-1)
-  return ordered[..., -1] - ordered[..., -2]
-
-
-def scale(
-  logits: Float[np.ndarray, 'E *B C'],
-  temperatures: Sequence[float] | np.ndarray,
-) -> Float[np.ndarray, 'E *B C']:
-  """Divides the logits of each head by its temperature (Guo et al. 2017)."""
-  shape = (-1,) + (1,) * (logits.ndim - 1)
-  return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
+    """Returns all fields that are not None, for JSON."""
+    own = {'label': self.label, 'probabilities': dict(self.probabilities)}
+    return own | {k: v for k, v in self.fields.items() if v is not None}
 
 
 @dataclasses.dataclass(eq=False)
 class ClassifierPolicy:
   """`serve_lib.chain.Policy` of a classifier; by default no row leaves early.
 
-  Families override `decide`, `logits`, `combine` and `describe`.
+  Families override `decide`, `logits`, `combine` and `describe`. A bundle
+  stores a policy by its 'module:Class' and its fields but the first two and
+  `monitor`, as JSON that is checked by their annotations.
   """
 
   chain: Any  # the last output of a row has 'logits' [O]
   reader: Any  # of items; see `serve_lib.items`
-  class_names: Sequence[str]  # of the labels; () for a regression
-  lengths: Sequence[int]  # length buckets, ascending
+  class_names: tuple[str, ...]  # of the labels; () for a regression
+  lengths: Sizes  # length buckets, ascending
   _: dataclasses.KW_ONLY
   monitor: Monitor = dataclasses.field(default_factory=Monitor)
-  warnings: Sequence[str] = ()  # lines for the user
+  warnings: tuple[str, ...] = ()  # lines for the user
   several: bool = False  # classes do not exclude each other: sigmoids
   # Certified variants of the chain by source; '' for the other sources.
-  certified: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  temperatures: Any = ()  # of each head, () for 1
+  certified: dict[str, str] = dataclasses.field(default_factory=dict)
+  temperatures: tuple[Temperature, ...] = ()  # of each head, () for 1
 
   def encode(self, item: Any) -> Encoded:
     """Reads an item; see `serve_lib.chain.Policy`.
@@ -124,8 +91,12 @@ class ClassifierPolicy:
     return heads[-1]
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns depth and retention for `monitor`, and fields of `Prediction`."""
-    return 1, 1.0, {'truncated': row.encoded.context.get('truncated')}
+    """Returns depth and retention for `monitor`, and `Prediction.fields`.
+
+    Among these may be `exit_reason`, and `truncated` of a text.
+    """
+    truncated = row.encoded.context.get('truncated')
+    return 1, 1.0, {'exit_reason': 'whole model', 'truncated': truncated}
 
   def answer(self, row: Row) -> Prediction:
     """Returns the prediction for a row and records its exit in `monitor`."""
@@ -153,10 +124,10 @@ class ClassifierPolicy:
       order = sorted(probabilities, key=lambda one: -probabilities[one])
       likely = (one for one in order if probabilities[one] >= LIKELY)
       fields['labels'] = tuple(likely)
-    prediction = Prediction(label, probabilities, **fields)
-    reason, is_cut = prediction.exit_reason, bool(prediction.truncated)
+    reason = fields.setdefault('exit_reason', 'whole model')
+    is_cut = bool(fields.get('truncated'))
     self.monitor.record_exit(depth, reason, first, share, source, is_cut)
-    return prediction
+    return Prediction(label, probabilities, fields)
 
 
 def source_of(encoded: Encoded) -> str:

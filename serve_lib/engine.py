@@ -18,19 +18,24 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from annotated_types import Interval
 
 from core import fields
 from serve_lib import backends, process
 from serve_lib.backends import Backend
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
-from serve_lib.monitor import Monitor
-from serve_lib.pool import Flow, RequestQueue
+from serve_lib.pool import RequestQueue
 from serve_lib.programs import WarmUp
+from serve_lib.turns import Flow
 from serve_lib.worker import Worker
 
 Rows = Annotated[int, Interval(ge=1, le=10**7)]
 _END = object()
+
+
+class _Local(threading.local):
+  encodes = False  # True within `encode`
 
 
 class Engine:
@@ -81,7 +86,7 @@ class Engine:
     for name, value in {'max_pending': max_pending, **limits}.items():
       fields.check_value(f'engine.{name}', value, hints[name])
     grid = Grid(tuple(lengths), tuple(batches))
-    self.monitor = getattr(policy, 'monitor', None) or Monitor()
+    self.monitor = policy.monitor
     self._policy = policy
     self._programs = backends.build(
       chain, grid, backend, lazy=lazy, cache_directory=cache_directory
@@ -100,7 +105,7 @@ class Engine:
     ]
     self._is_lazy = lazy
     self._warm_up: Any = None
-    self._local = threading.local()  # `encodes` is True within `encode`
+    self._local = _Local()
 
   def __enter__(self) -> 'Engine':
     self.warm_up()
@@ -263,7 +268,7 @@ class Engine:
   def _blocks_itself(self) -> bool:
     """Returns True in a thread that others need in order to free room."""
     is_worker = threading.current_thread() in self._threads
-    return is_worker or getattr(self._local, 'encodes', False)
+    return is_worker or self._local.encodes
 
   def _enqueue(
     self, items: Sequence[Any], expected: int, flow: Flow
@@ -284,7 +289,7 @@ class Engine:
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """Returns the row of an item; None if it is answered with a failure."""
     now, handled = time.monotonic(), sys.exception()
-    outer = getattr(self._local, 'encodes', False)
+    outer = self._local.encodes
     self._local.encodes = True
     try:
       encoded = self._policy.encode(item)
@@ -294,7 +299,7 @@ class Engine:
           f'variant: expected one of {variants}, got {encoded.variant!r}'
         )
       length = self.grid.fit_length(encoded.length)
-      count = sum(getattr(x, 'nbytes', 0) for x in encoded.inputs.values())
+      count = sum(np.asarray(x).nbytes for x in encoded.inputs.values())
       return Row(encoded, length, future, now, now, count)
     except Exception as error:
       self.monitor.record_failure('encode')

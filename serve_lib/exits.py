@@ -5,17 +5,27 @@ the patience of PABEE.
 """
 
 import dataclasses
-from typing import Any
+import math
+from typing import Annotated, Any
 
 import numpy as np
 import scipy.special
+from annotated_types import Interval, Predicate
 from jaxtyping import Bool, Float, Int
 
 from core.errors import check_option
-from serve_lib.decisions import margin, softmax
+from eval_lib.probabilities import margin, softmax
 
 RULES_WITH_TAU = ('confidence', 'entropy', 'margin', 'combined')
 RULES = (*RULES_WITH_TAU, 'patience', 'never')
+
+
+def _is_threshold(value: Any) -> bool:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return value is None or (is_number and not math.isnan(value))
+
+
+Threshold = Annotated[Any, Predicate(_is_threshold), 'a number or None']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +48,11 @@ class Rule:
   name: str
   # A probability, a difference of two, or nats; inf (-inf for 'entropy')
   # disables exits.
-  tau: Any = None
-  patience: int = 2  # number of heads
-  tolerance: Any = 0.1  # of a regression, in the unit of the label
+  tau: Threshold = None
+  patience: Annotated[int, Interval(ge=1)] = 2  # number of heads
+  tolerance: Threshold = 0.1  # of a regression, in the unit of the label
   # Rows with a smaller margin never exit early; not for a regression.
-  veto_margin: Any = 0.0
+  veto_margin: Threshold = 0.0
 
   def __post_init__(self):
     check_option('name', self.name, RULES)

@@ -219,7 +219,7 @@ class Service(registry.Collector):
     self, body: bytearray, reschedule: Callable[[float], None]
   ) -> Response:
     """Returns the answers to a body; `reschedule` gets its deadline."""
-    flow = turns.new_flow()
+    flow = turns.Flow()
     if len(body) <= MAX_INLINE:
       read = bodies.read(body, self._limits)
     else:
@@ -251,7 +251,7 @@ class Service(registry.Collector):
     is_quick = is_short and left <= pool.SMALL and sum(read.work) <= QUICK
     if is_quick:
       self._quick_came = time.monotonic()
-    rows_flow = pool.Flow(left)
+    flow.rows = left
     most = self._limits.max_pending + self._limits.max_waiting
     held = self._places.taken + self._waiting + left
     if self._is_too_much(held, left, most):
@@ -260,9 +260,7 @@ class Service(registry.Collector):
     try:
       for some in slices(read.work, self._most_rows):
         rows = read.items[some]
-        submit = functools.partial(
-          self._engine.submit_all, rows, None, rows_flow
-        )
+        submit = functools.partial(self._engine.submit_all, rows, None, flow)
         if is_quick:
           await self._places.take(flow, len(rows))
           job = turns.call_now(submit)

@@ -4,10 +4,11 @@ A reader turns one item into arrays (`read`) and rows of arrays into a batch
 (`pad`). An `InputError` passed as an item is raised.
 """
 
+import abc
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -28,28 +29,50 @@ PIXELS = 64  # decoded in the time in which a character is tokenized
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
+Count = Annotated[int, Interval(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+Pixels = Annotated[int, Interval(ge=1, le=8192)]
+
+
+class Reader(abc.ABC):
+  """Base of readers: dataclasses whose fields a bundle stores as JSON."""
+
+  KIND: ClassVar[str]
+
+  @property
+  def recipe(self) -> dict[str, Any]:
+    """All fields but the tokenizer, and the kind, from which it is built."""
+    kind: Any = self
+    names = {field.name for field in dataclasses.fields(kind)} - {'tokenizer'}
+    return {name: getattr(self, name) for name in names} | {'kind': self.KIND}
+
 
 @dataclasses.dataclass(frozen=True)
-class ItemReader:
-  """Reads items, a value or `{name: value}`, that become one array each."""
+class ItemReader(Reader):
+  """Reads items, a value or `{NAME: value}`, that become one array each."""
 
-  name: str
-  convert: Callable[[Any], np.ndarray]  # of a value; raises InputError
-  example: np.ndarray  # zeros
-  length: int  # the length bucket of all rows
-  # `KINDS[recipe['kind']]` returns an equal reader for the other values.
-  recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  NAME: ClassVar[str]
+  length: Size  # the length bucket of all rows
+
+  @abc.abstractmethod
+  def convert(self, value: Any) -> np.ndarray:
+    """Returns the array of a value; raises InputError."""
+
+  @property
+  @abc.abstractmethod
+  def example(self) -> np.ndarray:
+    """An array of zeros."""
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; raises InputError if it is illegal."""
     if isinstance(item, InputError):
       raise item
     if isinstance(item, Mapping):
-      if set(item) != {self.name}:
+      if set(item) != {self.NAME}:
         keys = ', '.join(sorted(map(str, item)))
-        raise InputError(f'item: expected the key {self.name!r}, got {keys}')
-      item = item[self.name]
-    inputs = {self.name: self.convert(item)}
+        raise InputError(f'item: expected the key {self.NAME!r}, got {keys}')
+      item = item[self.NAME]
+    inputs = {self.NAME: self.convert(item)}
     return Encoded(inputs, self.length, variant, {})
 
   def pad(
@@ -57,43 +80,69 @@ class ItemReader:
   ) -> dict[str, np.ndarray]:
     """Stacks rows to a batch; padding repeats the first row."""
     # A row of zeros might need more steps than the real rows.
-    arrays = [row[self.name] for row in rows] or [self.example]
+    arrays = [row[self.NAME] for row in rows] or [self.example]
     arrays += arrays[:1] * (size - len(arrays))
-    return {self.name: np.stack(arrays)}
+    return {self.NAME: np.stack(arrays)}
 
 
-def images(
-  image_size: int,
-  resize_small: int,
-  length: int,
-  max_pixels: int = files.MAX_PIXELS,
-) -> ItemReader:
-  """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
+@dataclasses.dataclass(frozen=True)
+class ImageReader(ItemReader):
+  """Reads images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
   They are resized and cropped; see `dataset_lib.image_ops.ImageOptions`.
   """
-  from dataset_lib import image_ops  # OpenCV, which texts do not need
 
-  sizes: Any = dict(image_size=image_size, resize_small=resize_small)
-  sizes['max_pixels'] = max_pixels
-  prepare = image_ops.ImageOptions(**sizes).transform
+  KIND, NAME = 'images', 'image'
+  image_size: Pixels
+  resize_small: Pixels
+  max_pixels: Size = files.MAX_PIXELS
 
-  def convert(value: Any) -> np.ndarray:
+  def __post_init__(self):
+    from dataset_lib import image_ops  # OpenCV, which texts do not need
+
+    sizes: Any = {k: v for k, v in vars(self).items() if k != 'length'}
+    prepare = image_ops.ImageOptions(**sizes).transform
+    object.__setattr__(self, '_prepare', prepare)
+
+  def convert(self, value: Any) -> np.ndarray:
+    """Returns uint8 `[image_size, image_size, 3]`; see `ItemReader`."""
     try:
       if isinstance(value, (str, os.PathLike)):
         value = files.read_record(value)
       if not isinstance(value, (bytes, np.ndarray)):
         raise ValueError(type(value).__name__)
-      return prepare(value)
+      return vars(self)['_prepare'](value)
     except BadRecord as error:
       raise InputError(f'image: {error.kind}: {error.message}') from error
     except (OSError, ValueError) as error:
       legal = 'the path of a file, its bytes or an array'
       raise InputError(f'image: expected {legal}, got {error}') from error
 
-  example = np.zeros((image_size, image_size, 3), np.uint8)
-  recipe = sizes | {'kind': 'images', 'length': length}
-  return ItemReader('image', convert, example, length, recipe)
+  @property
+  def example(self) -> np.ndarray:
+    """A black image."""
+    return np.zeros((self.image_size, self.image_size, 3), np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenReader(ItemReader):
+  """Reads rows of `count` token ids in [0, vocab_size)."""
+
+  KIND, NAME = 'tokens', 'tokens'
+  count: Size
+  vocab_size: Count
+
+  def convert(self, value: Any) -> np.ndarray:
+    """Returns int32 `[count]`; see `ItemReader`."""
+    tokens = _token_ids('tokens', value, self.vocab_size)
+    if len(tokens) != self.count:
+      raise InputError(f'tokens: expected {self.count} ids, got {len(tokens)}')
+    return tokens
+
+  @property
+  def example(self) -> np.ndarray:
+    """A row of zeros."""
+    return np.zeros(self.count, np.int32)
 
 
 def pixels(item: Any) -> int:
@@ -114,22 +163,6 @@ def work(item: Any, pixels: int) -> int:
   values = item.values() if isinstance(item, Mapping) else ()
   texts = (len(one) for one in values if isinstance(one, (str, list)))
   return pixels // PIXELS + sum(texts)
-
-
-def token_rows(count: int, vocab_size: int, length: int) -> ItemReader:
-  """Returns a reader of rows of `count` token ids in [0, vocab_size)."""
-
-  def convert(value: Any) -> np.ndarray:
-    tokens = _token_ids('tokens', value, vocab_size)
-    if len(tokens) != count:
-      raise InputError(f'tokens: expected {count} ids, got {len(tokens)}')
-    return tokens
-
-  recipe = dict(kind='tokens', count=count, vocab_size=vocab_size)
-  example = np.zeros(count, np.int32)
-  return ItemReader(
-    'tokens', convert, example, length, recipe | {'length': length}
-  )
 
 
 def _token_ids(name: str, value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
@@ -160,26 +193,21 @@ class TextOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextReader:
+class TextReader(Reader):
   """Turns texts into token ids; thread-safe.
 
   An item is a text, a pair of texts, or a mapping with 'text' or 'tokens', and
   optionally 'pair' or 'token_types', and 'source'; texts may be UTF-8 bytes.
   """
 
+  KIND = 'texts'
   tokenizer: Tokenizer | None  # None if only token ids are served
-  max_length: int  # in tokens; longer texts are truncated
-  max_characters: int = TextOptions.max_characters
-  num_texts: int | None = None  # texts that the task has; None takes 1 and 2
-  vocab_size: int = 0  # for items of token ids; 0 to check nothing
-  padding_tokens: int = 1  # of rows of padding
-  num_types: int = 2  # token types that the model has
-
-  @property
-  def recipe(self) -> dict[str, Any]:
-    """All fields but the tokenizer, and the kind; see `ItemReader`."""
-    names = {field.name for field in dataclasses.fields(self)} - {'tokenizer'}
-    return {name: getattr(self, name) for name in names} | {'kind': 'texts'}
+  max_length: Size  # in tokens; longer texts are truncated
+  max_characters: Size = TextOptions.max_characters
+  num_texts: Literal[1, 2] | None = None  # of the task; None takes both
+  vocab_size: Count = 0  # for items of token ids; 0 to check nothing
+  padding_tokens: Count = 1  # of rows of padding
+  num_types: Size = 2  # token types that the model has
 
   @property
   def pad_id(self) -> int:
@@ -267,9 +295,7 @@ class TextReader:
 
 TOKEN_IDS = TextReader(None, 512)  # of rows of token ids
 KINDS: Mapping[str, Any] = {
-  'images': images,
-  'texts': TextReader,
-  'tokens': token_rows,
+  kind.KIND: kind for kind in (ImageReader, TextReader, TokenReader)
 }
 
 

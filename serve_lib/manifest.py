@@ -4,89 +4,22 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
-from annotated_types import Interval, MinLen, Predicate
+from annotated_types import MinLen
 from jax import export
 
+from core import registry
 from core.errors import ConfigError
 from core.fields import check
 from serve_lib.chain import Grid
-from serve_lib.decisions import Temperature
-from serve_lib.policies import PRUNED, ExitOptions
+from serve_lib.decisions import ClassifierPolicy
+from serve_lib.exits import Threshold
+from serve_lib.items import KINDS, Count, Size
 
-Count = Annotated[int, Interval(ge=0, le=2**31 - 1)]
-Size = Annotated[int, Interval(ge=1, le=2**31 - 1)]
-Pixels = Annotated[int, Interval(ge=1, le=8192)]
-Sizes = Annotated[tuple[Size, ...], MinLen(1)]
-
-
-def _is_threshold(value: Any) -> bool:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  return value is None or (is_number and not math.isnan(value))
-
-
-Threshold = Annotated[Any, Predicate(_is_threshold), 'a number or None']
-
-
-@dataclasses.dataclass
-class _Rule:
-  name: str
-  tau: Threshold = None
-  patience: Size = 2
-  tolerance: Threshold = 0.1
-  veto_margin: Threshold = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options(ExitOptions):
-  thresholds: dict[str, Threshold] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class _Plain:
-  kind: str
-  class_names: tuple[str, ...]
-  lengths: Sizes
-  warnings: tuple[str, ...] = ()
-  several: bool = False
-  certified: dict[str, str] = dataclasses.field(default_factory=dict)
-  temperatures: tuple[Temperature, ...] = ()
-
-
-@dataclasses.dataclass
-class _Exits(_Plain):
-  rule: _Rule = dataclasses.field(default_factory=lambda: _Rule('never'))
-  options: _Options = dataclasses.field(default_factory=_Options)
-
-
-@dataclasses.dataclass
-class _Images:
-  kind: str
-  image_size: Pixels
-  resize_small: Pixels
-  length: Size
-  max_pixels: Size = 1
-
-
-@dataclasses.dataclass
-class _Tokens:
-  kind: str
-  count: Size
-  vocab_size: Count
-  length: Size
-
-
-@dataclasses.dataclass
-class _Texts:
-  kind: str
-  max_length: Size
-  max_characters: Size = 1
-  num_texts: Literal[None, 1, 2] = None
-  vocab_size: Count = 0
-  padding_tokens: Count = 1
-  num_types: Size = 2
+# Fields of a policy that are not stored as they are.
+BUILT = 'chain', 'reader', 'monitor'
 
 
 @dataclasses.dataclass
@@ -100,9 +33,6 @@ class _Drift:
 class _Chain:
   num_stages: Size
   variants: Annotated[tuple[str, ...], MinLen(1)]
-  heads: tuple[Count, ...] = ()
-  limit: Count = 0
-  kept_tokens: tuple[Count, ...] = ()
 
 
 @dataclasses.dataclass
@@ -124,28 +54,32 @@ class _Manifest:
   programs: tuple[_Program, ...]
 
 
-_POLICIES = {
-  'plain': _Plain, 'halting': _Plain, 'tape': _Plain, 'exits': _Exits
-}  # fmt: skip
-_READERS = {'images': _Images, 'tokens': _Tokens, 'texts': _Texts}
+def check_manifest(given: Any) -> type[ClassifierPolicy]:
+  """Returns the class of the policy.
 
-
-def check_manifest(given: Any) -> None:
-  """Raises ValueError where a value is illegal, or contradicts another one."""
+  Raises ValueError where a value is illegal, or contradicts another one.
+  """
   check(_Manifest, given, 'manifest')
-  for group, kinds in (('policy', _POLICIES), ('reader', _READERS)):
-    part = given[group]
-    kind: Any = part.get('kind')
-    legal = kinds.get(kind) if isinstance(kind, str) else None
-    if legal is None:
-      raise ConfigError(f'{group}.kind', kind, f'one of {", ".join(kinds)}')
-    check(legal, part, group)
+  policy, reader = dict(given['policy']), dict(given['reader'])
+  kind = policy_class(policy.pop('kind', None), 'policy.kind')
+  check(kind, policy, 'policy', BUILT)
+  name = reader.pop('kind', None)
+  if not isinstance(name, str) or name not in KINDS:
+    raise ConfigError('reader.kind', name, f'one of {", ".join(KINDS)}')
+  check(KINDS[name], reader, 'reader', ('tokenizer',))
   for source, one in given['drift'].items():
     if one is not None:
       check(_Drift, one, f'drift.{source}')
   for one in given['programs']:
     check(_Program, one, 'programs')
   _check_sizes(given)
+  return kind
+
+
+def policy_class(name: Any, field: str) -> type[ClassifierPolicy]:
+  """Returns the policy 'module:Class' of an installed package."""
+  expected = "'module:Class' of a ClassifierPolicy of an installed package"
+  return registry.locate(name, field, ClassifierPolicy, expected)
 
 
 def _check_sizes(given: Mapping[str, Any]) -> None:
@@ -168,12 +102,6 @@ def _check_sizes(given: Mapping[str, Any]) -> None:
     ('reader.length', longest, longest == lengths[-1]
      or longest <= lengths[-1] * ('max_length' in reader),
      f'{lengths[-1]}, the longest of the grid'),
-    ('chain.kept_tokens', len(chain.get('kept_tokens', ())),
-     PRUNED not in chain['variants']
-     or len(chain['kept_tokens']) >= lengths[-1], 'one for each length'),
-    ('chain.heads', chain.get('heads'),
-     policy['kind'] != 'exits' or len(chain['heads']) == stages,
-     f'one for each of {stages} stages'),
     ('policy.temperatures', len(policy.get('temperatures', ())),
      len(policy.get('temperatures', ())) in (0, 1, stages),
      f'none, or one for each of {stages} stages'),
@@ -209,7 +137,8 @@ def check_programs(chain: Any, classes: int) -> None:
     if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:
       raise ValueError(f'program_{number}: expected rows in batches of {size}')
     _, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
-    logits = getattr(outputs.get('logits'), 'shape', None)
+    logits = outputs.get('logits')
+    logits = None if logits is None else logits.shape
     if logits != (size, classes or 1) and (logits or number in ends):
       expected = f'shape {(size, classes or 1)}, got {logits}'
       raise ValueError(f'program_{number}: logits: expected {expected}')

@@ -8,35 +8,27 @@ import itertools
 import operator
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from serve_lib.chain import ClosedError, Group, OverloadedError, Row
+from serve_lib.turns import Clock, Flow
 
 SMALL = 8  # rows of a flow that overtakes the rest of a larger one
+# Tokens of a batch, in those that take as long as reading all weights.
+EFFICIENT = 8
 PAUSE = 1.0  # seconds without small flows until large ones fill batches
-
-
-@dataclasses.dataclass
-class Flow:
-  """Rows that belong together; those of other flows are served in between."""
-
-  rows: int  # in all
-  turn: float = 0.0  # of its next row
 
 
 class RequestQueue:
   """Accepted rows by group, bounded and thread-safe.
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
-  Callers that wait for room are served in order. Rows of several calls take
-  turns (start-time fair queueing, Goyal et al. 1996): the rows of a flow are
-  numbered from the turn that is being served, of a small one from before it, so
-  a long call is overtaken. Turns pass with the rows that are taken, so that new
-  flows do not hold up a long call for ever. The reentrant `lock` guards all
+  Callers that wait for room are served in order. Rows of several flows take
+  turns by a `Clock`, of a small one before now. The reentrant `lock` guards all
   that callers and worker share.
   """
 
@@ -46,7 +38,8 @@ class RequestQueue:
     self.changes = 0  # calls of `wake`
     self._freed = threading.Condition(self.lock)
     self._line: collections.deque[object] = collections.deque()
-    self._max_pending, self._coming, self._turn = max_pending, 0, 0.0
+    self._max_pending, self._coming = max_pending, 0
+    self._clock = Clock()
     self._came = {False: -PAUSE, True: -PAUSE}  # rows of large, small flows
     self.groups: dict[Group, list[Row]] = {}  # each in the order of turns
     self.has_cancelled = False  # rows that `purge` removes
@@ -137,8 +130,7 @@ class RequestQueue:
         raise ClosedError('the engine was closed while the item was encoded')
       is_small = flow.rows <= SMALL
       self._came[is_small] = time.monotonic()
-      turn = max(flow.turn, self._turn - SMALL * is_small)
-      flow.turn = turn + len(rows)
+      turn = self._clock.start(flow, len(rows), SMALL * is_small)
       for number, row in enumerate(rows):
         row.turn, row.flow = turn + number, flow
         group = Group(0, row.encoded.variant, row.length)
@@ -161,8 +153,7 @@ class RequestQueue:
     if not queue:
       del self.groups[group]
     if taken:
-      passed = self._turn + len(taken) / len(flows)
-      self._turn = max(passed, taken[-1].turn)
+      self._clock.serve(taken[-1].turn, len(taken) / len(flows))
     return taken
 
   def close(self, cancel: bool) -> None:
@@ -200,13 +191,23 @@ class Pool:
   memory.
   """
 
-  def __init__(self, programs: Any):
+  def __init__(self, programs: Any, requests: RequestQueue):
     self._programs, self._grid = programs, programs.grid
+    self._requests = requests
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
     self.peak_bytes = 0
-    # Rows of a length that join in a batch.
-    self.most: Callable[[int], int] = lambda _: self._grid.capacity
+
+  def most(self, length: int) -> int:
+    """Returns the rows of a length that may share a batch.
+
+    A small request waits for the batch that is being computed. So while there
+    are large ones too, their batches are only as long as is efficient.
+    """
+    capacity, padding = self._grid.capacity, self._programs.padding
+    if not padding or not self._requests.is_shared:
+      return capacity
+    return min(max(EFFICIENT * padding // length, 1), capacity)
 
   @property
   def groups(self) -> dict[Group, list[Row]]:

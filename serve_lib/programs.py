@@ -24,7 +24,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from core.errors import ConfigError
 from serve_lib.chain import Chain, Grid, Group
-from serve_lib.pool import Pool
+from serve_lib.pool import Pool, RequestQueue
 from serve_lib.program_cache import ProgramCache
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
@@ -89,9 +89,9 @@ class Programs:
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
 
-  def pool(self) -> Pool:
+  def pool(self, requests: RequestQueue) -> Pool:
     """Returns a new pool for rows between the stages."""
-    return Pool(self)
+    return Pool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False

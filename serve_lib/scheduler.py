@@ -11,9 +11,6 @@ import numpy as np
 from serve_lib.chain import Group, Row
 from serve_lib.pool import Batch, RequestQueue, wanted
 
-# Tokens of a batch, in those that take as long as reading all weights.
-EFFICIENT = 8
-
 Waiting = Mapping[Group, Sequence[Row]]
 
 
@@ -36,7 +33,6 @@ class Scheduler:
     self.flights: list[Batch] = []  # dispatched
     self.retried: collections.deque[Row] = collections.deque()
     self._is_retrying = False
-    self.pool.most = self._most
 
   @property
   def waiting(self) -> Waiting:
@@ -81,9 +77,9 @@ class Scheduler:
         rows = [row for one in batches for row in one.rows]
         self.retry(rows, error, group.stage)
         return self._next()
-    rows = self.requests.take(group, self._most(group.length))
+    rows = self.requests.take(group, self.pool.most(group.length))
     for other in near:
-      room = self._most(max(group, other).length) - len(rows)
+      room = self.pool.most(max(group, other).length) - len(rows)
       rows += self.requests.take(other, room)
       group = max(group, other)
     for row in rows:
@@ -104,7 +100,7 @@ class Scheduler:
     others = [g for g in waiting if g[:2] == group[:2] and g != group]
     for other in sorted(others, key=lambda g: abs(g.length - group.length)):
       rows, longer = len(waiting[other]), max(length, other.length)
-      room = self._most(longer) - count
+      room = self.pool.most(longer) - count
       if group.stage == 0:  # they can be taken one by one
         rows = min(rows, room)
       padding = count * (longer - length) + rows * (longer - other.length)
@@ -112,17 +108,6 @@ class Scheduler:
         found.append(other)
         count, length = count + rows, longer
     return found
-
-  def _most(self, length: int) -> int:
-    """Returns the rows of a length that may share a batch.
-
-    A small request waits for the batch that is being computed. So while there
-    are large ones too, their batches are only as long as is efficient.
-    """
-    grid, padding = self.programs.grid, self.programs.padding
-    if not padding or not self.requests.is_shared:
-      return grid.capacity
-    return min(max(EFFICIENT * padding // length, 1), grid.capacity)
 
   def _alone(self, row: Row) -> Batch:
     """Returns a batch of one row, which goes on without joining others."""

@@ -1,9 +1,9 @@
-"""Places of an event loop that requests take in turns, and threads for them."""
+"""Work that requests take in turns: a clock, places, threads."""
 
 import asyncio
-import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
@@ -11,35 +11,58 @@ from typing import Any
 
 from serve_lib import process
 
-# Of one request: for each `Turns`, the work that it has been given so far.
-Flow = collections.defaultdict[Any, float]
+
+@dataclasses.dataclass(eq=False)
+class Flow:
+  """Work that belongs together; that of other flows is done in between."""
+
+  rows: int = 1  # in all
+  # The start of its next work by each `Clock`.
+  next: dict['Clock', int | float] = dataclasses.field(default_factory=dict)
 
 
-def new_flow() -> Flow:
-  """Returns the flow of a new request."""
-  return collections.defaultdict(float)
+class Clock:
+  """Start-time fair queueing (Goyal et al. 1996).
+
+  The work of a flow starts where its work before ends, but not before now, so
+  the flow that was given least since it came is next: a small one overtakes the
+  rest of a large one. Time passes with the work that is done, divided by the
+  flows that wait, so that new flows do not hold up the others for ever.
+  """
+
+  def __init__(self):
+    self._now = 0.0
+
+  def start(
+    self, flow: Flow, cost: int | float, ahead: int | float = 0
+  ) -> int | float:
+    """Returns the start of the next work; `ahead` of now if it is free."""
+    start = max(flow.next.get(self, 0.0), self._now - ahead)
+    flow.next[self] = start + cost
+    return start
+
+  def serve(self, start: int | float, share: int | float) -> None:
+    """Moves the clock: work that starts then is done."""
+    self._now = max(self._now + share, start)
 
 
 class Turns:
-  """Places that flows share fairly; used in one event loop.
+  """Places that flows share fairly, see `Clock`; used in one event loop.
 
-  Start-time fair queueing (Goyal et al. 1996): who has been given the least
-  since it came is next, so a small request overtakes the rest of a large one.
   `reserve` places are only for what a flow takes first.
   """
 
   def __init__(self, places: int, reserve: int = 0):
     self.places, self.reserve, self.taken = places, reserve, 0
-    self._clock = 0.0
+    self._clock = Clock()
     # Start, number, cost, places that may then be taken.
     self._line: list[tuple[float, int, int, int, asyncio.Future[None]]] = []
     self._numbers = itertools.count()
 
   async def take(self, flow: Flow, cost: int) -> None:
     """Waits for `cost` places, at most all; `free` returns them."""
-    is_first = self not in flow
-    start = max(self._clock - self.reserve * is_first, flow[self])
-    flow[self] = start + cost
+    is_first = self._clock not in flow.next
+    start = self._clock.start(flow, cost, self.reserve * is_first)
     turn = asyncio.get_running_loop().create_future()
     cost = min(cost, self.places)
     most = max(self.places - self.reserve * (not is_first), cost)
@@ -67,8 +90,7 @@ class Turns:
         if self.taken + cost > most:
           return
         self.taken += cost
-        # New flows do not hold up the others for ever.
-        self._clock = max(self._clock + cost / len(self._line), start)
+        self._clock.serve(start, cost / len(self._line))
         turn.set_result(None)
       heapq.heappop(self._line)
 

@@ -35,7 +35,7 @@ class Worker:
   limits: Mapping[str, Any]  # `max_wait` and others, of the scheduler
 
   def __post_init__(self):
-    self.pool = self.programs.pool()
+    self.pool = self.programs.pool(self.requests)
     self.scheduler = Scheduler(
       self.programs, self.requests, self.pool, self._retry, **self.limits
     )

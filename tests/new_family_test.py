@@ -36,6 +36,96 @@ def test_shapes():
     model.init(key, jnp.zeros((3, 8, 1)))
 '''
 
+# A family with a policy of its own, which has a field that bundles store.
+UNSURE = {
+  'unsure/__init__.py': '"""Answers that say how sure they are."""\n',
+  'unsure/model.py': '''"""A linear model."""
+
+import flax.linen as nn
+import jax
+
+
+class Linear(nn.Module):
+  """Classifies rows of symbols."""
+
+  num_classes: int
+  dtype: str = 'float32'
+
+  @nn.compact
+  def __call__(self, tokens, row_keys=None):
+    features = jax.nn.one_hot(tokens, 3).reshape(len(tokens), -1)
+    return nn.Dense(self.num_classes)(features), {'features': features}
+''',
+  'unsure/policy.py': '''"""Marks answers of a small margin."""
+
+import dataclasses
+from typing import Annotated
+
+from annotated_types import Interval
+
+from eval_lib.probabilities import margin, softmax
+from serve_lib import classifier
+from serve_lib.decisions import ClassifierPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of serving."""
+
+  margin: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
+
+
+@dataclasses.dataclass(eq=False)
+class Marking(ClassifierPolicy):
+  """Says that an answer is unsure."""
+
+  _: dataclasses.KW_ONLY
+  margin: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
+
+  def describe(self, row):
+    depth, share, fields = super().describe(row)
+    found = float(margin(softmax(self.logits(row)[-1])))
+    return depth, share, fields | {'unsure': found < self.margin}
+
+
+def serve(task, options, run):
+  """Returns chain and policy of a run."""
+  given = classifier.read_options(Options, options)
+  reader = classifier.item_reader(task)
+
+  def serve_variables(variables):
+    chain, _ = classifier.one_stage(task, reader, (1,), run, variables)
+    names = task.label_names
+    return chain, Marking(chain, reader, names, (1,), margin=given.margin)
+
+  return serve_variables
+''',
+  'unsure/task.py': '''"""Names how it is served."""
+
+from train_lib.classification import Classification
+
+
+class Unsure(Classification):
+  """Classification that is served by a policy of its own."""
+
+  SERVE = 'unsure.policy:serve'
+''',
+  'configs/unsure/parity.py': '''"""Parity of 8 symbols."""
+
+import ml_collections
+
+
+def get_config(arg=''):
+  c = ml_collections.ConfigDict()
+  c.task = 'unsure.task:Unsure'
+  c.model = dict(name='unsure.model:Linear')
+  c.dataset = dict(name='parity', length=8)
+  c.stages = dict(stage1=dict(steps=100))
+  c.evals = dict(test=dict(type='classification', split='test'))
+  return c
+''',
+}
+
 
 def documented():
   """Source text by path, of all families of the guide."""
@@ -53,7 +143,7 @@ def tree(tmp_path_factory):
   root = tmp_path_factory.mktemp('family') / 'checkout'
   ignored = shutil.ignore_patterns('.git', '__pycache__', '*_cache', 'docs')
   shutil.copytree(ROOT, root, ignore=ignored)
-  files = documented() | {'tests/pooled/model_test.py': TEST}
+  files = documented() | UNSURE | {'tests/pooled/model_test.py': TEST}
   for name, text in files.items():
     path = root / name
     assert not path.exists(), 'a family edits no file'
@@ -63,7 +153,7 @@ def tree(tmp_path_factory):
 
 
 def python(tree, *arguments, **options):
-  """Runs Python in the copy; returns stdout."""
+  """Runs Python in the copy, with `input`; returns stdout."""
   done = subprocess.run(
     [sys.executable, *arguments],
     cwd=tree,
@@ -71,6 +161,7 @@ def python(tree, *arguments, **options):
     capture_output=True,
     text=True,
     check=False,
+    **options,
   )
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
@@ -108,6 +199,30 @@ def test_its_configuration_trains(tree, family, tmp_path):
   result = json.loads((tmp_path / 'run' / 'result.json').read_text())
   assert result['steps'] == 2
   assert 'test/accuracy' in result
+
+
+@pytest.mark.slow
+def test_a_policy_of_its_own_is_bundled(tree, tmp_path):
+  python(
+    tree, '-m', 'launch.train', '--config=configs/unsure/parity.py',
+    f'--workdir={tmp_path}/run', '--config.stages.stage1.steps=2',
+    '--config.batch_size=8', '--config.dataset.test_examples=16',
+  )  # fmt: skip
+  place = f'--bundle={tmp_path}/model'
+  for share, is_unsure in ((0.0, False), (1.0, True)):
+    python(
+      tree, '-m', 'launch.export', f'--workdir={tmp_path}/run', place,
+      f'--serve=margin={share}', '--batches=1',
+    )  # fmt: skip
+    line = '{"tokens": [0, 1, 1, 0, 1, 0, 0, 1]}\n'
+    text = python(
+      tree, '-m', 'launch.predict', place, '--compilation_cache=none',
+      input=line,
+    )  # fmt: skip
+    answer = json.loads(text)
+    assert answer['label'] in ('even', 'odd')
+    assert answer['unsure'] is is_unsure
+    assert answer['exit_reason'] == 'whole model'
 
 
 @pytest.mark.nightly

@@ -46,12 +46,12 @@ class Plan:
       stage.name: build_task(config, info, stage.model) for stage in self.stages
     }
     for task in self.tasks.values():
-      if getattr(task.model, 'dynamic', False) and task.reads_every_step:
-        expected = 'False in training, as the loss reads every step'
-        raise ConfigError('model.dynamic', True, expected)
+      task.check_training()
     self.task = self.tasks[self.stages[0].name]
     rate = optimizers.build_schedule(config.optimizer, self.total_steps)
-    self.optimizer = optimizers.build_optimizer(config.optimizer, rate)
+    self.optimizer = optimizers.build_optimizer(
+      config.optimizer, rate, self.task.DECAY
+    )
     # eval_shape needs no device; it catches fields that fail only on an input:
     # patches that do not divide the image, heads that do not divide the width.
     with model_errors(config.model):

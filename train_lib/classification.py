@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -19,13 +18,8 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from core import files
 from core.errors import ConfigError
-from eval_lib import calibration
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
-from serve_lib.chain import NO_RUN, ServedRun
-from serve_lib.decisions import ClassifierPolicy, OneStage
-from serve_lib.items import ItemReader, images, token_rows
 from train_lib import mixup
 from train_lib.task import Task, complete_model, construct
 from train_lib.terms import Batch, Forward, Metrics, Term
@@ -39,6 +33,7 @@ class Classification(Task):
   `model.name` is `'module:Class'` of a Linen module with the other fields.
   """
 
+  SERVE = 'serve_lib.classifier:serve'
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
   MULTI_LABEL: ClassVar[bool] = False  # rows of the data have several labels
 
@@ -195,44 +190,3 @@ class Classification(Task):
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 or self.MULTI_LABEL else ()
-
-  def prepare_serving(self, options, run=NO_RUN):
-    """Serves the model as one stage, without options."""
-    for name, value in options.items():
-      raise ConfigError(f'serve.{name}', value, 'no options for this model')
-    if run.lengths is not None:
-      raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
-    return functools.partial(self.one_stage, self.item_reader(), (1,), run)
-
-  def one_stage(
-    self, reader: Any, lengths: Sequence[int], run: ServedRun, variables: Any
-  ) -> tuple[OneStage, ClassifierPolicy]:
-    """Returns chain and policy of a model without exits.
-
-    The temperature is that of calibration.json, if there is one.
-    """
-    file = calibration.CalibrationFile(run.directory, run.step)
-    file.check_parameters(variables)
-
-    def apply(variables: Any, batch: Batch) -> Array:
-      model_state = variables.get('model_state', {})
-      return self.apply(variables['params'], model_state, batch)[0]
-
-    chain = OneStage(apply, variables, reader)
-    given = chain, reader, self.label_names, lengths
-    known: Any = dict(several=self.MULTI_LABEL)
-    known['temperatures'] = file.temperatures(1, self.head_layers)
-    return chain, ClassifierPolicy(*given, **known)
-
-  def item_reader(self, length: int = 1) -> ItemReader:
-    """Returns the reader of items, images or token ids of one length bucket."""
-    info = self.info
-    if info.input_key == 'tokens':
-      return token_rows(info.input_shape[0], info.vocab_size, length)
-    if info.input_key != 'image':
-      raise ConfigError('task', info.input_key, 'images, tokens or texts')
-    size, given = info.input_shape[0], self.config['dataset']
-    # A data set that does not say has no central crop.
-    known = {'resize_small': size} | dict(given) | dict(info.preprocessing)
-    limit = given.get('max_pixels', files.MAX_PIXELS)
-    return images(size, known['resize_small'], length, limit)

@@ -20,11 +20,6 @@ from core.files import printable
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory, writing
 
-# The metrics of a step that its line in the terminal shows.
-HEADLINE = (
-  'loss', 'accuracy', 'mlm_accuracy', 'sop_accuracy', 'tape_length_mean',
-  'ponder_steps_mean', 'iterations', 'depth', 'steps',
-)  # fmt: skip
 STYLE: Any = dict(highlight=False, soft_wrap=True)
 
 
@@ -110,7 +105,10 @@ class Console(contextlib.ExitStack):
     if step > start:
       eta = (self._total - step) / (step - start) * (now - first)
       left = str(datetime.timedelta(0, int(eta)))
-    shown = {name: metrics[name] for name in HEADLINE if name in metrics}
+    names = ['loss', 'accuracy']
+    for *_, labels in self._setup.task.PANELS:
+      names += labels
+    shown = {name: metrics[name] for name in names if name in metrics}
     shown |= {'steps/s': speed, 'examples/s': examples}
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
     self._line(step, shown, end)
@@ -165,7 +163,7 @@ class Console(contextlib.ExitStack):
       self._console.print(_table(result))
       self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
       try:
-        self.print(f'plot: {plots.plot_run(workdir)}')
+        self.print(f'plot: {plots.plot_run(workdir, self._setup.task.PANELS)}')
       except (ImportError, OSError, ValueError) as error:
         self.print(f'no plot: {error}')
 

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dataset_lib import contract
-from train_lib import loading
 from train_lib.classification import Classification
 
 TEACHER = 'loss.teacher'
@@ -25,6 +23,8 @@ class Student(Classification):
     """Also checks that the teacher is a run."""
     super().validate_config(config)
     if config['loss']['teacher']:
+      from train_lib import loading  # it imports build, which imports tasks
+
       loading.load_config(config['loss']['teacher'], key=TEACHER)
 
   @functools.cached_property
@@ -33,6 +33,9 @@ class Student(Classification):
     directory, info = self.config['loss']['teacher'], self.info
     if not directory:
       return None
+    from dataset_lib import contract
+    from train_lib import loading
+
     config = loading.load_config(directory, key=TEACHER)
     teacher = loading.restore(directory, config)
     theirs, whose = teacher.task.info, f'{directory} has'

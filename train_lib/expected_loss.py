@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import jax
 from annotated_types import Interval
 
+from core.errors import ConfigError
 from model_lib import ponder_net
 from train_lib.classification import Classification
 from train_lib.terms import Forward, Term
@@ -39,3 +40,9 @@ class ExpectedLoss(Classification):
     distance = ponder_net.divergence(steps, prior)
     divergence = Term(distance, 'ponder_weight', name='divergence')
     return Term((steps * losses).sum(0)), divergence
+
+  def check_training(self) -> None:
+    """Raises ConfigError for a model that leaves out steps of the loss."""
+    if self.model.dynamic:
+      expected = 'False in training, as the loss reads every step'
+      raise ConfigError('model.dynamic', True, expected)

@@ -20,7 +20,6 @@ from dataset_lib import builder, contract, tokenizer
 from dataset_lib.source import DatasetInfo
 from model_lib import convert, convert_vit, position_grids
 from model_lib.convert_pixels import HALF, Pixels
-from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, config_schema, sharding
 from train_lib.run_directory import (
   CONFIG,
@@ -32,7 +31,7 @@ from train_lib.run_directory import (
   parse_info,
   trained_on,
 )
-from train_lib.task import Task, build_task
+from train_lib.task import ServedRun, Task, build_task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,6 @@ import optax
 from core.errors import ConfigError
 from train_lib.stages import Config, Stage
 
-# Weight decay applies to kernels and to BERT's embedding tables, as in BERT's
-# recipe, which excludes only biases and LayerNorm.
-DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
 
 
@@ -40,23 +37,25 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
 
 
 def build_optimizer(
-  config: Config, schedule: optax.Schedule
+  config: Config, schedule: optax.Schedule, decayed: str
 ) -> optax.GradientTransformation:
   """Returns a chain that clips, preconditions, decays weights, and scales.
 
-  Weight decay is decoupled for every method, so `adam` with weight decay is
-  `adamw`. LAMB's trust ratio scales an update to the norm of its parameter. It
-  applies where weight decay does (You et al., 2020): with it, a step would only
+  `decayed` is the pattern of the parameters with weight decay, `Task.DECAY`.
+  It is decoupled for every method, so `adam` with weight decay is `adamw`.
+  LAMB's trust ratio scales an update to the norm of its parameter. It applies
+  where weight decay does (You et al., 2020): with it, a step would only
   multiply a bias of one element by 1 +- lr.
   """
   parts, decay = [], config['weight_decay']
+  mask = functools.partial(trainable_mask, pattern=decayed)
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
   parts.append(_preconditioner(config))
   if decay > 0:
-    parts.append(optax.add_decayed_weights(decay, mask=decay_mask))
+    parts.append(optax.add_decayed_weights(decay, mask=mask))
   if config['name'] == 'lamb':
-    parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    parts.append(optax.masked(optax.scale_by_trust_ratio(), mask))
   parts.append(optax.scale_by_learning_rate(schedule))
   if config['scales']:
     parts.append(_scale_by_path(config['scales']))
@@ -111,10 +110,6 @@ def trainable_mask(params: Any, pattern: str) -> Any:
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, path_name(path))), params
   )
-
-
-# Returns True where weight decay applies.
-decay_mask = functools.partial(trainable_mask, pattern=DECAY)
 
 
 def check_patterns(

@@ -10,8 +10,9 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,9 +21,20 @@ from jaxtyping import Array, Float, Key, Shaped
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
 from train_lib.stages import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
+
+
+class ServedRun(NamedTuple):
+  """A run that a task is served from; defaults: a task built without a run."""
+
+  directory: str = ''  # with its tokenizer and calibration
+  step: int | None = None  # of the checkpoint, for messages
+  lengths: tuple[int, ...] | None = None  # None for those of the model or data
+  on_drift: Callable[[bool, dict[str, Any]], None] | None = None
+
+
+NO_RUN = ServedRun()
 
 
 class Task(abc.ABC):
@@ -31,6 +43,14 @@ class Task(abc.ABC):
   `config` is the configuration, `info` that of the data, `model` the module.
   """
 
+  # How the task is served, 'module:function' as `serve_lib.classifier:serve`,
+  # imported when that happens; '' if it is not.
+  SERVE: ClassVar[str] = ''
+  # Pattern of the parameters with weight decay.
+  DECAY: ClassVar[str] = r'(^|/)kernel$'
+  # Metrics of its mechanism that the terminal and the figure of a run show:
+  # title, unit, scale, {metric: legend label}.
+  PANELS: ClassVar[tuple[tuple[str, str, float, dict[str, str]], ...]] = ()
   # Names of the knobs that the loss reads; a stage may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
   MODEL_KNOBS: ClassVar[tuple[str, ...]] = ()  # keywords of the model
@@ -58,10 +78,8 @@ class Task(abc.ABC):
     """Consecutive rows of one device and micro-batch that the loss combines."""
     return 1
 
-  @property
-  def reads_every_step(self) -> bool:
-    """True if the loss reads the steps that a `dynamic` model leaves out."""
-    return False
+  def check_training(self) -> None:
+    """Raises ConfigError for a model that can only be evaluated."""
 
   @abc.abstractmethod
   def build_model(self) -> Any:
@@ -169,7 +187,7 @@ class Task(abc.ABC):
 
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
-  ) -> tuple[Chain, Policy]:
+  ) -> tuple[Any, Any]:
     """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`.
 
     `variables` are on one device, `options` the serving options of the family.
@@ -178,11 +196,13 @@ class Task(abc.ABC):
 
   def prepare_serving(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
-  ) -> Callable[[Tree], tuple[Chain, Policy]]:
+  ) -> Callable[[Tree], tuple[Any, Any]]:
     """Checks the options; returns `serve` as a function of the variables."""
+    if self.SERVE:
+      return pkgutil.resolve_name(self.SERVE)(self, options, run)
     expected = (
-      'a task that is served, as classification is; pretraining is fine-tuned '
-      'first, for example with configs/albert_act/glue.py'
+      'a task that is served, as classification is; a pretrained model is '
+      'fine-tuned first'
     )
     name = f'{type(self).__module__}:{type(self).__name__}'
     raise ConfigError('task', name, expected)
@@ -199,12 +219,7 @@ class Task(abc.ABC):
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
   """Builds the configured task; a stage may change model keywords."""
   config = with_model(config, changes)
-  task = registry.locate(config['task'], 'task', Task)(config, info)
-  table = getattr(task.model, 'type_vocab_size', 0)
-  if 0 < table < info.token_types:  # an index outside is NaN
-    expected = f'0, or at least {info.token_types}: the data are pairs of texts'
-    raise ConfigError('model.type_vocab_size', table, expected)
-  return task
+  return registry.locate(config['task'], 'task', Task)(config, info)
 
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:

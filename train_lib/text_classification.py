@@ -4,25 +4,19 @@ The model is called as `model(tokens, token_types, length, row_keys=...)` and
 may return logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
-import functools
 import pathlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from core import fields, files
+from core import files
 from core.errors import ConfigError
-from dataset_lib import tokenizer
-from dataset_lib.text_tasks import num_texts
-from dataset_lib.tokenizer import MIN_LENGTH
+from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
-from model_lib import convert, sizes
-from serve_lib.chain import NO_RUN, ServedRun
-from serve_lib.items import TextOptions, TextReader
+from model_lib import sizes
 from train_lib.classification import Classification
-from train_lib.run_directory import CONFIG, TOKENIZER
 from train_lib.task import model_errors
 from train_lib.terms import Batch, Forward, Metrics
 
@@ -34,7 +28,10 @@ class TextClassification(Classification):
   its sizes become defaults of `model`.
   """
 
-  OPTIONS: ClassVar[Any] = TextOptions  # of serving
+  SERVE = 'serve_lib.classifier:serve_texts'
+  # Also the embedding tables, as in BERT's recipe, which excludes only biases
+  # and LayerNorm.
+  DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
   # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
 
@@ -57,10 +54,14 @@ class TextClassification(Classification):
     if longest > model.max_positions:
       expected = f'at most the {model.max_positions} positions of the model'
       raise ConfigError('dataset.max_length', longest, expected)
+    check_token_types(model, self.info)
     return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer to the directory of the run."""
+    from dataset_lib import tokenizer
+    from train_lib.run_directory import TOKENIZER
+
     if path := self.config['dataset'].get('tokenizer', ''):
       tokenizer.load(path).save(directory / TOKENIZER)
 
@@ -94,55 +95,20 @@ class TextClassification(Classification):
     errors = self.cross_entropy(forward.logits, forward.batch)
     return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
 
-  def prepare_serving(self, options, run=NO_RUN):
-    """Serves the model as one stage; the options are `OPTIONS`."""
-    given = self.OPTIONS(**fields.check(self.OPTIONS, options, 'serve'))
-    lengths = self.served_lengths(run.lengths)
-    reader = self.text_reader(lengths[-1], given.max_characters)
-    return functools.partial(self.serve_texts, given, reader, lengths, run)
 
-  def serve_texts(
-    self,
-    given: Any,
-    reader: TextReader,
-    lengths: Sequence[int],
-    run: ServedRun,
-    variables: Any,
-  ) -> Any:
-    """Returns chain and policy for the given options."""
-    return self.one_stage(reader, lengths, run, variables)
-
-  def served_lengths(self, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the requested buckets, or those of the training data, sorted."""
-    longest = self.info.input_shape[0]
-    if lengths is None:
-      return self.info.length_buckets or (longest,)
-    buckets = sorted({*lengths}) or [0]
-    if buckets[0] < 1 or not MIN_LENGTH <= buckets[-1] <= longest:
-      expected = (
-        f'numbers of tokens from 1 to {longest}, the longest row that the run '
-        f'was trained on (dataset.max_length), one of them >= {MIN_LENGTH}'
-      )
-      raise ConfigError('lengths', tuple(lengths), expected)
-    return tuple(buckets)
-
-  def text_reader(self, max_length: int, max_characters: int) -> TextReader:
-    """Returns the reader of texts; of token ids if there is no tokenizer."""
-    dataset = self.config['dataset']
-    path = dataset.get('tokenizer', '')
-    words = tokenizer.load(path) if path else None
-    limits = max_length, max_characters
-    # One token type has no place for a second text; a model without types
-    # ignores those that a tokenizer gives.
-    types = self.model.type_vocab_size or 2
-    texts = 1 if types == 1 else num_texts(dataset)
-    return TextReader(
-      words, *limits, texts, self.model.vocab_size, num_types=types
-    )
+def check_token_types(model: Any, info: DatasetInfo) -> None:
+  """Raises ConfigError if rows have more token types than the model."""
+  table = model.type_vocab_size
+  if 0 < table < info.token_types:  # an index outside is NaN
+    expected = f'0, or at least {info.token_types}: the data are pairs of texts'
+    raise ConfigError('model.type_vocab_size', table, expected)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
   """Reads the named fields of the model of Hugging Face or of a run."""
+  from model_lib import convert
+  from train_lib.run_directory import CONFIG
+
   field = 'model.from_checkpoint'
   expected = 'the directory of a run or of a Hugging Face model'
   try:

@@ -116,7 +116,8 @@ def shifted(place, by):
 
 def test_loss_and_its_gradient_equal_the_equation():
   task = task_of()
-  assert task.reads_every_step
+  with pytest.raises(ConfigError, match=r'model\.dynamic: .*every step'):
+    task_of(dynamic=True).check_training()
   norm = task.normalizers(BATCH)
 
   def loss(params):

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from adatape.serving import tape_lengths
+from adatape.chain import tape_lengths
 from adatape.task import TapeClassification
 from benchmarks import timing
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib.calibration import fingerprint
 from eval_lib.report import print_table
-from serve_lib.chain import InputError, ServedRun
+from serve_lib.chain import InputError
 from serve_lib.engine import Engine
+from train_lib.task import ServedRun
 
 IMAGE = dict(
   name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
@@ -92,7 +93,7 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(key, backend):
     logits, answers = zip(*engine.predict(items), strict=True)
     snapshot = engine.monitor.snapshot()
   np.testing.assert_allclose(np.stack(logits), masked, atol=1e-4)
-  assert [one.tape_length for one in answers] == tapes.tolist()
+  assert [one.fields['tape_length'] for one in answers] == tapes.tolist()
   for bucket, tape in buckets:  # ONNX Runtime pads to the longest of a batch
     assert bucket >= tape if backend == 'onnxruntime' else bucket == tape
   values, counts = np.unique(tapes, return_counts=True)
@@ -113,12 +114,14 @@ def test_a_certified_threshold_serves_until_drift(tmp_path):
   chain, policy = task.serve(variables, guaranteed, run)
   items = items_of(task, 8)
   with Engine(chain, policy, policy.lengths, (8,)) as engine:
-    short = [answer.tape_length for answer in engine.predict(items)]
+    short = [answer.fields['tape_length'] for answer in engine.predict(items)]
     policy.monitor.drift.drifted = True
-    long = [answer.tape_length for answer in engine.predict(items)]
+    long = [answer.fields['tape_length'] for answer in engine.predict(items)]
   plain = Engine(*task.serve(variables, {}), policy.lengths, (8,))
   with plain as engine:
-    assert long == [answer.tape_length for answer in engine.predict(items)]
+    assert long == [
+      answer.fields['tape_length'] for answer in engine.predict(items)
+    ]
   assert sum(short) < sum(long)
 
 
@@ -227,7 +230,7 @@ def test_the_engine_is_no_slower_than_the_static_form(steps, scale):
   chain, policy = task.serve(variables, {})
   with Engine(chain, policy, policy.lengths, (4, BATCH)) as engine:
     answers = timing.checked(engine.predict(items))
-    lengths = np.array([answer.tape_length for answer in answers])
+    lengths = np.array([answer.fields['tape_length'] for answer in answers])
     padded = np.take(policy.lengths, np.searchsorted(policy.lengths, lengths))
     flops = functools.partial(task.model.flops, task.info.input_shape)
     calls = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from model_lib import sizes
 from tests.albert_act import small
 
 
@@ -138,7 +138,7 @@ def test_pretraining_heads_equal_a_plain_loop():
 
 
 def test_sizes_of_the_paper():
-  for name in sizes.ALBERT.variants:
+  for name in published.SIZES.variants:
     AlbertClassifier(variant=name)
   for variant, iterations in (('tiny', 6), ('small', 12), ('base', 24)):
     model = AlbertClassifier(variant=variant)

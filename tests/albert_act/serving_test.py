@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from albert_act import compaction, packed_attention
-from albert_act.serving import AlbertChain
+from albert_act.chain import AlbertChain
+from albert_act.policy import HaltingPolicy
 from albert_act.task import FineTune
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
-from serve_lib.chain import Grid, Group, InputError, Row, ServedRun
+from serve_lib.chain import Grid, Group, InputError, Row
 from serve_lib.items import TextReader
-from serve_lib.policies import HaltingPolicy
 from tests.albert_act import small
 from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
+from train_lib.task import ServedRun
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -81,7 +82,7 @@ def test_compacted_form_equals_masked_form(halting, iterations):
 @pytest.mark.parametrize('halting', ['act', 'straight_through', 'ponder_net'])
 def test_packed_by_the_host_equals_masked_form(halting):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  from serve_lib.onnx_stages import OnnxStages
+  from serve_lib.onnx.stages import OnnxStages
 
   model, variables = small.build(halting=halting)
   chain = AlbertChain(model, variables, iterations=4)
@@ -253,7 +254,10 @@ def test_the_answer_has_label_depth_and_reason(words):
     token_iterations=(5, 1, 2, 4, 3), truncated=False,
   )  # fmt: skip
   late = answer_to(policy, 'w0', [6, 1, 2])
-  assert (late.depth, late.exit_reason) == (6, 'last iteration')
+  assert (late.fields['depth'], late.fields['exit_reason']) == (
+    6,
+    'last iteration',
+  )
   found = policy.monitor.snapshot()
   assert found['depth'] == {5: 1, 6: 1}
   assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}

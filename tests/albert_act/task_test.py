@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr
 
+from albert_act import published
 from albert_act.task import FineTune
 from core import files
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import compute
-from model_lib import convert, sizes
+from model_lib import convert
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
 from train_lib import config_schema, loading
@@ -104,8 +105,9 @@ def test_the_loss_of_ponder_net_is_expected_over_its_steps():
     want.append(p @ entropy)
     steps.append(n)
   task, run = build(**changes)
-  assert task.reads_every_step
-  assert not build()[0].reads_every_step
+  build(dynamic=True)[0].check_training()
+  with pytest.raises(ConfigError, match=r'model\.dynamic: .*every step'):
+    build(**changes, dynamic=True)[0].check_training()
   loss, metrics = run(params, batch, {})
   expected = np.mean(want) + TAU * np.mean(distances)
   assert loss == pytest.approx(expected, rel=1e-5)
@@ -190,7 +192,7 @@ def resolved(start, **model):
 
 
 def test_sizes_are_those_of_the_checkpoint(tmp_path):
-  run = sizes.ALBERT.defaults | {'max_iterations': 4, 'vocab_size': 99}
+  run = published.SIZES.defaults | {'max_iterations': 4, 'vocab_size': 99}
   files.write_json(tmp_path / 'config.json', {'model': run | {'dropout': 0.3}})
   found = resolved(tmp_path)
   assert {name: found[name] for name in run} == run

@@ -10,11 +10,12 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
+from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from core import files
 from dataset_lib import builder, tokenizer
 from launch import command_line
-from model_lib import convert, convert_tables
+from model_lib import convert
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import build, config_schema, trainer
@@ -172,7 +173,7 @@ def hugging_face(tmp_path_factory):
   def make(path):
     words = corpus(tmp_path_factory) / 'tokenizer.json'
     convert.save(
-      path, 'albert', convert_tables.ALBERT.defaults | SIZES,
+      path, 'albert', published.ALBERT.defaults | SIZES,
       parameters(AlbertPretraining, 'fixed'), tokenizer=words,
       heads='pretraining',
     )  # fmt: skip

@@ -4,9 +4,9 @@ import numpy as np
 
 from benchmarks import exit_settings, recorded_runs
 from dataset_lib import builder
+from eat.chain import EatChain
 from eat.model import EatClassifier
-from eat.serving import EatChain
-from serve_lib.policies import ExitPolicy
+from eat.policy import ExitPolicy
 from tests.eat import small
 
 # Confidences of 0.9, 0.6 and 0.9 at the first head; the last is always sure.

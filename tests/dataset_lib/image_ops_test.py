@@ -13,7 +13,7 @@ import pytest
 from core.errors import BadRecord
 from dataset_lib import image_header, image_ops, order
 from serve_lib.chain import InputError
-from serve_lib.items import images
+from serve_lib.items import ImageReader
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
@@ -184,7 +184,7 @@ def test_photos_of_the_cases(shared_data, name, shape, rng):
   data = shared_data('..', 'cases', 'images', name).read_bytes()
   assert image_ops.decode(data).shape[:2] == shape
   assert cropping().transform(data, rng).shape == (8, 8, 3)
-  assert images(8, 0, 1).read(data, '').inputs['image'].shape == (8, 8, 3)
+  assert ImageReader(1, 8, 0).read(data, '').inputs['image'].shape == (8, 8, 3)
 
 
 def test_any_bytes_may_follow_the_end():
@@ -207,7 +207,7 @@ def test_a_field_raises_the_limit_of_pixels(ending):
         small.transform(data, rng)
       assert error.value.kind == 'too_many_pixels'
   with pytest.raises(InputError, match='too_many_pixels'):
-    images(8, 0, 1, 599).read(data, '')
+    ImageReader(1, 8, 0, 599).read(data, '')
   assert options().max_pixels == 2**28 // 3  # 89 megapixels
 
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dataset_lib import builder, tokenizer
-from eat import serving
+from eat import chain
 from eat.task import FineTune
 from eval_lib import evaluator
-from serve_lib.chain import ServedRun
 from tests.contexts import eval_context
 from tests.eat import small
+from train_lib.task import ServedRun
 
 WORDS = [f'w{number}' for number in range(40)]
 VOCABULARY = '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS])
@@ -68,7 +68,7 @@ def make(directory):
 
 def task_of(model, info, dataset):
   """A task with a model of its own, as a run of it would be read."""
-  heads = len(serving.as_adaptive(model).heads())
+  heads = len(chain.as_adaptive(model).heads())
   loss = dict(teacher='', exit_weights=(1.0,) * heads)
   return small.task(
     FineTune, model, info, model={'name': 'eat.model:EatClassifier'},

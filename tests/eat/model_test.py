@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from eat import serving
+from eat.chain import EatChain
 from eat.model import EatClassifier
 from model_lib import flops
 from model_lib.bert import BertBlock, BertClassifier
@@ -152,7 +152,7 @@ def test_stages_cost_what_the_formula_says(tokens, changes):
   variables = nn.unbox(
     jax.eval_shape(model.init, jax.random.key(0), row, row, length)
   )
-  chain = serving.EatChain(model, variables)
+  chain = EatChain(model, variables)
   carry = chain.pad([], tokens, 1)
   sizes = chain.sizes('pruned', tokens)
   expected = model.stage_flops(tokens, sizes, True)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from dataset_lib import tokenizer
-from eat.policy import Options
-from eat.serving import EatChain
+from eat.chain import EatChain
+from eat.policy import ExitPolicy
 from serve_lib.chain import InputError, Row
 from serve_lib.exits import Rule
 from serve_lib.items import TextReader
-from serve_lib.policies import ExitPolicy
 from tests.eat import small
 from tests.eat.calibrated import VOCABULARY
 
@@ -31,9 +30,8 @@ def words(tmp_path_factory):
 def make(words, classes=CLASSES, num_texts=None, options=None, **fields):
   model, variables = small.build(num_classes=max(len(classes), 1))
   reader = TextReader(words, 16, 100, num_texts)
-  options = Options(**options or {})
   chain = EatChain(model, variables)
-  return ExitPolicy(chain, reader, classes, (16,), options=options, **fields)
+  return ExitPolicy(chain, reader, classes, (16,), **options or {}, **fields)
 
 
 def a_row(policy, item, logits):
@@ -142,12 +140,15 @@ def test_the_answer_names_depth_label_and_reason(words):
   early = a_row(policy, 'w0 w1 w2 w3', [SURE])
   decide(policy, [early])
   answer = policy.answer(early)
-  assert (answer.label, answer.depth) == ('no', 1)
-  assert (answer.exit_reason, answer.retention) == ('confidence', 3 / 6)
+  assert (answer.label, answer.fields['depth']) == ('no', 1)
+  assert (answer.fields['exit_reason'], answer.fields['retention']) == (
+    'confidence',
+    3 / 6,
+  )
   share = np.exp(9) / (np.exp(9) + 2)
   np.testing.assert_allclose(answer.probabilities['no'], share, rtol=1e-6)
   late = policy.answer(a_row(policy, 'w0', [UNSURE, UNSURE, UNSURE]))
-  assert (late.depth, late.exit_reason) == (4, 'last layer')
+  assert (late.fields['depth'], late.fields['exit_reason']) == (4, 'last layer')
 
 
 def test_low_margin_answers_average_the_heads(words):
@@ -165,9 +166,9 @@ def test_a_regression_answers_a_number(words, rule):
   answer = policy.answer(row)
   assert answer.label == pytest.approx(1.2)
   assert answer.probabilities == {}
-  assert answer.exit_reason == 'tolerance'
+  assert answer.fields['exit_reason'] == 'tolerance'
   last = policy.answer(a_row(policy, 'w0', [[1.0], [2.0], [3.0]]))
-  assert last.exit_reason == 'last layer'
+  assert last.fields['exit_reason'] == 'last layer'
   reasons = policy.monitor.snapshot()['reasons']
   assert reasons == {'tolerance': 1, 'last layer': 1}
 
@@ -180,7 +181,7 @@ def test_during_drift_rows_run_to_full_depth(words):
   row = a_row(policy, 'w0', [SURE])
   assert decide(policy, [row]) == [False]
   row.outputs = row.outputs * 3
-  assert policy.answer(row).exit_reason == 'full depth'
+  assert policy.answer(row).fields['exit_reason'] == 'full depth'
   # The depth that ran is counted, not that of the rule.
   assert policy.monitor.snapshot()['depth'] == {4: 1}
   assert len(compared) == 1

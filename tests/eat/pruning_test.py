@@ -131,7 +131,7 @@ def test_scores_equal_but_for_rounding_keep_the_earlier(size, runtime):
   length, count = np.full(6, 24), np.arange(6) * 3 + 4
   given = [noisy, length.astype(np.int32), count.astype(np.int32)]
   if runtime == 'onnxruntime':
-    program = pytest.importorskip('serve_lib.onnx_program')
+    program = pytest.importorskip('serve_lib.onnx.program')
     got = program.build(pruning.best, given)(given)
   else:
     got = jax.jit(pruning.best)(*map(jnp.asarray, given))

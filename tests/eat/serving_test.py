@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eat import serving
+from eat.chain import EatChain
 from tests.eat import small
 from train_lib.sharding import unbox
 
@@ -47,7 +47,7 @@ def chain_logits(chain, variant, texts, length):
 )
 def test_gathered_form_equals_masked_form(changes, variant):
   model, variables = small.build(**changes)
-  chain = serving.EatChain(model, variables)
+  chain = EatChain(model, variables)
   texts = small.rows(8, high=16)
   scale = jnp.float32(variant == 'pruned')
   _, out = jax.jit(model.apply)(
@@ -72,12 +72,12 @@ def test_a_fresh_model_keeps_the_earlier_tokens_in_all_forms(runtime):
   kept = out['kept'][-1]
   for row, count in enumerate(kept):
     assert list(out['positions'][row, :count]) == list(range(count))
-  chain = serving.EatChain(model, variables)
+  chain = EatChain(model, variables)
   carry = chain.pad([small.item(row) for row in texts], 16, len(texts))
   for index in range(chain.num_stages):
     stage = jax.jit(chain.stage(index, 'pruned', 16))
     if runtime == 'onnxruntime':
-      program = pytest.importorskip('serve_lib.onnx_program')
+      program = pytest.importorskip('serve_lib.onnx.program')
       given = jax.tree.map(np.asarray, [variables, carry])
       carry, found = program.build(stage, given)(given)
     else:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError
-from eval_lib import certificate, evaluator, predictions, risk
+from eval_lib import evaluator, predictions, risk
+from serve_lib.certified import CertificateFile
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy
 from tests.contexts import eval_context
@@ -73,7 +74,7 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
   entry = read(tmp_path)['sources']['']
   assert entry['model'] == {'width': [2, 3]}
   assert entry['saved'] >= 0.5
-  file = certificate.CertificateFile(str(tmp_path))
+  file = CertificateFile(str(tmp_path))
   assert file.sources[''].changes == {'width': (2, 3)}
 
 
@@ -160,7 +161,7 @@ def test_drift_of_a_certified_model_ends(tmp_path):
   unsure = {'scale': jnp.float32(0.2)}
   built = evaluator.build('own', given, context)
   built.run(unsure)
-  file, turns = certificate.CertificateFile(str(tmp_path)), []
+  file, turns = CertificateFile(str(tmp_path)), []
 
   class Model:
     width: int

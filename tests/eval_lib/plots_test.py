@@ -6,7 +6,17 @@ import math
 import numpy as np
 import pytest
 
+from adatape.task import PonderClassification, TapeClassification
+from albert_act.pretraining import Pretraining
 from eval_lib import plots, report
+from recurrent_act.task import SequenceTask
+
+PANELS = (
+  *TapeClassification.PANELS,
+  *PonderClassification.PANELS,
+  *Pretraining.PANELS,
+  *SequenceTask.PANELS,
+)
 
 
 def write(path, rows, tail=''):
@@ -34,7 +44,7 @@ def full_run(steps):
 @pytest.mark.parametrize('steps', [1, 150])
 def test_draws_png_and_pdf(tmp_path, steps):
   write(tmp_path, full_run(steps), tail='{"step": 4, "train/lo')
-  path = plots.plot_run(str(tmp_path))
+  path = plots.plot_run(str(tmp_path), PANELS)
   assert path == tmp_path / 'run.png'
   assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
   assert (tmp_path / 'run.pdf').read_bytes().startswith(b'%PDF')
@@ -46,7 +56,7 @@ def panels_of(tmp_path, made):
 
   def draw(rows):
     write(tmp_path, rows)
-    plots.plot_run(tmp_path)
+    plots.plot_run(tmp_path, PANELS)
     return {axes.get_title(loc='left'): axes for axes in made[-1].axes}
 
   return draw

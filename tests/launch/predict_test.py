@@ -22,6 +22,8 @@ from tests.albert_act import tiny_run as tiny_albert
 from tests.eat import tiny_run
 from train_lib import loading
 
+FIELDS = dict(depth=4, retention=0.5, exit_reason='confidence', truncated=False)
+
 # -- lines in and out
 
 
@@ -34,7 +36,7 @@ class Echo:
         yield Failure(item, 'encode')
       else:
         text = item if isinstance(item, str) else item['text']
-        yield Prediction(text, {'a': 1.0}, 4, 0.5, 'confidence', False)
+        yield Prediction(text, {'a': 1.0}, FIELDS)
 
 
 def answers(data, engine=None):
@@ -199,7 +201,7 @@ def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
     assert engine._requests._max_pending == 7
     assert engine._policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['film'] * 14)])
-  assert answer.truncated
+  assert answer.fields['truncated']
   cache = tmp_path / 'adaptive_computation' / serving.CACHE
   assert any(cache.iterdir())
   assert sorted(workdir.rglob('*')) == before

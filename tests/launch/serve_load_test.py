@@ -41,11 +41,11 @@ from launch import serve, serving
 from serve_lib import items
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
-from serve_lib.policies import ExitPolicy
+from eat.policy import ExitPolicy
 
 def build(flags):
   if flags.workdir == 'photos':
-    reader = items.images(64, 73, 1)
+    reader = items.ImageReader(1, 64, 73)
     weights = {'w': jnp.ones((12288, 2)) * 1e-5}
     def apply(v, batch):
       return batch['image'].reshape(-1, 12288).astype('float32') @ v['w']

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
+from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from model_lib import convert_tables
 from model_lib.bert import BertClassifier
@@ -18,7 +19,7 @@ _COMMON = {
 }  # fmt: skip
 FIELDS = convert_tables.BERT.defaults | _COMMON | {'depth': 2}
 DISTIL = FIELDS | {'type_vocab_size': 0, 'pooler_activation': 'relu'}
-ALBERT = convert_tables.ALBERT.defaults | _COMMON | {
+ALBERT = published.ALBERT.defaults | _COMMON | {
   'embedding_width': 6, 'max_iterations': 5, 'num_groups': 2, 'inner_group': 2,
 }  # fmt: skip
 _OPTIONS = {

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import convert, convert_tables, sizes
+from albert_act import published
+from model_lib import convert, sizes
 from tests.model_lib import checkpoints, plain
 from tests.peers import torch_and_transformers
 from train_lib import loading
@@ -220,7 +221,7 @@ def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
 
 def test_absent_options_have_the_defaults_of_transformers(peers, tmp_path):
   defaults = peers[1].AlbertConfig().to_dict()
-  table = convert_tables.ALBERT
+  table = published.ALBERT
   ours = {
     option: table.defaults[name] for option, name in table.options.items()
   }

@@ -9,6 +9,7 @@ import pytest
 import safetensors
 from flax.traverse_util import flatten_dict
 
+from albert_act import published
 from model_lib import convert, sizes
 from tests.model_lib import checkpoints
 from tests.model_lib.checkpoints import KINDS, random_tensors, write
@@ -251,7 +252,7 @@ ALLOWED = {
 @pytest.mark.parametrize(
   ('config', 'fields'),
   [
-    (ALBERT_BASE, sizes.ALBERT.defaults),
+    (ALBERT_BASE, published.SIZES.defaults),
     ({'model_type': 'bert'} | ALLOWED, sizes.BERT.defaults),
     ({'model_type': 'distilbert'},
      sizes.BERT.defaults | sizes.BERT.fields('distil')),

@@ -79,8 +79,6 @@ def test_mlp_equals_formula(fields):
      r"activation: expected one of.*'gleu'"),
     (bert.Pooler('none'), (3, 6),
      'pooler_activation: expected one of'),
-    (layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp='gelu'), (1, 3, 8),
-     r"tape_mlp: expected one of.*'gelu'"),
     (vit.ImageTokens(width=16, patch_size=4, pool='none'), (1, 8, 8, 3),
      r"pool: expected one of.*'none'"),
     (vit.ImageTokens(width=16, patch_size=4, positions='none'), (1, 8, 8, 3),
@@ -92,26 +90,6 @@ def test_mlp_equals_formula(fields):
 def test_illegal_fields_are_named(module, shape, message):
   with pytest.raises(ValueError, match=message):
     module.init(jax.random.key(0), jnp.ones(shape))
-
-
-@pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
-def test_block_equals_formula(tape_mlp):
-  x = plain.normal(2, 5, 8)
-  mask = jnp.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
-  block = layers.EncoderBlock(num_heads=2, mlp_dim=12, tape_mlp=tape_mlp)
-  params = plain.noise(block, x)
-  got = block.apply({'params': params}, x, mask, None, 3)
-  params = plain.float64(params)
-  for row in range(2):
-    want = np.asarray(x[row], np.float64)
-    normed = plain.layer_norm(params['attention_norm'], want)
-    valid = np.asarray(mask[row]) > 0
-    want += plain.attention_by_loop(params['attention'], normed, 2, valid)[0]
-    normed = plain.layer_norm(params['mlp_norm'], want)
-    tape = params['tape_mlp' if tape_mlp else 'mlp']
-    want[:3] += plain.mlp(params['mlp'], normed[:3])
-    want[3:] += plain.mlp(tape, normed[3:])
-    np.testing.assert_allclose(got[row], want, atol=2e-5)
 
 
 def test_patch_embedding_equals_convolution():

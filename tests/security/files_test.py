@@ -15,7 +15,7 @@ from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import builder, text_rows
 from dataset_lib.records import sharded
 from serve_lib.chain import InputError
-from serve_lib.items import images
+from serve_lib.items import ImageReader
 from tests.dataset_lib import (
   corpora,
   example_files,
@@ -92,7 +92,7 @@ def test_a_folder_counts_a_bad_row(kind, tmp_path):
 def test_serving_refuses_the_item(kind, tmp_path):
   path = tmp_path / '0.png'
   HARMFUL[kind](path)
-  reader = images(8, 0, 1)
+  reader = ImageReader(1, 8, 0)
   with within(60), pytest.raises(InputError):
     reader.read({'image': str(path)}, '')
 

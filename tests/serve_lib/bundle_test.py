@@ -20,7 +20,7 @@ from serve_lib import bundle
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
-from serve_lib.items import token_rows
+from serve_lib.items import TokenReader
 from serve_lib.programs import Programs
 
 DTYPES = {'U8': np.uint8, 'F32': np.float32, 'BF16': jnp.bfloat16}
@@ -31,7 +31,7 @@ TABLE = np.random.default_rng(1).normal(size=(10, 3)).astype(np.float32)
 
 def write(path):
   """Writes the bundle of a table of logits; returns an engine of the same."""
-  reader = token_rows(4, 10, 1)
+  reader = TokenReader(1, 4, 10)
 
   def apply(variables, batch):
     return variables['used'][batch['tokens']].mean(1, dtype=jnp.float32)
@@ -154,7 +154,7 @@ def test_a_policy_of_another_kind_is_not_written(written, tmp_path):
   policy = written[1]._policy
   other = type('Other', (ClassifierPolicy,), {})  # needs code of a user
   other = other(policy.chain, policy.reader, CLASSES, (1,))
-  with pytest.raises(ConfigError, match=r'policy: expected .* plain, exits'):
+  with pytest.raises(ConfigError, match=r'policy: .* of an installed'):
     bundle.write(tmp_path / 'new', written[1]._programs, other, {})
 
 
@@ -197,7 +197,9 @@ def test_other_content_is_refused(written, tmp_path, name, new, words):
     ('reader.kind', 'pickle'), ('reader.count', 10**30), ('reader.count', '4'),
     ('reader.length', 21), ('reader.vocab_size', -1), ('reader.length', None),
     ('chain.variants', [{}]), ('chain.variants', []), ('chain.num_stages', 2),
-    ('chain.num_stages', 10**9), ('chain.limit', 1.5), ('chain.heads', {}),
+    ('chain.num_stages', 10**9), ('policy.kind', 'eat.policy:ExitPolicy'),
+    ('policy.kind', 'os:system'), ('policy.kind', 'serve_lib.engine:Engine'),
+    ('policy.kind', 'plain'),
     ('drift', {'': {}}), ('drift', {'': 7}), ('drift', []),
     ('drift', {'': {'confidences': ['x'], 'threshold': 0.5}}),
     ('grid.lengths', [2, 1]), ('grid.batches', [True]), ('grid.batches', [3]),

@@ -25,14 +25,14 @@ from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
-from serve_lib.chain import ServedRun
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
-from serve_lib.items import ItemReader
+from serve_lib.items import TokenReader
 from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
 from tests.eat import small as small_eat
+from train_lib.task import ServedRun
 from train_lib.text_classification import TextClassification
 
 COUNT = 12
@@ -93,7 +93,7 @@ def eat():
   layers = model.heads()
   return text_family(
     EatTask, model, variables, {'tau': 0.8}, lambda logits, out: out['exits'],
-    heads=lambda prediction: layers.index(prediction.depth),
+    heads=lambda prediction: layers.index(prediction.fields['depth']),
     fields=('depth', 'retention', 'truncated'),
   )  # fmt: skip
 
@@ -269,7 +269,7 @@ def test_a_model_of_one_stage_is_served_with_its_temperature(tmp_path):
 
 
 def test_padding_of_items_is_a_copy_of_a_row():
-  reader = ItemReader('tokens', np.asarray, np.zeros(1, np.int32), 1)
+  reader = TokenReader(1, 1, 10)
   rows = [{'tokens': np.full(1, n, np.int32)} for n in (5, 6)]
   assert reader.pad(rows, 1, 4)['tokens'].tolist() == [[5], [6], [5], [5]]
   assert reader.pad([], 1, 2)['tokens'].tolist() == [[0], [0]]

@@ -55,7 +55,10 @@ class Policy(toy.FaultyPolicy):
   def answer(self, row):
     answer = super().answer(row)
     self.monitor.record_exit(answer['depth'], 'toy', None)
-    return Prediction(answer['tokens'], {}, answer['depth'])
+    return Prediction(
+      answer['tokens'], {},
+      {'depth': answer['depth'], 'exit_reason': 'whole model'},
+    )  # fmt: skip
 
 
 @pytest.fixture

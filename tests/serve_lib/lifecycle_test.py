@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from serve_lib import pool
+from serve_lib import pool, turns
 from serve_lib.chain import ClosedError, Encoded, OverloadedError, Row
 from tests.serve_lib import toy
 from tests.serve_lib.toy import GOOD, HOLDS, VARIABLES, WAIT, faulty, hold
@@ -75,7 +75,7 @@ def test_a_row_gets_in_between_those_of_a_long_list(small):
   settings = dict(batches=(1,), max_pending=64, ahead=0)
   with toy.make_engine(policy, **settings) as engine:
     hold(engine)
-    order, flow = [], pool.Flow(16)
+    order, flow = [], turns.Flow(16)
     for number in range(0, 16, 4):
       for future in engine.submit_all([GOOD] * 4, flow=flow):
         future.add_done_callback(lambda _, n=number: order.append(n))
@@ -102,7 +102,7 @@ def test_long_calls_fill_no_batches_while_small_ones_come(
 
 
 def test_new_small_calls_do_not_hold_up_a_long_one_for_ever():
-  requests, flow = pool.RequestQueue(1000), pool.Flow(64)
+  requests, flow = pool.RequestQueue(1000), turns.Flow(64)
 
   def put(count, flow):
     row = Encoded({}, 1, 'full')
@@ -113,12 +113,12 @@ def test_new_small_calls_do_not_hold_up_a_long_one_for_ever():
 
   put(64, flow)
   for _ in range(8):
-    put(1, pool.Flow(1))
+    put(1, turns.Flow(1))
   for _ in range(64 * 3):  # each gets a share of nine
     [group] = requests.groups
     for row in requests.take(group, 4):
       if row.flow is not flow:
-        put(1, pool.Flow(1))
+        put(1, turns.Flow(1))
   assert len(requests.rows()) == 8
 
 

@@ -18,8 +18,8 @@ from tests.serve_lib import families_test as families
 
 pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
 
-from serve_lib import onnx_program
-from serve_lib.onnx_graph import NotTranslatedError
+from serve_lib.onnx.graph import NotTranslatedError
+from serve_lib.onnx.program import build, translate
 
 X = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
@@ -60,7 +60,7 @@ def attention(x):
 )  # fmt: skip
 def test_a_function_gives_the_same(function):
   expected = function(X)
-  found = onnx_program.build(function, [X])([X])
+  found = build(function, [X])([X])
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     assert one.dtype == other.dtype
@@ -81,7 +81,7 @@ def test_sizes_may_be_known_at_run_time_only():
   shapes = (rows, tokens, 8), (rows,), (kept,)
   dtypes = jnp.float32, jnp.int32, jnp.int8
   given = [*map(jax.ShapeDtypeStruct, shapes, dtypes)]
-  program = onnx_program.build(_pruned, given)
+  program = build(_pruned, given)
   rng = np.random.default_rng(4)
   for rows, tokens, kept in ((1, 3, 3), (4, 7, 2), (2, 12, 5)):
     x = rng.normal(size=(rows, tokens, 8)).astype(np.float32)
@@ -131,11 +131,11 @@ def attended(x, length, *, near=0, queries=6, mask=True, hidden=False):
 )
 def test_attention_is_one_operator_with_the_same_result(changes, kind):
   function = functools.partial(attended, **changes)
-  model, _ = onnx_program.translate(function, [TOKENS, LENGTH])
+  model, _ = translate(function, [TOKENS, LENGTH])
   kinds = {node.op_type for node in model.graph.node}
   assert kinds & {'Attention', 'MultiHeadAttention'} == {kind} - {''}
   given = [TOKENS, LENGTH]
-  found = onnx_program.build(function, given)(given)
+  found = build(function, given)(given)
   expected = jax.jit(function)(TOKENS, LENGTH)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -151,9 +151,9 @@ def test_attention_is_one_operator_with_the_same_result(changes, kind):
 )
 def test_gelu_is_one_operator(function, count):
   x = np.linspace(-9.0, 9.0, 1001, dtype=np.float32)
-  model, _ = onnx_program.translate(function, [x])
+  model, _ = translate(function, [x])
   assert [node.op_type for node in model.graph.node].count('Gelu') == count
-  found = onnx_program.build(function, [x])([x])
+  found = build(function, [x])([x])
   np.testing.assert_allclose(found, function(jnp.asarray(x)), atol=1e-5)
 
 
@@ -166,11 +166,11 @@ def windowed(x, length, received=False):
 @pytest.mark.parametrize('received', [False, True])
 def test_attention_in_a_window_is_one_operator_too(received):
   function = functools.partial(windowed, received=received)
-  model, _ = onnx_program.translate(function, [TOKENS, LENGTH])
+  model, _ = translate(function, [TOKENS, LENGTH])
   kinds = [node.op_type for node in model.graph.node]
   assert kinds.count('Attention') == 1
   assert kinds.count('Softmax') == received  # for the scores of the tokens
-  found = onnx_program.build(function, [TOKENS, LENGTH])([TOKENS, LENGTH])
+  found = build(function, [TOKENS, LENGTH])([TOKENS, LENGTH])
   expected = jax.jit(function)(TOKENS, LENGTH)
   for one, other in zip(found, expected, strict=True):
     if other is not None:
@@ -208,10 +208,10 @@ def mixed(q, k, v, valid=None):
 )
 def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
   given = [*HEADS, np.arange(4)[None] < 3]
-  model, _ = onnx_program.translate(function, given)
+  model, _ = translate(function, given)
   kinds = {node.op_type for node in model.graph.node}
   assert ('MultiHeadAttention' in kinds) == is_fused
-  found = onnx_program.build(function, given)(given)
+  found = build(function, given)(given)
   expected = jax.jit(function)(*given)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -231,7 +231,7 @@ def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
 )
 def test_what_has_no_translation_is_refused(function, words):
   with pytest.raises(NotTranslatedError, match=words):
-    onnx_program.translate(function, [X])
+    translate(function, [X])
 
 
 @pytest.mark.parametrize('name', families.FAMILIES)

@@ -27,12 +27,13 @@ print(faults() - before)
 THREADS = """
 import os, sys
 import numpy as np
-from serve_lib import onnx_program, process
+from serve_lib import process
+from serve_lib.onnx.program import build
 if sys.argv[1] == 'own':
   process.own_process()
 x = np.ones((2, 2), np.float32)
 def threads():
-  program = onnx_program.build(lambda x: x @ x.T, [x])
+  program = build(lambda x: x @ x.T, [x])
   assert (program([x]) == 2).all()
   return program, len(os.listdir('/proc/self/task'))
 programs = [threads() for _ in range(3)]

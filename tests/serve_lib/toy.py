@@ -10,6 +10,7 @@ import numpy as np
 
 from serve_lib.chain import Encoded, InputError
 from serve_lib.engine import Engine
+from serve_lib.monitor import Monitor
 
 STAGES = 3
 WIDTH = 8
@@ -87,7 +88,7 @@ class Policy:
   """Rows leave at the stage that their content's code says."""
 
   def __init__(self):
-    self.decided = []
+    self.decided, self.monitor = [], Monitor()
 
   def encode(self, item):
     variant, tokens = item

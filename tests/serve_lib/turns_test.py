@@ -28,10 +28,10 @@ def anyio_backend():
 )
 async def test_flows_take_turns(places, costs, expected):
   line, order = turns.Turns(places), []
-  await line.take(turns.new_flow(), places)
+  await line.take(turns.Flow(), places)
 
   async def use(name, each):
-    flow = turns.new_flow()
+    flow = turns.Flow()
     for cost in each:
       await line.take(flow, cost)
       order.append(name)
@@ -48,12 +48,12 @@ async def test_flows_take_turns(places, costs, expected):
 
 async def test_new_flows_use_a_reserve_but_not_for_ever():
   line, order, tasks = turns.Turns(8, 2), [], []
-  large = turns.new_flow()
+  large = turns.Flow()
   await line.take(large, 2)
   await line.take(large, 4)
   task = asyncio.create_task(line.take(large, 2))
   for _ in range(100):  # a new flow each
-    tasks.append(asyncio.create_task(line.take(turns.new_flow(), 1)))
+    tasks.append(asyncio.create_task(line.take(turns.Flow(), 1)))
     await asyncio.sleep(0)
     order.append(tasks[-1].done())
     line.free(1)
@@ -66,9 +66,9 @@ async def test_new_flows_use_a_reserve_but_not_for_ever():
 
 async def test_a_cancelled_turn_holds_nothing():
   line = turns.Turns(2)
-  await line.take(turns.new_flow(), 1)
+  await line.take(turns.Flow(), 1)
   large, small, last = (
-    asyncio.create_task(line.take(turns.new_flow(), cost)) for cost in (2, 1, 1)
+    asyncio.create_task(line.take(turns.Flow(), cost)) for cost in (2, 1, 1)
   )
   await asyncio.sleep(0)
   large.cancel()
@@ -82,9 +82,9 @@ async def test_a_cancelled_turn_holds_nothing():
 async def test_a_lane_frees_its_places_when_the_thread_ends():
   ended = []
   lane = turns.Lane(1, 1, lambda: ended.append(True))
-  assert await lane.run(turns.new_flow(), 5, max, 2, 3) == 3
+  assert await lane.run(turns.Flow(), 5, max, 2, 3) == 3
   with pytest.raises(ZeroDivisionError):
-    await lane.run(turns.new_flow(), 1, divmod, 1, 0)
+    await lane.run(turns.Flow(), 1, divmod, 1, 0)
   await asyncio.sleep(0.01)
   assert (lane.taken, len(ended)) == (0, 2)
   lane.close()
@@ -95,6 +95,6 @@ async def test_work_yields_to_the_event_loop_while_it_should():
   shared, own = [], os.nice(0)  # of this process, 19 at most
   lane = turns.Lane(1, 1, yields=lambda: bool(shared))
   for expected in (own, min(own + 10, 19)):
-    assert await lane.run(turns.new_flow(), 1, os.nice, 0) == expected
+    assert await lane.run(turns.Flow(), 1, os.nice, 0) == expected
     shared.append(True)
   lane.close()

@@ -15,10 +15,12 @@ import rich.console
 
 from core.errors import ConfigError
 from launch import command_line
+from serve_lib import classifier
 from tests.golden import adapter
 from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
+from train_lib.expected_loss import check_training
 from train_lib.stages import Stage
 from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
@@ -60,7 +62,9 @@ def test_a_model_whose_loss_reads_every_step_does_not_stop_early():
   )
   assert Setup(config).task.model.dynamic
   with (
-    mock.patch.object(Task, 'reads_every_step', True),
+    mock.patch.object(
+      Task, 'check_training', lambda task: check_training(task.model)
+    ),
     pytest.raises(ConfigError, match=r'model\.dynamic: .*reads every step'),
   ):
     Setup(config)
@@ -112,7 +116,7 @@ def test_pairs_of_texts_need_two_token_types(subject, folders):
       continue
     task = build_task(config, info, changes)
     if size == 1:  # served as what it was trained on
-      assert task.text_reader(16, 100).num_texts == 1
+      assert classifier.text_reader(task, 16, 100).num_texts == 1
 
 
 class WithoutOutputs(Classification):

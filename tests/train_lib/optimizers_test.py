@@ -14,6 +14,8 @@ from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
 from train_lib import config_schema, optimizers
 from train_lib.stages import build_stages, knob_value
+from train_lib.task import Task
+from train_lib.text_classification import TextClassification
 
 
 def config(**fields):
@@ -72,7 +74,7 @@ MODELS = {
 def decayed(model, *inputs):
   """Names of the parameters, and whether they are decayed."""
   shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-  mask = optimizers.decay_mask(shapes['params'])
+  mask = optimizers.trainable_mask(shapes['params'], TextClassification.DECAY)
   return {
     optimizers.path_name(path): on
     for path, on in jax.tree_util.tree_leaves_with_path(mask)
@@ -101,7 +103,7 @@ def constant(**fields):
   """An optimizer whose learning rate is the same in every step."""
   fields = config(schedule='constant', warmup_steps=0.0, **fields)
   schedule = optimizers.build_schedule(fields, 10)
-  return optimizers.build_optimizer(fields, schedule)
+  return optimizers.build_optimizer(fields, schedule, Task.DECAY)
 
 
 def update(gradient, weights=(3.0, 4.0), parameter='kernel', **fields):

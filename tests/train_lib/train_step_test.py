@@ -169,7 +169,7 @@ def test_the_logged_rate_is_the_applied_one(bad, scales):
     scales=scales, lr=0.1, end_lr=0.0, warmup_steps=0.0, schedule='linear',
   )  # fmt: skip
   schedule = optimizers.build_schedule(fields, 20)
-  optimizer = optimizers.build_optimizer(fields, schedule)
+  optimizer = optimizers.build_optimizer(fields, schedule, Task.DECAY)
   step = jax.jit(make_train_step(Regression({}, INFO), optimizer, schedule))
   state = init_state(Regression({}, INFO), optimizer, 0, 0.0)
   for number in range(6):

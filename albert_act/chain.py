@@ -11,27 +11,18 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from annotated_types import Interval
+from typing import Any
 
 from albert_act import compaction, host_compaction
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
+from albert_act.policy import HaltingPolicy, Options
 from core.errors import ConfigError
-from eval_lib.certificate import Setting
+from serve_lib import certified, classifier
 from serve_lib.chain import Stage
-from serve_lib.items import TOKEN_IDS, TextOptions, TextReader
+from serve_lib.items import TOKEN_IDS, TextReader
 
 VARIANT = 'compacted'
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(TextOptions):
-  """Options of serving an ALBERT."""
-
-  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12  # in a stage
-  setting: Setting = 'trained'  # 'guaranteed' is that of the certificate
 
 
 class AlbertChain:
@@ -103,3 +94,22 @@ class AlbertChain:
     logits, _ = module.classify(tokens.x[:, 0])
     running, steps = tokens.halting.running.any(1), tokens.halting.steps
     return tokens, {'logits': logits, 'running': running, 'steps': steps}
+
+
+def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
+  """Serves halting with compaction; options: `albert_act.policy.Options`."""
+  given = classifier.read_options(Options, options)
+  lengths = classifier.text_lengths(task, run.lengths)
+  reader = classifier.text_reader(task, lengths[-1], given.max_characters)
+
+  def serve_variables(variables: Any) -> tuple[AlbertChain, HaltingPolicy]:
+    others, known = certified.serve(
+      given.setting, run, task.model, variables, VARIANT
+    )
+    chain = AlbertChain(task.model, variables, reader, given.iterations, others)
+    several = task.MULTI_LABEL
+    return chain, HaltingPolicy(
+      chain, chain.reader, task.label_names, lengths, several=several, **known
+    )
+
+  return serve_variables

@@ -6,7 +6,6 @@ then continues with rows of the same length bucket or, in ONNX Runtime, of a
 similar tape.
 """
 
-import dataclasses
 import functools
 import math
 import types
@@ -15,23 +14,15 @@ from typing import Any
 
 from adatape import host_reading
 from adatape.model import TapeClassifier
+from adatape.policy import Options, TapePolicy
 from core.errors import ConfigError
-from eval_lib.certificate import Setting
+from serve_lib import certified, classifier
 from serve_lib.chain import Stage
 
 # Ten pad a tape of mean T / 2 by a tenth; every bucket takes a program for each
 # batch size and leaves a partial batch.
 MAX_BUCKETS = 10
-
-
 VARIANT = 'tape'
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of serving an AdaTape."""
-
-  setting: Setting = 'trained'  # 'guaranteed' is that of the certificate
 
 
 class TapeChain:
@@ -98,6 +89,28 @@ class TapeChain:
     )
     x, tape, _ = result
     return (x, tape.tokens, tape.mask), {'length': tape.length}
+
+
+def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
+  """Serves in two stages: read the tape, then encode.
+
+  `run.lengths` are tape buckets; options: `adatape.policy.Options`.
+  """
+  given = classifier.read_options(Options, options)
+  lengths = tape_lengths(task.model.max_steps, run.lengths)
+  reader = classifier.item_reader(task, lengths[-1])
+
+  def serve_variables(variables: Any) -> tuple[TapeChain, TapePolicy]:
+    others, known = certified.serve(
+      given.setting, run, task.model, variables, VARIANT
+    )
+    chain = TapeChain(task.model, variables, reader, task.inputs, others)
+    several = task.MULTI_LABEL
+    return chain, TapePolicy(
+      chain, reader, task.label_names, lengths, several=several, **known
+    )
+
+  return serve_variables
 
 
 def tape_lengths(

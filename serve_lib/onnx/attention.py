@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from model_lib.attention import MASKED_SCORE
-from serve_lib.onnx_graph import OWN, Graph, Value
+from serve_lib.onnx.graph import OWN, Graph, Value
 
 # Axes that a product contracts, and those of the batch.
 _SCORES = ((3,), (3,)), ((0, 1), (0, 1))

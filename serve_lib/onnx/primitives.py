@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from serve_lib import onnx_attention
-from serve_lib.onnx_graph import OWN, Graph, NotTranslatedError, Value
+from serve_lib.onnx import attention
+from serve_lib.onnx.graph import OWN, Graph, NotTranslatedError, Value
 
 # Primitives with the same meaning as an operator, element by element.
 SAME = {
@@ -87,7 +87,7 @@ def _fused(
       result.scores = value
       return result
   if name == 'dot_general':
-    return onnx_attention.fuse(graph, given, params)
+    return attention.fuse(graph, given, params)
   if name == 'mul':
     for one, other in ((first, second), (second, first)):
       if other.made[0] == 'rsqrt':

@@ -17,8 +17,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
 from core import machine
-from serve_lib import onnx_primitives, process
-from serve_lib.onnx_graph import Graph, Value, is_static
+from serve_lib import process
+from serve_lib.onnx import primitives
+from serve_lib.onnx.graph import Graph, Value, is_static
 
 INLINED = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
 
@@ -112,7 +113,7 @@ def _is_static(eqn: Any) -> bool:
 def _info(name: str, leaf: Any) -> onnx.ValueInfoProto:
   return helper.make_tensor_value_info(
     name,
-    onnx_primitives.dtype_of(leaf.dtype),
+    primitives.dtype_of(leaf.dtype),
     [n if isinstance(n, int) else str(n) for n in leaf.shape],
   )
 
@@ -133,7 +134,7 @@ def _run(
 
   for eqn in jaxpr.eqns:
     for atom in eqn.outvars:
-      onnx_primitives.dtype_of(atom.aval.dtype)  # may be refused
+      primitives.dtype_of(atom.aval.dtype)  # may be refused
     given = [read(atom) for atom in eqn.invars]
     name = eqn.primitive.name
     if name in INLINED:
@@ -149,7 +150,7 @@ def _run(
       results = [graph.constant(x) for x in found]
     else:
       shape = eqn.outvars[0].aval.shape
-      results = onnx_primitives.translate(graph, eqn, given, shape)
+      results = primitives.translate(graph, eqn, given, shape)
       if not isinstance(results, list):
         results.made = name, given, eqn.params
         results = [results]

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from serve_lib import onnx_program
 from serve_lib.chain import Grid, Group, Resizable
-from serve_lib.onnx_graph import NotTranslatedError
-from serve_lib.pool import HostPool
+from serve_lib.onnx.graph import NotTranslatedError
+from serve_lib.onnx.program import build
+from serve_lib.pool import HostPool, RequestQueue
 from serve_lib.programs import WarmUp
 
 MOST_BYTES = 2**31  # of all copies of the weights
@@ -60,9 +60,9 @@ class OnnxStages:
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
 
-  def pool(self) -> HostPool:
+  def pool(self, requests: RequestQueue) -> HostPool:
     """Returns a new pool for rows between the stages."""
-    return HostPool(self)
+    return HostPool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
@@ -178,7 +178,7 @@ class OnnxStages:
 
     def compiled(stage: Any, carry: Any, is_last: bool = False) -> Any:
       run = functools.partial(_run, stage, self._weights, is_last)
-      return onnx_program.build(run, [carry, *like])
+      return build(run, [carry, *like])
 
     try:
       return self.chain.programs(variant, (*sizes,), alone, inputs, compiled)

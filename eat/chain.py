@@ -12,17 +12,20 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
+
 from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat.model import EatClassifier
+from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options
 from eval_lib.calibration import CalibrationFile
-from eval_lib.certificate import GUARANTEED, CertificateFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
-from serve_lib import exits
+from serve_lib import certified, classifier, exits
+from serve_lib.certified import CertificateFile
 from serve_lib.chain import Stage, compile_in_turn
+from serve_lib.decisions import GUARANTEED
 from serve_lib.items import TOKEN_IDS, TextReader
-from serve_lib.policies import PRUNED, UNPRUNED, ExitPolicy
 
 
 class EatChain:
@@ -126,10 +129,58 @@ def as_adaptive(model: Any) -> EatClassifier:
   return build(EatClassifier, model, **none)
 
 
+def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
+  """Serves with exits and pruning; options: `eat.policy.Options`.
+
+  Temperatures and the reference of the drift check come from the run's
+  `calibration.json`, with tau=guaranteed thresholds, prune ratios and the
+  references of each source from its `certificate.json`. `policy.warnings`
+  lists what could not be checked and options without effect.
+  """
+  file, names = CalibrationFile(run.directory, run.step), task.label_names
+  certificate = CertificateFile(run.directory, run.step)
+  given, rule = read_options(options, certificate.sources, len(names))
+  lengths = classifier.text_lengths(task, run.lengths)
+  longest = task.info.input_shape[0]
+  if given.tau == GUARANTEED and lengths[-1] < longest:
+    expected = f'{longest} among them with tau={GUARANTEED}'
+    why = 'which was certified for texts of that length'
+    raise ConfigError('lengths', lengths, f'{expected}, {why}')
+  model = as_adaptive(task.model)
+  temperatures = file.temperatures(len(task.head_layers), task.head_layers)
+  drift, others = file.values.get('drift'), dict[str, Any]()
+  monitor = certified.monitor(file, {'': drift}, run.on_drift)
+  fields: dict[str, Any] = {'monitor': monitor}
+  if given.tau == GUARANTEED:
+    certificate.check_temperatures(temperatures)
+    first = PRUNED if any(model.prune_ratios) else UNPRUNED
+    others, fields = certificate.serve(model, first, run.on_drift, drift)
+
+  def serve_variables(variables: Any) -> tuple[EatChain, ExitPolicy]:
+    file.check_parameters(variables)
+    if given.tau == GUARANTEED:
+      certificate.check_parameters(variables)
+    reader = classifier.text_reader(task, lengths[-1], given.max_characters)
+    with_unpruned = any(given.minimum_retention.values())
+    variables = jax.device_put(dict(variables))
+    chain = EatChain(model, variables, reader, with_unpruned, others)
+    policy = ExitPolicy(
+      chain, reader, names, lengths, rule, temperatures=temperatures,
+      ensemble_margin=given.ensemble_margin, thresholds=given.thresholds,
+      minimum_retention=given.minimum_retention, **fields,
+    )  # fmt: skip
+    warnings = warnings_of(file, certificate, policy, given, longest)
+    policy.warnings = tuple(warnings)
+    return chain, policy
+
+  return serve_variables
+
+
 def warnings_of(
   file: CalibrationFile,
   certificate: CertificateFile,
   policy: ExitPolicy,
+  given: Options,
   longest: int,
 ) -> Iterator[str]:
   """Yields warnings: missing checks and options without effect.
@@ -148,7 +199,7 @@ def warnings_of(
     what = 'has no statistics for it' if values else 'does not exist'
     yield f'no drift check: {file.path} {what}; {repair}'
   elif UNPRUNED in policy.chain.variants[1:]:
-    sources = ', '.join(sorted(policy.options.minimum_retention))
+    sources = ', '.join(sorted(given.minimum_retention))
     yield (
       f'no drift check of rows that are served without pruning ({sources}): '
       'the calibration split was measured with it'
@@ -158,7 +209,7 @@ def warnings_of(
       f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
       f'calibration after {longest}: temperatures and drift check may not fit'
     )
-  rule, early = policy.rule, policy.chain.heads[:-1]
+  rule, early = policy.rule, policy.heads[:-1]
   needed = exits.heads_needed(rule, not policy.class_names) or 0
   if needed > len(early):
     why = 'the model has no head before its last layer'
@@ -170,7 +221,7 @@ def warnings_of(
         f'{", ".join(map(str, early))})'
       )
     yield f'no row will ever leave early: {why}'
-  if policy.options.tau != GUARANTEED:
+  if given.tau != GUARANTEED:
     return
   if rule.name == 'never':
     yield (

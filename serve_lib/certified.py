@@ -1,0 +1,123 @@
+"""What serving reads of a run's calibration and certificate.
+
+`eval_lib.calibration` and `eval_lib.certificate` write them.
+"""
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from core import fields, files
+from eval_lib import calibration, certificate
+from serve_lib.decisions import GUARANTEED
+from serve_lib.monitor import Monitor, OnDrift, monitor_of
+
+
+class Certified(NamedTuple):
+  """A certified setting, as serving needs it."""
+
+  tau: float  # of the confidence; infinity never exits early
+  changes: Mapping[str, Any]  # of the fields of the model
+  drift: Mapping[str, Any]  # see `calibration.drift_statistics`
+
+
+class CertificateFile(calibration.ResultFile):
+  """The certificates of a run, by the source of rows; '' for all others."""
+
+  NAME, ENTRY = certificate.FILE, 'certificate'
+
+  def __init__(self, directory: str, step: int | None = None):
+    """Reads the file of a run, '' for none, and of a step, for messages."""
+    self.sources: dict[str, Certified] = {}
+    super().__init__(directory, step)
+    try:
+      for source, entry in self.values.get('sources', {}).items():
+        tau = np.inf if entry['tau'] is None else float(entry['tau'])
+        changes = dict(files.with_tuples(entry['model']))
+        self.sources[source] = Certified(tau, changes, dict(entry['drift']))
+        fields.check_value('dataset', entry.get('dataset', {}), dict)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      given, expected = f'{type(error).__name__}: {error}', 'certificates'
+      raise self.error(': sources', given, expected) from error
+
+  def repair(self) -> str:
+    """Returns the command that writes the file, with its bounds if any."""
+    command = super().repair()
+    for source in [*self.sources][:1]:
+      for name in ('risk', 'epsilon', 'delta'):
+        value = self.values['sources'][source].get(name)
+        command += f' --config.evals.certificate.{name}={value}'
+    return command
+
+  def check_temperatures(self, temperatures: Sequence[float]) -> None:
+    """Raises ConfigError unless the thresholds are for these temperatures."""
+    known = self.values.get('temperatures', [])
+    if known != [*temperatures]:
+      expected = f'those of calibration.json, {[*temperatures]}'
+      raise self.error(': temperatures', known, expected)
+
+  def serve(
+    self, model: Any, first: str, on_drift: OnDrift | None, drift: Any = None
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the certified models by name, and fields of a policy for them.
+
+    `first` is the name of the model as trained, which serves during drift;
+    `drift` are the statistics of sources without a certificate, if any.
+    """
+    models, names, checks = {}, {}, {'': drift}
+    for source, one in self.sources.items():
+      name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
+      if name and 'during' not in one.drift:
+        logging.warning(
+          '%s: no confidences of the model as trained, drift may not end; %s',
+          self.path, self.repair(),
+        )  # fmt: skip
+      names[source], checks[source] = name or first, one.drift
+      legal = typing.get_type_hints(type(model), include_extras=True)
+      for field, value in one.changes.items():
+        if field not in legal or not fields.accepts(legal[field], value):
+          expected = f'a value of {type(model).__name__}'
+          raise self.error(f': sources.{source}.model.{field}', value, expected)
+      if name:
+        models[name] = model.clone(**one.changes)
+    checked = monitor(self, checks, on_drift)
+    return models, {'certified': names, 'monitor': checked}
+
+
+def serve(
+  setting: str, run: Any, model: Any, variables: Any, first: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns `CertificateFile.serve`, of a model with one head.
+
+  `run` is a `train_lib.task.ServedRun`. Without the setting 'guaranteed' that
+  is no model, and the temperature of calibration.json. Raises ConfigError for
+  files of other variables, or without a certificate.
+  """
+  calibrated = calibration.CalibrationFile(run.directory, run.step)
+  calibrated.check_parameters(variables)
+  scales = calibrated.temperatures(1)
+  if setting != GUARANTEED:
+    return {}, {'temperatures': scales}
+  file = CertificateFile(run.directory, run.step)
+  if not file.sources:
+    raise file.error('', 'no certificate', 'one')
+  file.check_parameters(variables)
+  file.check_temperatures(scales)
+  models, given = file.serve(model, first, run.on_drift)
+  return models, {**given, 'temperatures': scales}
+
+
+def monitor(
+  file: calibration.ResultFile,
+  checks: Mapping[str, Any],
+  on_drift: OnDrift | None,
+) -> Monitor:
+  """Returns `monitor_of` a file's `calibration.drift_statistics`."""
+  try:
+    return monitor_of(checks, on_drift)
+  except (KeyError, TypeError, ValueError) as error:
+    expected = 'confidences and a threshold'
+    raise file.error(': drift', repr(error), expected) from error
