@@ -19,6 +19,7 @@ from flax import linen as nn
 from albert_act.model import AlbertClassifier
 from albert_act.serving import AlbertChain
 from eval_lib.benchmark import Call, Candidate, log_probabilities
+from halting.token_rules import Fixed
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
 from serve_lib.items import TOKEN_IDS
@@ -34,7 +35,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: forms of a forward pass."""
   for batch, mean in itertools.product(flags.batch, flags.shares):
     model, variables, inputs, steps = prepare(batch, mean, flags)
-    fixed = model.clone(halting='')
+    fixed = model.clone(rule=Fixed())
     forms = {
       'fixed, scanned': fixed.apply,
       'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
@@ -87,7 +88,7 @@ def prepare(batch: int, mean: float, flags: Any) -> Any:
   )
   params = nn.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))['params']
   # A score of random direction and fixed spread over the first states.
-  once: Any = model.clone(halting='', max_iterations=1)
+  once: Any = model.clone(rule=Fixed(), max_iterations=1)
   first = once.apply({'params': params}, *inputs, method='encode').states
   states = first.astype(jnp.float32).reshape(-1, model.width)
   kernel = jax.random.normal(jax.random.key(1), (model.width, 1))

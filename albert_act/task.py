@@ -19,15 +19,13 @@ from train_lib import expected_loss
 from train_lib.task import Weight
 from train_lib.text_classification import TextClassification
 
-EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
-
 
 class FineTune(TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
 
   `loss.ponder_weight`, or a knob of that name, is tau of the ponder cost `sum_t
-  N_t + R_t` over the real tokens of a row (equations 7 and 8); by the rule of
-  PonderNet beta of its loss, see `train_lib.expected_loss`.
+  N_t + R_t` over the real tokens of a row (equations 7 and 8); by a rule that
+  reads every step beta of its loss, see `train_lib.expected_loss`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -43,8 +41,8 @@ class FineTune(TextClassification):
 
   @property
   def reads_every_step(self):
-    """PonderNet's loss does."""
-    return self.model.halting == 'ponder_net'
+    """The loss of some rules does, such as PonderNet's."""
+    return self.model.rule.EVERY_STEP
 
   def row_losses(self, logits, out, batch, entropy, frozen, knobs):
     """The cross-entropy, or PonderNet's loss; see the base."""
@@ -58,9 +56,8 @@ class FineTune(TextClassification):
     return 0.0 if 'halting' in out else loss, metrics
 
   def cheaper(self):
-    """Returns larger halting epsilons; see `Task.cheaper`."""
-    larger = [e for e in EPSILONS if e > self.model.epsilon]
-    return tuple({'epsilon': e} for e in larger if self.model.halting)
+    """Returns rules that halt earlier; see `Task.cheaper`."""
+    return tuple({'rule': rule} for rule in self.model.rule.cheaper())
 
   def row_flops(self, out):
     """FLOPs of the mean iterations of a row's tokens; see the base."""

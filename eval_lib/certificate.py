@@ -4,7 +4,6 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 """
 
 import dataclasses
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,10 +11,11 @@ import numpy as np
 from absl import logging
 from annotated_types import Interval
 
-from dataset_lib import builder, fields, text_files
+from dataset_lib import builder, fields, imports, text_files
 from dataset_lib.errors import ConfigError
 from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
+from halting import older
 from serve_lib.chain import ServedRun
 from serve_lib.monitor import OnDrift
 
@@ -78,6 +78,7 @@ class CertificateFile(calibration.ResultFile):
     """
     models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
+      changes = older.model_fields(one.changes, type(model))
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
       if name and 'during' not in one.drift:
         logging.warning(
@@ -85,13 +86,15 @@ class CertificateFile(calibration.ResultFile):
           self.path, self.repair(),
         )  # fmt: skip
       names[source], checks[source] = name or first, one.drift
-      legal = typing.get_type_hints(type(model), include_extras=True)
-      for field, value in one.changes.items():
+      legal = fields.hints(type(model))
+      for field, value in changes.items():
         if field not in legal or not fields.accepts(legal[field], value):
           expected = f'a value of {type(model).__name__}'
           raise self.error(f': sources.{source}.model.{field}', value, expected)
+        if fields.is_open(legal[field]):
+          changes[field] = imports.named(value, field, legal[field])
       if name:
-        models[name] = model.clone(**one.changes)
+        models[name] = model.clone(**changes)
     monitor = self.monitor(checks, on_drift)
     return models, {'certified': names, 'monitor': monitor}
 
@@ -247,7 +250,10 @@ class Evaluator(predictions.Evaluator):
       drift['during'] = whole['confidences']
     return {
       'tau': tau,
-      'model': dict(chosen.changes),
+      'model': {
+        name: imports.described(v) if dataclasses.is_dataclass(v) else v
+        for name, v in chosen.changes.items()
+      },
       'risk': self.risk,
       'method': self.method,
       'test': test_of(self.risk).__name__,

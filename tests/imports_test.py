@@ -11,10 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = {
   'model_lib': set(),
   'dataset_lib': set(),
-  'serve_lib': {'model_lib', 'dataset_lib'},
-  'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
-  'train_lib': {'model_lib', 'dataset_lib', 'serve_lib', 'eval_lib'},
-}
+  'halting': {'model_lib', 'dataset_lib'},
+  'serve_lib': {'model_lib', 'dataset_lib', 'halting'},
+  'eval_lib': {'model_lib', 'dataset_lib', 'halting', 'serve_lib'},
+  'train_lib': {
+    'model_lib', 'dataset_lib', 'halting', 'serve_lib', 'eval_lib'
+  },
+}  # fmt: skip
 
 
 def may_import(root):

@@ -1,7 +1,7 @@
 """The packages of a checkout, found and not listed.
 
-A library is `*_lib`; `configs`, `launch` and `tests` have their roles; every
-other top-level package is a family of models.
+A library is `*_lib` or `halting`; `configs`, `launch` and `tests` have their
+roles; every other top-level package is a family of models.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import inspect
 import pathlib
 
 ROLES = ('configs', 'launch', 'tests')
+LIBRARIES = ('halting',)  # without the suffix of the others
 
 
 def packages(root: pathlib.Path) -> tuple[str, ...]:
@@ -18,7 +19,12 @@ def packages(root: pathlib.Path) -> tuple[str, ...]:
 
 def libraries(root: pathlib.Path) -> tuple[str, ...]:
   """Names of the shared libraries."""
-  return tuple(name for name in packages(root) if name.endswith('_lib'))
+  return tuple(name for name in packages(root) if is_library(name))
+
+
+def is_library(name: str) -> bool:
+  """Whether a package is a shared library, by its name."""
+  return name.endswith('_lib') or name in LIBRARIES
 
 
 def families(root: pathlib.Path) -> tuple[str, ...]:
@@ -26,7 +32,7 @@ def families(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(
     name
     for name in packages(root)
-    if not name.endswith('_lib') and name not in ROLES
+    if not is_library(name) and name not in ROLES
   )
 
 

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Float
 
 from eval_lib.metrics import Average
-from model_lib import ponder_net
+from halting import costs
 from train_lib.classification import RowLoss
 
 
@@ -29,8 +29,8 @@ def row_losses(
 ) -> tuple[Float[Array, ' B'], dict[str, Any]]:
   """Returns `sum_n p_n L_n + beta KL(p || prior)` of each row, and metrics."""
   steps, rate = out['halting'], task.config['loss']['prior_rate']
-  prior = ponder_net.geometric_log_prior(rate, len(steps))
-  distance = ponder_net.divergence(steps, prior)
+  prior = costs.geometric_log_prior(rate, len(steps))
+  distance = costs.divergence(steps, prior)
   rows = (steps * jax.vmap(entropy)(out['step_logits'])).sum(0)
   rows += task.loss_weight('ponder_weight', knobs) * distance
   return rows, {'divergence': Average.from_values(distance, mask)}

@@ -21,6 +21,7 @@ from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
+from halting import older
 from serve_lib.chain import NO_RUN, Chain, Policy, ServedRun
 from train_lib.stages import Config
 
@@ -193,11 +194,17 @@ def complete_model(
     expected = "'package.module:Name' of a Linen module"
   module = imports.locate(name, 'model.name', kind, expected)
   set_by_task = ('num_classes', 'dtype')
+  given = older.model_fields(given, module)
   complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
-    built: Any = module(num_classes=2, **complete)
+    built: Any = imports.build(module, complete, num_classes=2)
   # The module may have set sizes that its variant determines.
   values = {field: getattr(built, field) for field in complete}
+  values |= {
+    field: complete[field]
+    for field, hint in fields.hints(module).items()
+    if fields.is_open(hint)
+  }
   return {'name': str(name), **values}
 
 
@@ -205,8 +212,9 @@ def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
   given = dict(config['model'])
   module = imports.locate(given.pop('name'), 'model.name', nn.Module)
+  given = older.model_fields(given, module)
   dtype = jnp.dtype(config['dtype'])
-  return module(num_classes=num_classes, dtype=dtype, **given)
+  return imports.build(module, given, num_classes=num_classes, dtype=dtype)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def test_means_are_those_of_a_plain_loop():
 
 
 def test_a_row_of_ponder_net_that_has_halted_counts_as_one():
-  model, variables = small.build(halting='ponder_net')
+  model, variables = small.build(rule=small.PONDER)
   ((rows, steps, cosines),) = analysis.traced(model, variables, [batch()])
   still = np.arange(6)[:, None, None] < steps
   halted = ~still & (np.arange(9) < rows['length'][:, None])

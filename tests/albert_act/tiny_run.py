@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import builder, text_files, tokenizer
+from halting.token_rules import ACT, Fixed
 from launch import command_line
 from model_lib import convert, convert_tables
 from tests.albert_act import small
@@ -85,10 +86,10 @@ def text(number):
 
 def parameters(kind, halting='act'):
   """Random parameters; tokens halt after one to six iterations."""
-  rule = '' if halting == 'fixed' else halting
-  model, variables = small.build(kind, **SIZES, num_classes=2, halting=rule)
+  rule = Fixed() if halting == 'fixed' else ACT()
+  model, variables = small.build(kind, **SIZES, num_classes=2, rule=rule)
   params = jax.tree_util.tree_map_with_path(_livelier, variables['params'])
-  if rule:
+  if rule.SCORED:
     tokens, types, length = small.batch(
       (16, 12, 9, 5), 16, vocab_size=SIZES['vocab_size']
     )
