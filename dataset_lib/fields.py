@@ -113,12 +113,11 @@ def check(
   complete = {}
   for name, field in legal.items():
     hint, value = hints(cls)[name], field.default
-    if is_open(hint):
-      value = check_value(path + name, values.get(name, value), hint)
-    elif name in values or dataclasses.is_dataclass(hint):
-      value = check_value(path + name, values.get(name, {}), hint)
-    elif field.default_factory is not dataclasses.MISSING:
+    if field.default_factory is not dataclasses.MISSING:
       value = field.default_factory()
+    if name in values or dataclasses.is_dataclass(hint):
+      default = value if is_open(hint) else {}
+      value = check_value(path + name, values.get(name, default), hint)
     if value is dataclasses.MISSING:
       raise ConfigError(path + name, 'nothing', describe(hint))
     complete[name] = value

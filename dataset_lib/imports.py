@@ -129,9 +129,12 @@ def check_named(values: Any, field: str, base: type) -> dict[str, Any]:
 
 def described(value: Any) -> dict[str, Any]:
   """Returns the name of an object's class and its fields, for JSON."""
-  kind = type(value)
-  name = f'{kind.__module__}:{kind.__qualname__}'
-  return {'name': name, **dataclasses.asdict(value)}
+  return {'name': name_of(type(value)), **dataclasses.asdict(value)}
+
+
+def name_of(kind: type) -> str:
+  """Returns the name by which `locate` gives a class."""
+  return f'{kind.__module__}:{kind.__qualname__}'
 
 
 def _check_places(module: str, package: str) -> None:

@@ -11,21 +11,35 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from dataset_lib import fields
+from dataset_lib import fields, imports
 from dataset_lib.errors import ConfigError
 from eval_lib.certificate import GUARANTEED, Certified
-from serve_lib.exits import RULES_WITH_TAU, Rule
+from halting import older
+from halting.row_rules import (
+  Confidence,
+  Never,
+  RowRule,
+  ThresholdRule,
+  Tolerance,
+)
 from serve_lib.items import TextOptions
 from serve_lib.policies import DEFAULT_TAU, ExitOptions, Share
+
+# Options that are fields of many rules.
+_BESIDE = 'tau', 'patience', 'tolerance', 'veto_margin'
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(ExitOptions, TextOptions):
-  """Options of serving an EAT; `serve_lib.exits.Rule` describes these."""
+  """Options of serving an EAT.
 
-  rule: Literal[
-    'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
-  ] = 'confidence'
+  `tau`, `patience` and `veto_margin` are fields of the rule if it has them, and
+  `rule.NAME` is any field of it; `tolerance` and `patience` are those of a
+  regression, whatever the rule.
+  """
+
+  # A class of `halting.row_rules` in lower case, or 'package.module:Class'.
+  rule: str = 'confidence'
   # 'guaranteed' is that of the certificate of the run; None is 0.9 with
   # rule=confidence.
   tau: (
@@ -38,49 +52,71 @@ class Options(ExitOptions, TextOptions):
 
 def read_options(
   given: Mapping[str, Any], certified: Mapping[str, Certified], classes: int
-) -> tuple[Options, Rule]:
+) -> tuple[Options, RowRule]:
   """Checks the options; returns them and the exit rule they describe.
 
   `certified` are the certificates of the run by source; `classes` is 0 for a
   regression.
   """
+  own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
+  given = {k: v for k, v in given.items() if not k.startswith('rule.')}
   options = Options(**fields.check(Options, given, 'serve'))
-  name, tau = options.rule, options.tau
+  kind = _class_of(options.rule)
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
-  if tau == GUARANTEED:
-    if not certified or name != 'confidence':
-      command = 'python -m launch.evaluate --workdir=... --evals=certificate'
-      expected = f'rule=confidence and a certificate.json: run {command}'
-      raise ConfigError('serve.tau', tau, expected)
-    # The certificate holds for the plain confidence rule only: with a veto a
-    # row would leave at a later head than was certified.
-    others = 'ensemble_margin veto_margin thresholds minimum_retention'
-    _refuse(options, others, f'none with tau={tau}, certified without it')
-    taus = {source: one.tau for source, one in certified.items()}
-    # Rows of a source without a certificate run to full depth.
-    rule = Rule('confidence', taus.pop('', math.inf))
-    if min([rule.tau, *taus.values()]) == math.inf:
-      rule = Rule('never')
-    return dataclasses.replace(options, thresholds=taus), rule
-  if name not in RULES_WITH_TAU:
-    legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
-    _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
-    tau = None
-  elif tau is None:
+  if options.tau == GUARANTEED:
+    return _guaranteed(options, kind, certified)
+  if issubclass(kind, ThresholdRule):
     # Rows of a regression exit by `tolerance`, whatever the rule.
-    if name != 'confidence' and classes:
-      expected = f'{_legal_taus(name, classes)}: rule={name} has no default'
-      raise ConfigError('serve.tau', 'nothing', f'{expected}, add tau=...')
-    tau = DEFAULT_TAU
-  if tau is not None:
-    _check_tau('serve.tau', tau, name, classes)
-  for source, one in options.thresholds.items():
-    _check_tau(f'serve.thresholds.{source}', one, name, classes)
-  return options, Rule(
-    name, tau, options.patience, options.tolerance, options.veto_margin
+    if options.tau is None and kind is not Confidence and classes:
+      words = kind.legal(classes)[1]
+      expected = f'{words}: rule={options.rule} has no default, add tau=...'
+      raise ConfigError('serve.tau', 'nothing', expected)
+    tau = DEFAULT_TAU if options.tau is None else options.tau
+    _check_tau('serve.tau', tau, kind, classes)
+    options = dataclasses.replace(options, tau=tau)
+    for source, one in options.thresholds.items():
+      _check_tau(f'serve.thresholds.{source}', one, kind, classes)
+  else:
+    why = f'none with the rule {options.rule!r}, which has no threshold tau'
+    _refuse(options, 'thresholds', why)
+  if not classes and kind is not Never:
+    kind = Tolerance
+  legal = fields.hints(kind)
+  beside = {n: getattr(options, n) for n in _BESIDE if n in legal}
+  name = imports.name_of(kind)
+  return options, imports.named(
+    {'name': name, **beside, **own}, 'serve.rule', RowRule
   )
+
+
+def _class_of(name: str) -> type[RowRule]:
+  """Returns the class that `Options.rule` names."""
+  expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
+  full = older.EXITS.get(name, name)
+  return imports.locate(full, 'serve.rule', RowRule, expected)
+
+
+def _guaranteed(
+  options: Options, kind: type[RowRule], certified: Mapping[str, Certified]
+) -> tuple[Options, RowRule]:
+  """Returns the options and the rule of certificates."""
+  if not certified or kind is not Confidence:
+    command = 'python -m launch.evaluate --workdir=... --evals=certificate'
+    expected = f'rule=confidence and a certificate.json: run {command}'
+    raise ConfigError('serve.tau', options.tau, expected)
+  # The certificate holds for the plain confidence rule only: with a veto a
+  # row would leave at a later head than was certified.
+  others = 'ensemble_margin veto_margin thresholds minimum_retention'
+  why = f'none with tau={options.tau}, certified without it'
+  _refuse(options, others, why)
+  taus = {source: one.tau for source, one in certified.items()}
+  # Rows of a source without a certificate run to full depth.
+  tau = taus.pop('', math.inf)
+  never = min([tau, *taus.values()]) == math.inf
+  rule = Never() if never else Confidence(tau)
+  return dataclasses.replace(options, thresholds=taus), rule
 
 
 def _refuse(options: Options, names: str, expected: str) -> None:
@@ -90,24 +126,11 @@ def _refuse(options: Options, names: str, expected: str) -> None:
       raise ConfigError(f'serve.{name}', value, expected)
 
 
-def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
+def _check_tau(
+  field: str, tau: Any, kind: type[ThresholdRule], classes: int
+) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  off, most = math.inf, 1.0
-  if rule == 'entropy':
-    off = -math.inf
-    most = math.nextafter(math.log(classes), 0) if classes else math.inf
-  if tau != off and not (fields.accepts(float, tau) and 0 <= tau <= most):
-    raise ConfigError(field, tau, _legal_taus(rule, classes))
-
-
-def _legal_taus(rule: str, classes: int) -> str:
-  """Describes the thresholds that make sense for a rule."""
-  if rule == 'margin':
-    return 'a difference of two probabilities, in [0, 1]'
-  if not classes:
-    return 'nats >= 0' if rule == 'entropy' else 'a probability in [0, 1]'
-  if rule == 'entropy':
-    most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
-    return f'nats in [0, {most}, at which every row would leave'
-  least = f'{1 / classes:.4g}'
-  return f'a probability in [0, 1], of the surest of {classes} >= {least}'
+  most, words = kind.legal(classes)
+  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
+  if tau != kind.NEVER and not is_legal:
+    raise ConfigError(field, tau, words)

@@ -11,7 +11,7 @@ from typing import Any
 from dataset_lib import fields, imports
 
 _TOKENS = 'halting.token_rules:'
-# Words of models, then those of exits.
+# Words of models.
 NAMES = {
   '': f'{_TOKENS}Fixed',
   'fixed': f'{_TOKENS}Fixed',
@@ -21,6 +21,14 @@ NAMES = {
   'ponder_net': f'{_TOKENS}PonderNet',
 }
 SETTINGS = ('epsilon', 'mu')
+# Still names of the serving option `rule`.
+EXITS = {
+  word: f'halting.row_rules:{word.title()}'
+  for word in (
+    'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
+  )
+}  # fmt: skip
+TOLERANCE = 'halting.row_rules:Tolerance'
 
 
 def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
@@ -44,6 +52,19 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
   if own:
     rule = _with(rule, own)
   return given if rule is None else given | {'rule': rule}
+
+
+def row_rule(values: Any, is_regression: bool) -> Any:
+  """Returns the exit rule of a policy, all of whose settings were one list."""
+  if not isinstance(values, Mapping) or values.get('name') not in EXITS:
+    return values
+  word = values['name']
+  tolerates = is_regression and word != 'never'
+  name = TOLERANCE if tolerates else EXITS[word]
+  legal = fields.hints(imports.locate(name, 'policy.rule.name'))
+  return {'name': name} | {
+    k: v for k, v in values.items() if k in {*legal} - {'name'}
+  }
 
 
 def _with(rule: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -133,14 +133,14 @@ class TokenRule(HaltingRule):
 
 
 def weigh(
-  rule: TokenRule, scores: Float[Arrays, 'N ...'], valid: Bool[Arrays, '*S']
+  rule: HaltingRule, evidence: Float[Arrays, 'N ...'], valid: Bool[Arrays, '*S']
 ) -> tuple[Any, Float[Arrays, 'N ...']]:
-  """Applies a rule to the scores of N steps; returns (state, weights)."""
-  state, weights, last = rule.start(valid), [], len(scores) - 1
-  for n, score in enumerate(scores):
-    state, weight = rule.step(state, score, n == last)
+  """Applies a rule to the evidence of N steps; returns (state, weights)."""
+  state, weights, last = rule.start(valid), [], len(evidence) - 1
+  for n, one in enumerate(evidence):
+    state, weight = rule.step(state, one, n == last)
     weights.append(weight)
-  return state, namespace(scores).stack(weights)
+  return state, namespace(evidence).stack(weights)
 
 
 def namespace(x: Arrays) -> Any:

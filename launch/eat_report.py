@@ -31,9 +31,9 @@ from eval_lib import adaptive_plots, calibration, frontier, peers, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
 from eval_lib.risk import Variant
 from eval_lib.risk_peers import resample
+from halting.row_rules import softmax
 from launch import eat_pictures
 from model_lib import convert
-from serve_lib.decisions import softmax
 from serve_lib.engine import Engine
 
 CHUNK = 25  # rows timed before the next candidate

@@ -28,12 +28,12 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import contract, data_files, text_files, tokenizer
+from dataset_lib import contract, data_files, imports, text_files, tokenizer
 from dataset_lib.errors import BadRecord, ConfigError
+from halting.row_rules import RowRule
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.decisions import ClassifierPolicy
-from serve_lib.exits import Rule
 from serve_lib.manifest import check_manifest, check_programs
 from serve_lib.monitor import OnDrift, monitor_of
 from serve_lib.policies import (
@@ -59,8 +59,7 @@ POLICIES: Mapping[str, Any] = {
   'halting': HaltingPolicy,
   'tape': TapePolicy,
 }
-# Fields of policies that are dataclasses, and fields that are not stored so.
-_NESTED: Mapping[str, Any] = {'rule': Rule, 'options': ExitOptions}
+# Fields of policies that are not stored.
 _BUILT = ('chain', 'reader', 'monitor')
 CHECK = ('confidences', 'threshold', 'during')  # of a `DriftCheck`
 
@@ -211,11 +210,12 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-  """Returns an array, or the fields of one of `_NESTED`, for JSON."""
+  """Returns an array, a rule or the fields of `ExitOptions`, for JSON."""
   if isinstance(value, np.ndarray):
     return value.tolist()
-  [kind] = (one for one in _NESTED.values() if isinstance(value, one))
-  names = [field.name for field in dataclasses.fields(kind)]
+  if isinstance(value, RowRule):
+    return imports.described(value)
+  names = [field.name for field in dataclasses.fields(ExitOptions)]
   return {name: getattr(value, name) for name in names}
 
 
@@ -324,8 +324,9 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)
   chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
   values = manifest['policy']
-  for name in _NESTED.keys() & values.keys():
-    values[name] = _NESTED[name](**values[name])
+  if 'rule' in values:
+    values['rule'] = imports.named(values['rule'], 'policy.rule', RowRule)
+    values['options'] = ExitOptions(**values['options'])
   kind = POLICIES[values.pop('kind')]
   monitor = monitor_of(manifest['drift'], on_drift)
   policy = kind(chain, reader, monitor=monitor, **values)

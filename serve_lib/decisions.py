@@ -8,6 +8,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
+from halting.row_rules import softmax
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.monitor import Monitor
 
@@ -40,25 +41,11 @@ class Prediction:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def softmax(
-  logits: Float[np.ndarray, '*B C'],
-) -> Float[np.ndarray, '*B C']:
-  """Computes class probabilities."""
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
 def sigmoid(
   logits: Float[np.ndarray, '*B C'],
 ) -> Float[np.ndarray, '*B C']:
   """Computes the probability of each class by itself."""
   return np.exp(-np.logaddexp(0.0, -logits))
-
-
-def margin(probabilities: Float[np.ndarray, '*B C']) -> Float[Any, '*B']:
-  """Returns the difference of the two largest probabilities of each row."""
-  ordered = np.sort(probabilities, axis=-1)
-  return ordered[..., -1] - ordered[..., -2]
 
 
 def scale(

@@ -12,6 +12,8 @@ from jax import export
 
 from dataset_lib.errors import ConfigError
 from dataset_lib.fields import check
+from halting import older
+from halting.row_rules import Never, RowRule
 from serve_lib.chain import Grid
 from serve_lib.decisions import Temperature
 from serve_lib.policies import PRUNED, ExitOptions
@@ -28,15 +30,6 @@ def _is_threshold(value: Any) -> bool:
 
 
 Threshold = Annotated[Any, Predicate(_is_threshold), 'a number or None']
-
-
-@dataclasses.dataclass
-class _Rule:
-  name: str
-  tau: Threshold = None
-  patience: Size = 2
-  tolerance: Threshold = 0.1
-  veto_margin: Threshold = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +50,7 @@ class _Plain:
 
 @dataclasses.dataclass
 class _Exits(_Plain):
-  rule: _Rule = dataclasses.field(default_factory=lambda: _Rule('never'))
+  rule: RowRule = dataclasses.field(default_factory=Never)
   options: _Options = dataclasses.field(default_factory=_Options)
 
 
@@ -133,6 +126,10 @@ _READERS = {'images': _Images, 'tokens': _Tokens, 'texts': _Texts}
 def check_manifest(given: Any) -> None:
   """Raises ValueError where a value is illegal, or contradicts another one."""
   check(_Manifest, given, 'manifest')
+  policy = given['policy']
+  if 'rule' in policy:
+    is_regression = not policy.get('class_names')
+    policy['rule'] = older.row_rule(policy['rule'], is_regression)
   for group, kinds in (('policy', _POLICIES), ('reader', _READERS)):
     part = given[group]
     kind: Any = part.get('kind')

@@ -14,10 +14,9 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float
 
 from dataset_lib import fields
-from serve_lib import exits
+from halting.row_rules import Confidence, RowRule, margin
 from serve_lib.chain import Encoded, InputError, Row
-from serve_lib.decisions import ClassifierPolicy, margin, scale, source_of
-from serve_lib.exits import Rule
+from serve_lib.decisions import ClassifierPolicy, scale, source_of
 
 PRUNED, UNPRUNED = 'pruned', 'unpruned'  # variants of a chain
 DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
@@ -41,7 +40,7 @@ class ExitOptions:
 
 @dataclasses.dataclass(eq=False)
 class ExitPolicy(ClassifierPolicy):
-  """Rows leave at the heads of a chain, by a `serve_lib.exits.Rule`.
+  """Rows leave at the heads of a chain, by a rule of `halting.row_rules`.
 
   An item may have 'minimum_retention', its own instead of that of its source;
   the chain needs the variant 'unpruned' for it.
@@ -50,9 +49,7 @@ class ExitPolicy(ClassifierPolicy):
   between batches. Its fields apply, not the equally named ones of `options`.
   """
 
-  rule: Rule = dataclasses.field(
-    default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
-  )
+  rule: RowRule = dataclasses.field(default_factory=Confidence)
   _: dataclasses.KW_ONLY
   options: Any = dataclasses.field(default_factory=ExitOptions)
 
@@ -88,13 +85,14 @@ class ExitPolicy(ClassifierPolicy):
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
     """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
-    rule, thresholds = self.rule, self.options.thresholds
+    rule: Any = self.rule
+    thresholds = self.options.thresholds
     if thresholds:
       taus = [
         thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
       ]
       rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
-    willing = exits.should_exit(rule, self._calibrated(rows))
+    willing = rule.leaves_at(self._calibrated(rows))
     for row, leaves in zip(rows, willing, strict=True):
       if leaves:
         row.encoded.context.setdefault('exit_stage', stage)
@@ -122,7 +120,7 @@ class ExitPolicy(ClassifierPolicy):
     """Returns layers, retention, and fields such as the exit reason."""
     stage, context = len(row.outputs) - 1, row.encoded.context
     if stage < self.chain.num_stages - 1:
-      reason = self.rule.name if self.class_names else 'tolerance'
+      reason = self.rule.name
     else:
       reason = 'full depth' if 'exit_stage' in context else 'last layer'
     depth = self.chain.heads[stage]
