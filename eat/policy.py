@@ -23,7 +23,7 @@ from halting.row_rules import (
   Tolerance,
 )
 from serve_lib.items import TextOptions
-from serve_lib.policies import DEFAULT_TAU, ExitOptions, Share
+from serve_lib.policies import ExitOptions, Share
 
 # Options that are fields of many rules.
 _BESIDE = 'tau', 'patience', 'tolerance', 'veto_margin'
@@ -60,6 +60,7 @@ def read_options(
   """
   own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
   given = {k: v for k, v in given.items() if not k.startswith('rule.')}
+  given |= {name: own.pop(name) for name in _BESIDE if name in own}
   options = Options(**fields.check(Options, given, 'serve'))
   kind = _class_of(options.rule)
   if not classes:
@@ -68,12 +69,13 @@ def read_options(
   if options.tau == GUARANTEED:
     return _guaranteed(options, kind, certified)
   if issubclass(kind, ThresholdRule):
-    # Rows of a regression exit by `tolerance`, whatever the rule.
-    if options.tau is None and kind is not Confidence and classes:
+    tau: Any = options.tau
+    if tau is None:  # rows of a regression exit by `tolerance`
+      tau = getattr(kind if classes else Confidence, 'tau', None)
+    if tau is None:
       words = kind.legal(classes)[1]
       expected = f'{words}: rule={options.rule} has no default, add tau=...'
       raise ConfigError('serve.tau', 'nothing', expected)
-    tau = DEFAULT_TAU if options.tau is None else options.tau
     _check_tau('serve.tau', tau, kind, classes)
     options = dataclasses.replace(options, tau=tau)
     for source, one in options.thresholds.items():

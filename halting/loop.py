@@ -12,13 +12,13 @@ has halted keeps its state. The loop has three forms with the same result:
 A step may compute running items only, gathered into a smaller array.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from halting.rule import Arrays, HaltingRule
@@ -31,7 +31,8 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 COMBINATIONS = ('accumulated', 'basic', 'fed_back', 'last')
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Result:
   """The result of the loop."""
 
@@ -138,12 +139,10 @@ def combine(
   - 'basic' gives `weight * state + (1 - weight) * previous`.
   - 'fed_back' does too, and the next step reads the result (adaptive-depth
     ALBERT, equation 5).
-  - 'last' is `state`.
 
-  All but 'last' keep the output of a halted item.
+  All keep the output of a halted item. Without a call, the output of 'last' is
+  the last state.
   """
-  if combination == 'last':
-    return state
   weight = align(weight, state)
   share = weight * state.astype(jnp.float32)
   keep = 1.0 if combination == 'accumulated' else 1.0 - weight
@@ -165,10 +164,10 @@ def _visit(step, settings, carry: Carry, n) -> tuple[Carry, Any]:
   def combined(previous: Array, new: Array) -> Array:
     return combine(combination, previous, new, weight)
 
-  if output is None:
-    new = jax.tree.map(combined, state, new)
-  else:
+  if output is not None:
     output = jax.tree.map(combined, output, new)
+  elif combination == 'fed_back':
+    new = jax.tree.map(combined, state, new)
 
   # A halted item keeps its state ("its state is simply copied to the next
   # step", Universal Transformer, section 2.2).

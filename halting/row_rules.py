@@ -21,14 +21,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
+import jax
 import jax.scipy.special
 import numpy as np
 import scipy.special
 from annotated_types import Interval, Predicate
-from flax import struct
 from jaxtyping import Bool, Float, Int
 
-from halting.rule import Arrays, HaltingRule, namespace, weigh
+from halting.rule import Arrays, HaltingRule, State, namespace, weigh
 
 
 def _is_threshold(value: Any) -> bool:
@@ -41,15 +41,13 @@ Limit = Annotated[Any, Predicate(_is_threshold), 'a number']
 Count = Annotated[int, Interval(ge=1, le=2**31 - 1)]
 
 
-# Fields are Any because JAX also builds these trees of shapes and axis numbers.
-@struct.dataclass
-class Heads:
-  """The state of a `RowRule`."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Heads(State):
+  """The state of a `RowRule`; its steps are heads."""
 
   answer: Any  # float32, of the last head: a class, or the number it predicts
   agreed: Any  # int32: heads in a row, the last among them, of this answer
-  steps: Any  # int32: heads so far
-  running: Any  # bool: True until the row has left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +98,8 @@ class RowRule(HaltingRule):
     """See the base."""
     xp = namespace(valid)
     zeros = xp.zeros_like(valid, dtype=xp.int32)
-    return Heads(zeros.astype('float32'), zeros, steps=zeros, running=valid)
+    answer = zeros.astype('float32')
+    return Heads(zeros, valid, answer=answer, agreed=zeros)
 
   def see(self, state: Heads, logits: Float[Arrays, '*S C']) -> Heads:
     """Takes note of a head, without a decision."""
@@ -108,7 +107,7 @@ class RowRule(HaltingRule):
     same = self.agrees(answer, state.answer) & (state.steps > 0)
     agreed = namespace(logits).where(same, state.agreed + 1, 1)
     steps = state.steps + state.running.astype('int32')
-    return Heads(answer, agreed, steps, state.running)
+    return Heads(steps, state.running, answer, agreed)
 
   def step(self, state, evidence, is_last):
     """See the base; the weight is 1 at the head where a row leaves."""
@@ -262,10 +261,9 @@ class Patience(ClassRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Combined(Confidence):
+class Combined(ThresholdRule):
   """Both `Confidence` and `Patience`."""
 
-  SWEEP: ClassVar = ()
   IS_DRAWN: ClassVar[bool] = False
   patience: Count = 2
 
@@ -276,7 +274,7 @@ class Combined(Confidence):
 
   def sure(self, probabilities, agreed):
     """See the base."""
-    confident = super().sure(probabilities, agreed)
+    confident = probabilities.max(-1) >= as_type(self.tau, probabilities)
     return confident & (agreed >= self.patience)
 
 

@@ -21,12 +21,24 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from flax import struct
 from jaxtyping import Bool, Float
 
 from dataset_lib import fields
 
 Arrays = jax.Array | np.ndarray
+
+
+# Fields are Any because JAX also builds these trees of shapes and axis numbers.
+@dataclasses.dataclass(frozen=True)
+class State:
+  """Base of the states of rules, pytrees of arrays `[*S]`."""
+
+  steps: Any  # int32: those that the item has taken, N
+  running: Any  # bool: True until the item has halted
+
+  def replace(self, **changes: Any) -> Any:
+    """Returns a copy with other fields."""
+    return dataclasses.replace(self, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +50,8 @@ class HaltingRule(abc.ABC):
   KEEPS_STATE: ClassVar[bool] = True  # of an item that has halted
 
   @abc.abstractmethod
-  def start(self, valid: Bool[Arrays, '*S']) -> Any:
-    """Returns the state before the first step; invalid items start halted.
-
-    A state is a pytree of arrays `[*S]`, among them `running`, bool, True until
-    the item has halted, and `steps`, int32, those that it has taken.
-    """
+  def start(self, valid: Bool[Arrays, '*S']) -> State:
+    """Returns the state before the first step; invalid items start halted."""
 
   @abc.abstractmethod
   def step(
@@ -63,16 +71,14 @@ class HaltingRule(abc.ABC):
     return state.steps.astype(np.float32)
 
 
-# Fields are Any because JAX also builds these trees of shapes and axis numbers.
-@struct.dataclass
-class Halting:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Halting(State):
   """The state of a `TokenRule`."""
 
   total: Any  # float32: scores so far, as the rule sums them
   # Float32, the part of the cost that has a gradient, such as R of ACT.
   remainder: Any
-  steps: Any  # int32: N so far
-  running: Any  # bool: True until the item has halted
 
 
 @dataclasses.dataclass(frozen=True)

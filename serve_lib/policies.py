@@ -19,7 +19,6 @@ from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, scale, source_of
 
 PRUNED, UNPRUNED = 'pruned', 'unpruned'  # variants of a chain
-DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
 
 Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 

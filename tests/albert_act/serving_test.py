@@ -94,7 +94,9 @@ def test_packed_by_the_host_equals_masked_form(rule):
   for count in (1, 7):
     check(chain, variables, count, run, count)
   more = AlbertChain(
-    model, variables, others={'more': model.clone(epsilon=0.6)}
+    model,
+    variables,
+    others={'more': model.clone(rule=dataclasses.replace(rule, epsilon=0.6))},
   )
   programs = OnnxStages(more, Grid((24,), (8,)))
   batch = more.pad(
