@@ -324,7 +324,7 @@ class Never(RowRule):
     return agreed < 0
 
 
-def softmax(logits: Float[Arrays, '*S C']) -> Float[Arrays, '*S C']:
+def softmax(logits: Float[Arrays, '*S C']) -> Float[Any, '*S C']:
   """Computes class probabilities."""
   powers = namespace(logits).exp(logits - logits.max(-1, keepdims=True))
   return powers / powers.sum(-1, keepdims=True)

@@ -127,7 +127,10 @@ class RecurrentModel(nn.Module):
       return pure.apply(variables, state, x)
 
     def body(before: Any, at_time: Any) -> Any:
-      state, carried, spent = ponder_input(repeat, *before, *at_time, self)
+      (state, carried), (x, real) = before, at_time
+      state, carried, spent = ponder_input(
+        repeat, state, carried, x, real, self
+      )
       return (state, carried), (hidden_of(state), spent)
 
     valid = everywhere if valid is None else valid.astype(bool)

@@ -229,7 +229,7 @@ CONTRADICTING = [
   (ALBERT, dict(
     num_groups=7, remat_chunk=5, variant='huge', width=-1, num_heads=3,
   )),
-  ((PonderViT, VIT | dict(max_steps=2)), dict(rule=ACT())),
+  ((PonderViT, SIZES | dict(max_steps=2, patch_size=4)), dict(rule=ACT())),
   ((AlbertPretraining, small_albert.FIELDS), dict(rule=PonderNet())),
   ((ACT, {}), dict(epsilon=1.5)),
   ((ViT, VIT), dict(num_heads=3)),

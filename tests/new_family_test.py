@@ -126,20 +126,19 @@ def test_its_tests_and_the_contract_find_it(tree):
     assert f'may[{family}]' in text
 
 
-RULE_OVERRIDES = (
-  *adapter.SHRUNK,
-  'stages.stage1.steps=2',
-  'stages.stage1.epochs=0',
-)
 RULES = {  # (configuration, overrides, options of serving)
-  'token': ('hasty.py:task=sst2,data={glue}', adapter.FINE_TUNED, ''),
+  'token': ('hasty.py:task=sst2,data={glue}', [
+    *adapter.FINE_TUNED, 'stages.stage1.steps=2', 'stages.stage1.epochs=0',
+  ], ''),
   'row': (
     'eat/glue.py:task=sst2,data={glue},vocabulary={vocabulary},variant=tiny,'
-    'parts=pe,exits=1-2,recipe=paper',
-    [*adapter.EAT, 'dataset.max_length=32'],
-    '--serve=rule=hasty:Odds,rule.least=1',
+    'parts=pe,exits=1-2,recipe=paper', [
+      *adapter.EAT, 'dataset.max_length=32',
+      'stages.stage1_warm.steps=1', 'stages.stage1_warm.epochs=0',
+      'stages.stage2_anneal.steps=1', 'stages.stage2_anneal.epochs=0',
+    ], '--serve=rule=hasty:Odds,rule.least=1',
   ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -151,7 +150,7 @@ def test_a_rule_of_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
     'vocabulary': str(standin.write_vocabulary(tmp_path)),
   }
   run, bundle, trust = f'{tmp_path}/run', f'{tmp_path}/file', '--trust=hasty'
-  texts = [item.format(**folders) for item in (*overrides, *RULE_OVERRIDES)]
+  texts = [item.format(**folders) for item in (*adapter.SHRUNK, *overrides)]
   python(
     tree, '-m', 'launch.train', f'--workdir={run}',
     f'--config=configs/{flag.format(**folders)}',
