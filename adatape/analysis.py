@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from core.errors import ConfigError
+from core.fields import ConfigLike
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from model_lib import flops

@@ -32,11 +32,11 @@ from jaxtyping import Int
 
 from adatape import analysis
 from adatape.model import TapeClassifier
-from dataset_lib import builder, contract, text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
+from dataset_lib import builder, contract
 from eval_lib import adaptive_plots, metrics, report
 from eval_lib.benchmark import Call, Candidate, Hosts, checked, run
-from model_lib.errors import FieldError
 from model_lib.layers import build
 from serve_lib.engine import Engine
 from train_lib import loading
@@ -97,7 +97,7 @@ def changed(
   """Returns the model with another reading and the same parameters.
 
   `kept` are the bank tokens that are read, () for all `bank_size`. Raises
-  FieldError if they are too few for the setting.
+  ConfigError if they are too few for the setting.
   """
   fields: Any = dict(threshold=setting.threshold, max_steps=setting.max_steps)
   found: Any = model.clone(**fields)
@@ -163,7 +163,7 @@ def write(flags: Any) -> None:
     task = copy.copy(loaded.task)
     try:
       task.model = changed(model, setting, kept, len(counts))
-    except FieldError as error:
+    except ConfigError as error:
       print(f'left out: {setting.name}: {error}')
       continue
     tasks[setting.name] = task, variables
@@ -207,8 +207,8 @@ class _Place(NamedTuple):
 
 def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
   """Reads runs and directories; errors are those of `damage_of`."""
-  with text_files.damage_of(table):
-    lines = text_files.read_bytes(table).decode().splitlines()
+  with files.damage_of(table):
+    lines = files.read_bytes(table).decode().splitlines()
     try:
       columns, *rows = csv.reader(lines, strict=True)
     except csv.Error as error:
@@ -237,7 +237,7 @@ def _others(
       if place.result:
         places[place] = '--sweep'
       else:
-        print(f'left out: {text_files.printable(run)}: it has no result')
+        print(f'left out: {files.printable(run)}: it has no result')
   found = {}
   for place, key in places.items():
     config = loading.load_config(place.workdir, key)

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adatape.candidates import phases
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.benchmark import Candidate
-from model_lib.errors import FieldError
 from train_lib.task import Task, build_task
 
 IMAGE = (224, 224, 3)
@@ -90,7 +90,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   groups = [(table, group) for table in tables for group in TABLES[table]]
   legal = [row.name for _, group in groups for row in group]
   if unknown := set(flags.rows) - set(legal):
-    raise FieldError('rows', sorted(unknown), f'some of {", ".join(legal)}')
+    raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
   for table, group in groups:
     baseline = next(iter(group))
     chosen = {r: p for r, p in group.items() if r.name in flags.rows}

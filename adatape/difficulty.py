@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Int
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.synthetic import NAMES
 from eval_lib import adaptive_plots, evaluator, glue, plots, predictions, report
 from eval_lib.plots import Line, Panel

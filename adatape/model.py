@@ -16,8 +16,8 @@ from adatape.bank import ImageBank, LearnableBank
 from adatape.encoder import TapeEncoder
 from adatape.reading import Reading
 from adatape.tape import Tape
+from core.errors import ConfigError
 from model_lib import flops
-from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
@@ -146,10 +146,10 @@ class AdaTapeViT(TapeClassifier, ImageModel):
     super().__post_init__()
     if not 0 <= self.insert_after < self.depth:
       expected = f'a number of blocks in [0, {self.depth - 1}]'
-      raise FieldError('insert_after', self.insert_after, expected)
+      raise ConfigError('insert_after', self.insert_after, expected)
     reading = self.reading()
     if self.act and not (reading and reading.fixed_length):
-      raise FieldError('act', True, 'fixed_length=True and a bank')
+      raise ConfigError('act', True, 'fixed_length=True and a bank')
     if reading is not None:
       size = self.bank_size if self.bank == 'learnable' else None
       reading.check_bank(size, self.width)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from adatape.bank import SymbolBank
 from adatape.model import TapeClassifier
 from adatape.reading import Reading
+from core.errors import ConfigError
 from model_lib import flops
-from model_lib.errors import FieldError
 from model_lib.layers import build
 from model_lib.sizes import Rate, check_heads
 from model_lib.vit import class_token
@@ -53,7 +53,7 @@ class ParityModel(TapeClassifier):
     self.reading().check_bank(None, self.width)
     if self.query_symbol is not None and self.query_symbol >= self.vocab_size:
       expected = f'a token id in [0, {self.vocab_size - 1}]'
-      raise FieldError('query_symbol', self.query_symbol, expected)
+      raise ConfigError('query_symbol', self.query_symbol, expected)
 
   @nn.nowrap
   def reading(self) -> Reading:

@@ -16,12 +16,12 @@ from jaxtyping import Array, Float, Int
 
 from adatape.task import PonderClassification
 from adatape.universal import Steps, add_coordinates
+from core.errors import ConfigError
 from eval_lib.metrics import Average, row_statistics
 from halting import costs, loop
 from halting.rule import TokenRule
 from halting.token_rules import PonderNet
 from model_lib import flops
-from model_lib.errors import FieldError
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
@@ -89,7 +89,7 @@ class PonderViT(ImageModel, kw_only=True):
     super().__post_init__()
     if not self.rule.EVERY_STEP:
       rule = type(self.rule).__name__
-      raise FieldError('rule', rule, 'a rule whose loss reads every step')
+      raise ConfigError('rule', rule, 'a rule whose loss reads every step')
 
   @nn.compact
   def __call__(

@@ -14,14 +14,14 @@ import math
 import jax
 from jaxtyping import Array, Bool, Float, Key
 
+from core.errors import ConfigError, check_option
 from halting.token_rules import Threshold
-from model_lib.errors import FieldError, check_option
 from model_lib.logical import over_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Settings of Adaptive Tape Reading; illegal ones raise FieldError."""
+  """Settings of Adaptive Tape Reading; illegal ones raise ConfigError."""
 
   # Bank tokens merged into one tape token, K (the paper uses K = T / tau).
   tokens_per_step: int
@@ -38,9 +38,9 @@ class Reading:
     for name in ('tokens_per_step', 'max_steps', 'query_dim'):
       value = getattr(self, name)
       if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise FieldError(name, value, 'an integer >= 1')
+        raise ConfigError(name, value, 'an integer >= 1')
     if not self.threshold > 0:
-      raise FieldError('threshold', self.threshold, '> 0')
+      raise ConfigError('threshold', self.threshold, '> 0')
     check_option('query_update', self.query_update, ('average', 'replace'))
     check_option('loss', self.loss, ('entropy', 'max'))
 
@@ -65,13 +65,13 @@ class Reading:
     return self.picks_per_step * self.max_steps
 
   def check_bank(self, bank_size: int | None, width: int) -> None:
-    """Raises FieldError unless the bank has enough tokens and features.
+    """Raises ConfigError unless the bank has enough tokens and features.
 
     `bank_size` is None if it depends on the input.
     """
     if bank_size is not None and bank_size < self.min_bank_size:
       kind = 'fixed length' if self.fixed_length else 'tokens_per_step'
-      raise FieldError(
+      raise ConfigError(
         'bank_size',
         bank_size,
         f'at least {self.picks_per_step} ({kind}) * {self.max_steps} '
@@ -79,7 +79,7 @@ class Reading:
         '(of an input bank: patches of bank_patch_size, or symbols)',
       )
     if self.query_dim > width:
-      raise FieldError(
+      raise ConfigError(
         'query_dim', self.query_dim, f'at most the width {width}'
       )
 

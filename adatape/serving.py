@@ -15,7 +15,7 @@ from typing import Any
 
 from adatape import host_reading
 from adatape.model import TapeClassifier
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib.certificate import Setting
 from serve_lib.chain import Stage
 

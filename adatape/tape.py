@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from adatape.reading import Reading
+from core.errors import ConfigError
 from halting import loop
-from model_lib.errors import FieldError
 from model_lib.logical import over_rows
 
 # One bank for all rows, or one per row.
@@ -88,7 +88,7 @@ def read(
   normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
   if query.shape[-1] != reading.query_dim:
-    raise FieldError(
+    raise ConfigError(
       'query_dim', query.shape[-1], f'queries of width {reading.query_dim}'
     )
   query = jnp.asarray(query, jnp.float32)

@@ -15,7 +15,7 @@ from adatape import serving
 from adatape.model import TapeClassifier
 from adatape.serving import TapeChain, tape_lengths
 from adatape.universal import Pondering
-from dataset_lib import fields
+from core import fields
 from eval_lib import certificate
 from eval_lib.metrics import Average, Union, row_statistics
 from serve_lib.chain import NO_RUN

@@ -21,8 +21,9 @@ from jaxtyping import Int
 from albert_act import analysis
 from albert_act.analysis import CURVES, DEPTH, Analysis
 from albert_act.encoder import Albert
-from dataset_lib import builder, source, tagged_words, text_files, tokenizer
-from dataset_lib.errors import BadRecord, InvalidDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError
+from dataset_lib import builder, source, tagged_words, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import adaptive_plots, plots
 from eval_lib.report import Table, write_csv
@@ -281,7 +282,7 @@ def write_files(
   if page:
     # A lone surrogate in a token cannot be written.
     content = page.encode(errors='xmlcharrefreplace')
-    text_files.write_bytes(out / 'sentences.html', content)
+    files.write_bytes(out / 'sentences.html', content)
   title = 'Similarity of consecutive states'
   with adaptive_plots.if_installed():
     adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)

@@ -20,12 +20,12 @@ from annotated_types import Interval
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from core.errors import ConfigError
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
 from model_lib import flops, row_random, sizes
 from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
-from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
@@ -75,10 +75,10 @@ class Albert(TextEncoder, kw_only=True):
     iterations = self.max_iterations
     if self.num_groups > iterations:
       expected = f'at most the {iterations} iterations'
-      raise FieldError('num_groups', self.num_groups, expected)
+      raise ConfigError('num_groups', self.num_groups, expected)
     if self.remat_chunk and iterations % self.remat_chunk:
       expected = f'a divisor of the {iterations} iterations'
-      raise FieldError('remat_chunk', self.remat_chunk, expected)
+      raise ConfigError('remat_chunk', self.remat_chunk, expected)
 
   def setup(self):
     """Declares the parameters of the encoder."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert, Encoded
+from core.errors import ConfigError
 from model_lib import flops, row_random
 from model_lib.bert import INIT, Pooler
-from model_lib.errors import FieldError
 from model_lib.layers import LayerNorm, activation_function, build, classifier
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -100,7 +100,7 @@ class AlbertPretraining(Albert):
     super().__post_init__()
     if self.rule.EVERY_STEP:
       rule = type(self.rule).__name__
-      raise FieldError('rule', rule, 'a rule whose loss reads the last step')
+      raise ConfigError('rule', rule, 'a rule whose loss reads the last step')
 
   def setup(self):
     """Declares encoder, pooler and both heads."""

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from core.errors import ConfigError
 from halting import loop
 from model_lib.attention import masked_scores, split_heads
-from model_lib.errors import FieldError
 
 # Queries of a row as shares of the length: few sizes, as attention is a small
 # part of the work.
@@ -106,7 +106,7 @@ class PackedAttention:
   ) -> tuple[Float[Array, '1 N M H'], None]:
     """Attends with the queries of M packed tokens to the fields' keys."""
     if options.get('drop') is not None or options.get('received'):
-      raise FieldError('drop, received', options, 'none if packed')
+      raise ConfigError('drop, received', options, 'none if packed')
     rows, length = self.packed.running.shape
     if self.packed.whole:
       heads, features = query.shape[1], query.shape[3]

@@ -15,8 +15,8 @@ from jaxtyping import Array
 from albert_act import analysis
 from albert_act.model import AlbertPretraining
 from albert_act.task import ponder_loss
+from core.errors import ConfigError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, Weight, complete_model, construct

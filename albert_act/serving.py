@@ -18,7 +18,7 @@ from annotated_types import Interval
 from albert_act import compaction, host_compaction
 from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib.certificate import Setting
 from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextOptions, TextReader

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from dataset_lib import contract, errors, fields, imports, machine, source
-from dataset_lib.errors import BadRecord, ConfigError
-from dataset_lib.fields import ConfigLike
+from core import fields, machine, registry
+from core.errors import BadRecord, ConfigError
+from core.fields import ConfigLike
+from dataset_lib import bad_records, contract, source
 from dataset_lib.order import Order, Places, record_rng
 from dataset_lib.source import DatasetInfo, Source
 
@@ -62,7 +63,7 @@ def _find(name: Any) -> Any:
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
   expected = "'package.module:Name' of a Source that has a field split"
-  kind = imports.locate(
+  kind = registry.locate(
     SOURCES.get(name, name), 'dataset.name', Source, expected
   )
   if 'split' not in getattr(kind, '__dataclass_fields__', {}):
@@ -205,7 +206,7 @@ class Dataset:
     # Rows of text are read, and found bad, before the first batch.
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
-    self._bad_records = errors.BadRecords(total, max_share)
+    self._bad_records = bad_records.BadRecords(total, max_share)
     for row, bad in source.bad_rows:
       self._bad_records.count(bad, bad.where, row)
 

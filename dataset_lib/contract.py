@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Int
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 
 SHOWN = 3  # class names of a message

@@ -32,13 +32,14 @@ import numpy as np
 from annotated_types import Ge, Interval, MinLen
 from jaxtyping import Bool, Int64, Shaped
 
-from dataset_lib import corpus_rows, data_files, text_files, tokenizer
+from core import files
+from core.errors import InvalidDataError, MissingDataError
+from core.fields import flag
+from dataset_lib import corpus_rows, tokenizer
 from dataset_lib import sentencepiece_model as sentencepiece
 from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus_rows import TRAIN, VALIDATION, Part, Rows, blocks
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
-from dataset_lib.errors import InvalidDataError, MissingDataError
-from dataset_lib.fields import flag
 
 FORMAT = 2  # of the directory; another number is refused
 SPLITS = (TRAIN, VALIDATION)
@@ -130,10 +131,10 @@ def prepare(options: Options, bar: Any) -> Any:
         for kind, fault in faults.summary().items()
       },
     }
-    text_files.write_json(folder / MANIFEST_FILE, manifest)
+    files.write_json(folder / MANIFEST_FILE, manifest)
     if faults.files:
       lines = [json.dumps(file) + '\n' for file in faults.files]
-      text_files.write_text(folder / FAULTS_FILE, ''.join(lines))
+      files.write_text(folder / FAULTS_FILE, ''.join(lines))
   return manifest
 
 
@@ -236,7 +237,7 @@ def complete_or_absent(out: pathlib.Path) -> Iterator[pathlib.Path]:
     folder.mkdir()
     with contextlib.ExitStack() as held:
       with contextlib.suppress(OSError):  # else `leftovers` keeps the folder
-        held.callback(os.close, text_files.lock_directory(place))
+        held.callback(os.close, files.lock_directory(place))
       yield folder
       folder.replace(out)
 
@@ -246,7 +247,7 @@ def leftovers(out: pathlib.Path) -> list[pathlib.Path]:
   out, kept = out.resolve(), []
   for path in sorted(out.parent.glob(f'.{glob.escape(out.name)}.*.tmp')):
     try:
-      held = text_files.lock_directory(path)
+      held = files.lock_directory(path)
     except OSError:
       kept.append(path)
       continue
@@ -281,8 +282,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
       f'no prepared corpus in {directory} ({path.name} is not there): '
       'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
     )
-  with text_files.damage_of(path):
-    manifest = text_files.read_object(path)
+  with files.damage_of(path):
+    manifest = files.read_object(path)
     if manifest['format'] != FORMAT:
       raise ValueError(f'expected format {FORMAT}, got {manifest["format"]}')
     limits = manifest['max_length'], manifest['vocab_size']
@@ -300,7 +301,7 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
     try:
-      with data_files.opened(path, sys.maxsize) as opened:
+      with files.opened(path, sys.maxsize) as opened:
         array = np.asarray(np.memmap(opened, dtype, 'r'))
     except (OSError, ValueError) as error:
       raise _damaged(path, error) from error

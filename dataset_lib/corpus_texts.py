@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dataset_lib import data_files, errors, tfds
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import bad_records, tfds
 
 Advance = Callable[[int], object]  # called with bytes on disk that are done
 SUFFIXES = ('.txt', '.txt.gz')
@@ -47,7 +48,7 @@ ACTIONS = FILE_ACTIONS | {
 }
 
 
-class Faults(errors.FaultCounts):
+class Faults(bad_records.FaultCounts):
   """Counts faults of texts; `files` lists those of whole files."""
 
   def __init__(self) -> None:
@@ -195,7 +196,7 @@ class Texts:
 
 def _find(name: str, faults: Faults) -> list[Any]:
   """Returns 'tfds:NAME', a file, or the text files of a folder, sorted."""
-  path, files = pathlib.Path(name).expanduser(), []
+  path, paths = pathlib.Path(name).expanduser(), []
   if name.startswith(_TFDS):
     return [name]
   if not os.path.lexists(path):
@@ -205,15 +206,15 @@ def _find(name: str, faults: Faults) -> list[Any]:
   for found in sorted(path.rglob('*')):
     if not os.path.isdir(found):
       if found.name.endswith(SUFFIXES):
-        data_files.check_inside(found, path)
-        files.append(found)
+        files.check_inside(found, path)
+        paths.append(found)
       else:
         faults.count('other_file', found)
     elif found.is_symlink():
       faults.count('linked_folder', found)
     elif not os.access(found, os.R_OK | os.X_OK):
       faults.count('unreadable_file', found, 'no permission')
-  return files
+  return paths
 
 
 def _sized(text: Any, data_dir: str) -> tuple[Any, int]:

@@ -21,8 +21,9 @@ from typing import Annotated, Any
 from absl import logging
 from annotated_types import Len, Predicate
 
-from dataset_lib import data_files, source, text_files
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
 
 Row = tuple[int, str]  # label and path
@@ -76,8 +77,8 @@ class ImageFolder(ImageOptions):
         f'{folder} has classes that {train} lacks: '
         f'{", ".join(unknown[:5])}; give both splits the same class folders'
       )
-    files = [e for e in self._entries(folder) if not os.path.isdir(e)]
-    if stray := [file.path for file in files if _is_image(file)]:
+    paths = [e for e in self._entries(folder) if not os.path.isdir(e)]
+    if stray := [file.path for file in paths if _is_image(file)]:
       raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
     if not present:
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
@@ -92,7 +93,7 @@ class ImageFolder(ImageOptions):
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
     label, path = self._rows[index]
     try:
-      image = data_files.read_bytes(path)
+      image = files.read_record(path)
     except OSError as error:
       raise BadRecord('unreadable', path, str(error)) from error
     return {'image': image, 'label': label}
@@ -116,7 +117,7 @@ class ImageFolder(ImageOptions):
       )
     if others:
       count = len(others)
-      name = text_files.printable(folder)
+      name = files.printable(folder)
       logging.warning('%s: left out %d files that are no images', name, count)
     return images
 
@@ -130,7 +131,7 @@ class ImageFolder(ImageOptions):
       entries = [entry for entry in found if entry.name[0] != '.']
     links = [entry.path for entry in entries if entry.is_symlink()]
     for path in (folder, *links):
-      data_files.check_inside(path, self._root)
+      files.check_inside(path, self._root)
     return sorted(entries, key=lambda entry: entry.name)
 
 

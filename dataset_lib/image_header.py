@@ -11,7 +11,7 @@ from typing import Any
 import PIL.Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from dataset_lib.errors import BadRecord
+from core.errors import BadRecord
 
 Picture = PIL.Image.Image
 

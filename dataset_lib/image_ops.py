@@ -16,9 +16,9 @@ import PIL.Image
 from annotated_types import Interval
 from jaxtyping import UInt8
 
-from dataset_lib.data_files import MAX_PIXELS
-from dataset_lib.errors import BadRecord, ConfigError
-from dataset_lib.fields import Distinct
+from core.errors import BadRecord, ConfigError
+from core.fields import Distinct
+from core.files import MAX_PIXELS
 from dataset_lib.image_header import (
   JPEG_START,
   Picture,

@@ -18,9 +18,9 @@ import numpy as np
 from annotated_types import Interval, Len, Predicate
 from jaxtyping import Bool, Float64, Int, Int32
 
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib import corpus, tokenizer
 from dataset_lib.corpus_rows import MIN_ROW, SPECIAL_IN_ROW
-from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.order import splitmix64
 from dataset_lib.source import (
   PART_WORDS,

@@ -24,8 +24,8 @@ import google_crc32c
 import numpy as np
 from jaxtyping import Int64
 
-from dataset_lib import data_files
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib.source import require
 
 Kind = Literal['array_record', 'tfrecord']
@@ -58,13 +58,13 @@ class RecordFiles:
     self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
     self.files = sorted({shard.filename for shard in shards})
     for file in self.files:
-      data_files.check_regular(file, os.path.dirname(file))
+      files.check_regular(file, os.path.dirname(file))
     self._indexes: list[pathlib.Path] = []
     if kind == 'tfrecord':
       with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         counts = [shard.examples_in_shard for shard in shards]
-        files = [shard.filename for shard in shards]
-        self._indexes = list(pool.map(tfrecord_index, files, counts))
+        paths = [shard.filename for shard in shards]
+        self._indexes = list(pool.map(tfrecord_index, paths, counts))
       self._read: Any = self._read_tfrecord
     else:
       from array_record.python import array_record_data_source as array_record
@@ -82,7 +82,7 @@ class RecordFiles:
       raise BadRecord(bad.kind, self.where(index), bad.message) from bad
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
-    data_files.check_size(len(data), where=self.where(index))
+    files.check_size(len(data), where=self.where(index))
     return data
 
   def where(self, index: int) -> str:
@@ -135,7 +135,7 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
     length = size.to_bytes(_LENGTH.size, 'little', signed=True)
     if header and header != checked(length):
       return None
-    data_files.check_size(size)
+    files.check_size(size)
     whole = opened.read(size + _CHECKSUM.size)
   data = whole[:size]
   if len(whole) < size + _CHECKSUM.size:
@@ -144,12 +144,12 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
   return data
 
 
-def count_records(files: Sequence[str], kind: Kind) -> list[int]:
+def count_records(paths: Sequence[str], kind: Kind) -> list[int]:
   """Returns the number of records of each file; makes missing indexes."""
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
     if kind == 'array_record':
-      return list(pool.map(_count_array_record, files))
-    indexes = pool.map(tfrecord_index, files)
+      return list(pool.map(_count_array_record, paths))
+    indexes = pool.map(tfrecord_index, paths)
     return [path.stat().st_size // _WORD.itemsize - 2 for path in indexes]
 
 
@@ -200,7 +200,7 @@ def tfrecord_index(
 def _index_path(file: str) -> pathlib.Path:
   name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()[:32]
   # Older versions kept unverified ones in 'offsets'.
-  return data_files.cache_folder('verified_offsets') / name
+  return files.cache_folder('verified_offsets') / name
 
 
 def _is_index(

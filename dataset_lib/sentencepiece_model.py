@@ -16,8 +16,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from dataset_lib import data_files
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core import files
+from core.errors import ConfigError, InvalidDataError
 
 MODEL_FILE = 'spiece.model'
 SPACE = '▁'  # U+2581, SentencePiece's space before a word
@@ -121,7 +121,7 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
   from sentencepiece import sentencepiece_model_pb2
 
   proto: Any = sentencepiece_model_pb2
-  model = proto.ModelProto.FromString(data_files.read_bytes(path))
+  model = proto.ModelProto.FromString(files.read_record(path))
   trainer, pieces = model.trainer_spec, model.pieces
   # The specs follow the pieces: a file that was cut short lacks the specs.
   if not (model.HasField('trainer_spec') and model.HasField('normalizer_spec')):

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen, Predicate
 from jaxtyping import Float32, Int, Int32, Int64, Shaped
 
-from dataset_lib.errors import BadRecord, ConfigError
+from core.errors import BadRecord, ConfigError
 
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 

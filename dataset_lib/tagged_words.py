@@ -18,8 +18,8 @@ import numpy as np
 from annotated_types import Len, Predicate
 from jaxtyping import Int, Int32
 
+from core.errors import BadRecord, InvalidDataError
 from dataset_lib import source, tokenizer
-from dataset_lib.errors import BadRecord, InvalidDataError
 from dataset_lib.source import Encoded, require
 from dataset_lib.text_rows import TextRows, decoded, read_lines
 from dataset_lib.text_tasks import find_file

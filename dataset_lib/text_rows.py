@@ -20,8 +20,9 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import data_files, source, text_files, tokenizer
-from dataset_lib.errors import BadRecord, InvalidDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError
+from dataset_lib import source, tokenizer
 from dataset_lib.order import record_rng
 from dataset_lib.source import DatasetInfo, TokenSource, require
 
@@ -132,7 +133,7 @@ class TextTask:
 
 def decoded(text: bytes) -> str:
   """Returns a text; BadRecord if it is long or not UTF-8."""
-  data_files.check_size(len(text), MAX_LINE)
+  files.check_size(len(text), MAX_LINE)
   try:
     return text.decode('utf-8')
   except UnicodeDecodeError as error:
@@ -146,7 +147,7 @@ def read_lines(path: Path) -> list[Line]:
   unpacked, or `MAX_LINES` lines.
   """
   limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
-  data = text_files.read_bytes(path, MAX_TEXT)
+  data = files.read_bytes(path, MAX_TEXT)
   try:
     if path.suffix == '.gz':
       with gzip.open(io.BytesIO(data)) as file:

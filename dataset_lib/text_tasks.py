@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Len, Predicate
 
-from dataset_lib import data_files, errors, text_rows, tfds
-from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
+from core import errors, files
+from core.errors import BadRecord, ConfigError, InvalidDataError
+from dataset_lib import text_rows, tfds
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.text_rows import (
   UNLABELLED,
@@ -85,15 +86,15 @@ def find_file(
   task: str, split: str, folders: Sequence[Path], names: Sequence[str]
 ) -> Path:
   """Returns the first file that is there."""
-  files = [folder / name for name in names for folder in folders]
-  path = next(filter(Path.is_file, files), None)
+  paths = [folder / name for name in names for folder in folders]
+  path = next(filter(Path.is_file, paths), None)
   if not path:
     raise errors.MissingDataError(
       f'no split {split!r} of {task}: expected {", ".join(names)} in '
       f'{" or ".join(map(str, folders))}; without a validation split take '
       'parts, train[:90%] and train[90%:]'
     )
-  data_files.check_inside(path, os.path.commonpath(folders))
+  files.check_inside(path, os.path.commonpath(folders))
   return path
 
 

@@ -11,15 +11,9 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, Len, Predicate
 
-from dataset_lib import (
-  data_files,
-  errors,
-  fields,
-  record_files,
-  source,
-  text_files,
-)
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core import errors, fields, files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import record_files, source
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.record_files import Kind, RecordFiles, Shard
 
@@ -169,9 +163,9 @@ def _refuse_foreign_code(file: pathlib.Path) -> None:
           expected = 'only features of tensorflow_datasets are read'
           raise InvalidDataError(f'{file} would import {text}; {expected}')
 
-  with text_files.damage_of(file):
-    text_files.read_json(file)  # refuses values that are nested too deeply
-    json.loads(text_files.read_bytes(file), object_pairs_hook=check)
+  with files.damage_of(file):
+    files.read_json(file)  # refuses values that are nested too deeply
+    json.loads(files.read_bytes(file), object_pairs_hook=check)
 
 
 def load(module: str, user: str) -> Any:
@@ -246,7 +240,7 @@ class ImageRecords(ImageOptions):
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = record_files.count_records
-    counts = {name: count(files, kind) for name, (_, files) in found.items()}
+    counts = {name: count(paths, kind) for name, (_, paths) in found.items()}
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}
     for name, _, rows in source.selected(self.split, totals.__getitem__):
@@ -289,24 +283,24 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
   Raises MissingDataError if there are none, or fewer than their names say.
   """
   for kind in _KINDS:
-    if files := sorted(map(str, folder.glob(f'{split}-*.{kind}'))):
-      for file in files:  # before any is opened: a pipe would wait
-        data_files.check_regular(file, folder)
-      counts = {int(m[1]) for file in files if (m := _COUNT.search(file))}
-      if counts - {len(files)}:
+    if paths := sorted(map(str, folder.glob(f'{split}-*.{kind}'))):
+      for file in paths:  # before any is opened: a pipe would wait
+        files.check_regular(file, folder)
+      counts = {int(m[1]) for file in paths if (m := _COUNT.search(file))}
+      if counts - {len(paths)}:
         raise MissingDataError(
-          f'{folder} has {len(files)} shards of {split}, but their names say '
+          f'{folder} has {len(paths)} shards of {split}, but their names say '
           f'{", ".join(map(str, sorted(counts)))}; copy the others'
         )
-      return kind, files
+      return kind, paths
   wanted = ' or '.join(f'{split}-*.{kind}' for kind in _KINDS)
   raise MissingDataError(f'dataset.directory: no files {wanted} in {folder}')
 
 
-def _cut(files: list[str], counts: list[int], rows: range) -> list[Shard]:
+def _cut(paths: list[str], counts: list[int], rows: range) -> list[Shard]:
   """Returns the shards, or pieces of them, that hold some rows of a split."""
   pieces, start = [], 0
-  for file, count in zip(files, counts, strict=True):
+  for file, count in zip(paths, counts, strict=True):
     skip = min(max(rows.start - start, 0), count)
     take = min(max(rows.stop - start, 0), count) - skip
     if take > 0:

@@ -20,8 +20,9 @@ import tokenizers
 from jaxtyping import Bool, Int32
 from tokenizers import normalizers, processors
 
-from dataset_lib import sentencepiece_model, text_files, tokenizer_files
-from dataset_lib.errors import InvalidDataError, MissingDataError
+from core import files
+from core.errors import InvalidDataError, MissingDataError
+from dataset_lib import sentencepiece_model, tokenizer_files
 from dataset_lib.source import Encoded
 from dataset_lib.tokenizer_files import (
   JSON_FILE,
@@ -127,7 +128,7 @@ class Tokenizer:
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
-    text_files.write_text(path, self.to_json())
+    files.write_text(path, self.to_json())
 
   def to_json(self) -> str:
     """Returns the text of a `tokenizer.json`."""
@@ -210,8 +211,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   """
   folder = pathlib.Path(path).expanduser()
   names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
-  files = [folder, *(folder / name for name in names)]
-  file = next(filter(pathlib.Path.is_file, files), None)
+  paths = [folder, *(folder / name for name in names)]
+  file = next(filter(pathlib.Path.is_file, paths), None)
   if not file:
     raise MissingDataError(
       f'no tokenizer at {folder}: expected a directory with {names[2]}, '
@@ -220,10 +221,10 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
-      config |= text_files.read_object(part)
+      config |= files.read_object(part)
   with _named(f'{file} is damaged'):
     if file.suffix == '.json':
-      library = _read_json(text_files.read_bytes(file))
+      library = _read_json(files.read_bytes(file))
     elif file.suffix == '.model':
       library = sentencepiece_model.read(file, config)
       tokenizer_files.check(library.to_str().encode())

@@ -11,8 +11,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from dataset_lib import sentencepiece_model, text_files
-from dataset_lib.errors import InvalidDataError
+from core import files
+from core.errors import InvalidDataError
+from dataset_lib import sentencepiece_model
 
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
 WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
@@ -41,7 +42,7 @@ def check(content: bytes) -> None:
   Patterns must be matched in linear time, and all steps together make a text
   longer `MAX_GROWTH` times at most.
   """
-  text_files.parse(content)  # refuses values that are nested too deeply
+  files.parse(content)  # refuses values that are nested too deeply
   objects: list[dict[str, Any]] = []
 
   def keep(one: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
         f'{file}: {name}={config[name]} is not supported with '
         f'{VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
       )
-  text = text_files.read_bytes(file).decode('utf-8-sig').replace('\r\n', '\n')
+  text = files.read_bytes(file).decode('utf-8-sig').replace('\r\n', '\n')
   # A line's number is the token's id; `splitlines` also splits elsewhere.
   lines = text.removesuffix('\n').split('\n')
   vocabulary = {line: row for row, line in enumerate(lines)}
@@ -137,7 +138,7 @@ def add_tokens(
   older = file.with_name('added_tokens.json')
   if file.suffix == '.json' or not older.is_file():
     return
-  for content, number in text_files.read_object(older).items():
+  for content, number in files.read_object(older).items():
     if library.token_to_id(content) != number:
       expected = f'expected {content!r:.40} in added_tokens_decoder, too'
       raise InvalidDataError(f'{older}: {expected}')

@@ -19,13 +19,13 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Int
 
+from core.errors import ConfigError
 from eat.model import EatClassifier
 from eat.serving import EatChain
 from eval_lib import peers
 from eval_lib.benchmark import Call, Candidate, checked, log_probabilities
 from eval_lib.plots import Line, Panel
 from model_lib import convert
-from model_lib.errors import FieldError
 from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
@@ -91,7 +91,7 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
   """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive.
 
-  Raises FieldError if the depth cannot be timed.
+  Raises ConfigError if the depth cannot be timed.
   """
   model = EatClassifier(
     variant=flags.variant, depth=flags.depth or None,
@@ -101,7 +101,7 @@ def dense_model(flags: Any, kind: str = 'dense') -> Any:
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
-    raise FieldError('depth', depth, expected)
+    raise ConfigError('depth', depth, expected)
   distil = dict(depth=depth // 2, type_vocab_size=0, pooler_activation='relu')
   return model.clone(**distil if kind == 'distil' else {})
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from dataset_lib import imports
-from dataset_lib.errors import ConfigError
+from core import registry
+from core.errors import ConfigError
 from eat.recorded_runs import Model, flops, load, record, variants
 from eval_lib import frontier, glue
 from halting import row_rules
@@ -134,7 +134,7 @@ def sweep(
   tau = given['tau']
   swept = (
     *SWEPT,
-    *(imports.locate(n, '--rules', RowRule) for n in given['rules']),
+    *(registry.locate(n, '--rules', RowRule) for n in given['rules']),
   )
   eat = load('EAT', given['workdir'], given, '--workdir', given['step'])
   runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}

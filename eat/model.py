@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Float, Int
 
+from core.errors import ConfigError
 from eat import pruning
 from eat.pruning import Tokens
 from eat.window_attention import window_attend, window_scores
 from model_lib import blocks, flops, row_random
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
-from model_lib.errors import FieldError
 from model_lib.layers import build, classifier
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Size
@@ -101,7 +101,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     if len(self.prune_ratios) != len(self.prune_layers):
       layers = tuple(self.prune_layers)
       expected = f'a share in [0, 1) for each of prune_layers={layers}'
-      raise FieldError('prune_ratios', tuple(self.prune_ratios), expected)
+      raise ConfigError('prune_ratios', tuple(self.prune_ratios), expected)
 
   @nn.nowrap
   def heads(self) -> tuple[int, ...]:
@@ -337,7 +337,7 @@ def branch(
 
 
 def check_layers(field: str, layers: Sequence[int], depth: int) -> None:
-  """Raises FieldError unless the layers ascend within [1, depth]."""
+  """Raises ConfigError unless the layers ascend within [1, depth]."""
   if list(layers) != [n for n in range(1, depth + 1) if n in layers]:
     expected = f'ascending layers in [1, {depth}]'
-    raise FieldError(field, tuple(layers), expected)
+    raise ConfigError(field, tuple(layers), expected)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from dataset_lib import fields, imports
-from dataset_lib.errors import ConfigError
+from core import fields, registry
+from core.errors import ConfigError
 from eval_lib.certificate import GUARANTEED, Certified
 from halting import older
 from halting.row_rules import (
@@ -87,8 +87,8 @@ def read_options(
     kind = Tolerance
   legal = fields.hints(kind)
   beside = {n: getattr(options, n) for n in _BESIDE if n in legal}
-  name = imports.name_of(kind)
-  return options, imports.named(
+  name = registry.name_of(kind)
+  return options, registry.named(
     {'name': name, **beside, **own}, 'serve.rule', RowRule
   )
 
@@ -97,7 +97,7 @@ def _class_of(name: str) -> type[RowRule]:
   """Returns the class that `Options.rule` names."""
   expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
   full = older.EXITS.get(name, name)
-  return imports.locate(full, 'serve.rule', RowRule, expected)
+  return registry.locate(full, 'serve.rule', RowRule, expected)
 
 
 def _guaranteed(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from model_lib.errors import FieldError
+from core.errors import ConfigError
 from model_lib.logical import partitioned_dense
 
 # Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
@@ -115,7 +115,7 @@ def prune(
   """
   if not 1 <= size <= tokens.x.shape[1]:
     expected = f'an integer in [1, {tokens.x.shape[1]}]'
-    raise FieldError('size', size, expected)
+    raise ConfigError('size', size, expected)
   length = jnp.minimum(kept_count(tokens.length, ratio, min_tokens), size)
   keep = best(scores, tokens.length, length)
   x, sizes = tokens.x, tokens.sizes

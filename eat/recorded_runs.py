@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from core.errors import ConfigError
 from dataset_lib import builder, source
-from dataset_lib.errors import ConfigError
 from eat.model import EatClassifier
 from eat.serving import EatChain
 from eval_lib import frontier, glue, predictions

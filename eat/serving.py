@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
 from eat.model import EatClassifier
 from eval_lib.calibration import CalibrationFile

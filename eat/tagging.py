@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.tagged_words import IGNORED
 from eat import pruning
 from eat.model import EatClassifier, Layers

@@ -16,8 +16,8 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from eat.policy import read_options
 from eat.serving import EatChain, as_adaptive, warnings_of
 from eval_lib.calibration import CalibrationFile

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from core.errors import ConfigError, check_option
 from model_lib.attention import MASKED_SCORE, mean_received
-from model_lib.errors import FieldError, check_option
 
 # From this length 'auto' computes in blocks. ms of dense / block on a CPU, 12
 # heads of 64, k = 32:
@@ -46,7 +46,7 @@ def window_attend(
   once; dropout masks differ between implementations.
   """
   if window < 2 or window % 2:
-    raise FieldError('window', window, 'an even number >= 2')
+    raise ConfigError('window', window, 'an even number >= 2')
   legal = ('auto', 'block', 'dense')
   check_option('implementation', implementation, legal)
   length = query.shape[2]

@@ -22,8 +22,9 @@ from annotated_types import Interval
 from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
-from dataset_lib import builder, fields, text_files
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core import fields, files
+from core.errors import ConfigError, InvalidDataError
+from dataset_lib import builder
 from eval_lib import evaluator, predictions
 from eval_lib.predictions import Heads, Labels, PerHead
 from serve_lib.decisions import Temperature
@@ -201,7 +202,7 @@ class ResultFile:
       return
     try:
       with contextlib.suppress(FileNotFoundError):
-        self.values = text_files.read_object(self.path)
+        self.values = files.read_object(self.path)
       fields.check_value('dataset', self.values.get('dataset', {}), dict)
     except (InvalidDataError, ConfigError) as error:
       raise self.error(': content', str(error), 'its JSON') from error
@@ -344,7 +345,7 @@ class Evaluator(predictions.Evaluator):
     if path := self.file(FILE):
       # Not `write_json`, which writes a NaN as a text.
       lines = json.dumps(report, indent=2, allow_nan=False)
-      text_files.write_text(path, lines + '\n')
+      files.write_text(path, lines + '\n')
     # Others read it: all processes find the same.
     multihost_utils.sync_global_devices(FILE)
     return report

@@ -11,8 +11,9 @@ import numpy as np
 from absl import logging
 from annotated_types import Interval
 
-from dataset_lib import builder, fields, imports, text_files
-from dataset_lib.errors import ConfigError
+from core import fields, files, registry
+from core.errors import ConfigError
+from dataset_lib import builder
 from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from halting import older
@@ -45,7 +46,7 @@ class CertificateFile(calibration.ResultFile):
     try:
       for source, entry in self.values.get('sources', {}).items():
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
-        changes = dict(text_files.with_tuples(entry['model']))
+        changes = dict(files.with_tuples(entry['model']))
         self.sources[source] = Certified(tau, changes, dict(entry['drift']))
         fields.check_value('dataset', entry.get('dataset', {}), dict)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -92,7 +93,7 @@ class CertificateFile(calibration.ResultFile):
           expected = f'a value of {type(model).__name__}'
           raise self.error(f': sources.{source}.model.{field}', value, expected)
         if fields.is_open(legal[field]):
-          changes[field] = imports.named(value, field, legal[field])
+          changes[field] = registry.named(value, field, legal[field])
       if name:
         models[name] = model.clone(**changes)
     monitor = self.monitor(checks, on_drift)
@@ -195,14 +196,14 @@ class Evaluator(predictions.Evaluator):
       kept = old['sources'] if same else {}
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
-      text_files.write_json(path, known | {'sources': sources})
+      files.write_json(path, known | {'sources': sources})
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
   def _written(self) -> dict[str, Any]:
     """Returns the content of certificate.json, {} without one."""
     if (path := self.file(FILE)) and path.exists():
-      with text_files.damage_of(path):
-        found = text_files.read_object(path)
+      with files.damage_of(path):
+        found = files.read_object(path)
         for one in found['sources'].values():
           float(one['saved']), one['epsilon'], one['rows']
         return found
@@ -251,7 +252,7 @@ class Evaluator(predictions.Evaluator):
     return {
       'tau': tau,
       'model': {
-        name: imports.described(v) if dataclasses.is_dataclass(v) else v
+        name: registry.described(v) if dataclasses.is_dataclass(v) else v
         for name, v in chosen.changes.items()
       },
       'risk': self.risk,

@@ -16,16 +16,10 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jax.experimental import multihost_utils
 
-from dataset_lib import (
-  builder,
-  contract,
-  data_files,
-  fields,
-  imports,
-  source,
-)
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike
+from core import fields, files, registry
+from core.errors import ConfigError
+from core.fields import ConfigLike
+from dataset_lib import builder, contract, source
 from dataset_lib.source import DatasetInfo, Source
 from eval_lib import metrics
 
@@ -118,7 +112,7 @@ class Evaluator:
     if not self.context.workdir or jax.process_index():
       return None
     path = pathlib.Path(self.context.workdir) / name
-    data_files.check_no_link(path)
+    files.check_no_link(path)
     return path
 
   def open(self, split: str) -> builder.Dataset:
@@ -248,7 +242,7 @@ def locate(kind: Any, field: str) -> type[Evaluator]:
   known = f'one of {", ".join(EVALUATORS)}'
   expected = f"{known} or 'package.module:Name' of a subclass of {Evaluator}"
   name = EVALUATORS.get(str(kind), kind)
-  found: type[Evaluator] = imports.locate(name, field, Evaluator, expected)
+  found: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
   return found
 
 

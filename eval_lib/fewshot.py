@@ -16,8 +16,8 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from core import fields
+from core.errors import ConfigError
 from eval_lib import evaluator, predictions
 from eval_lib.report import print_table
 

@@ -15,7 +15,7 @@ import scipy.stats
 import sklearn.metrics
 from jaxtyping import Float, Num
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib.text_rows import MAX_SCORE
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, predictions

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from core.errors import ConfigError
 from dataset_lib import builder, image_folder, image_ops, record_files
-from dataset_lib.errors import ConfigError
 from eval_lib.benchmark import Call, Candidate
 
 BATCH = 64  # images

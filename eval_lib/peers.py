@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dataset_lib import machine
+from core import machine
 from eval_lib.benchmark import Call
 from serve_lib.items import TOKEN_IDS
 

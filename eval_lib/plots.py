@@ -17,7 +17,7 @@ import numpy as np
 import scipy.ndimage
 from jaxtyping import Float
 
-from dataset_lib import text_files
+from core import files
 from eval_lib import report
 
 Path = str | os.PathLike[str]
@@ -130,7 +130,7 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
 
 def shown(name: str) -> str:
   """Returns a name that can be drawn: escaped, each line cut to fit."""
-  lines = text_files.printable(name).split('\n')[:_LINES]
+  lines = files.printable(name).split('\n')[:_LINES]
   return '\n'.join(line[:_CHARACTERS] for line in lines)
 
 
@@ -144,7 +144,7 @@ def write(drawn: Any, path: pathlib.Path) -> None:
   for kind, options in given.items():
     file = io.BytesIO()
     drawn.savefig(file, format=kind, **options)
-    text_files.write_bytes(path.with_suffix(f'.{kind}'), file.getvalue())
+    files.write_bytes(path.with_suffix(f'.{kind}'), file.getvalue())
 
 
 def look(number: int) -> tuple[str, str]:

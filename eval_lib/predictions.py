@@ -15,8 +15,8 @@ from annotated_types import Interval, Predicate
 from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float, Int, Num
 
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder, source
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib import evaluator
 from serve_lib import decisions
 

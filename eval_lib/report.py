@@ -21,9 +21,9 @@ import rich.table
 import rich.text
 from jaxtyping import Float
 
-from dataset_lib import data_files, fields, text_files
-from dataset_lib.errors import InvalidDataError
-from dataset_lib.text_files import printable
+from core import fields, files
+from core.errors import InvalidDataError
+from core.files import printable
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -112,7 +112,7 @@ def write_csv(
   writer = csv.DictWriter(file, names, lineterminator='\n')
   writer.writeheader()
   writer.writerows(same | line for line in lines)
-  text_files.write_text(path, file.getvalue())
+  files.write_text(path, file.getvalue())
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,20 +172,20 @@ def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
   """Returns `out`, or without one a folder of a run, which is no link."""
   path = pathlib.Path(out or pathlib.Path(workdir, name))
   if not out:
-    data_files.check_no_link(path)
+    files.check_no_link(path)
   return path
 
 
-def read_result(workdir: text_files.Path) -> dict[str, Any] | None:
+def read_result(workdir: files.Path) -> dict[str, Any] | None:
   """Reads what a training reported at its end; None before.
 
-  Errors are those of `text_files.damage_of`.
+  Errors are those of `files.damage_of`.
   """
   path = pathlib.Path(workdir, 'result.json')
-  with contextlib.suppress(FileNotFoundError), text_files.damage_of(path):
-    values = text_files.read_object(path)
+  with contextlib.suppress(FileNotFoundError), files.damage_of(path):
+    values = files.read_object(path)
     metrics = {key: value for key, value in values.items() if '/' in key}
-    fields.check_value('metrics', metrics, dict[str, text_files.Number])
+    fields.check_value('metrics', metrics, dict[str, files.Number])
     return values
   return None
 
@@ -197,12 +197,12 @@ def read_curves(path: pathlib.Path) -> dict[str, Sequence[np.ndarray]]:
   values for a step, as a resumed run may write them, the last counts.
   """
   values: dict[str, dict[int, float]] = {}
-  content = text_files.read_bytes(path, data_files.MAX_LOG)
+  content = files.read_bytes(path, files.MAX_LOG)
   # The text after the last newline is a line still being written.
   *lines, _ = content.decode(errors='replace').split('\n')
   for number, line in enumerate(lines, 1):
     try:
-      row = text_files.loads(line.strip() or '{"step": 0}')
+      row = files.loads(line.strip() or '{"step": 0}')
       row = {name: float(value) for name, value in row.items()}
       step = int(row.pop('step'))
     except (ValueError, AttributeError, KeyError, TypeError):

@@ -17,8 +17,9 @@ import numpy as np
 from annotated_types import Predicate
 from jaxtyping import Num
 
-from dataset_lib import text_files, text_rows
-from dataset_lib.errors import BadRecord, ConfigError, InvalidDataError
+from core import files
+from core.errors import BadRecord, ConfigError, InvalidDataError
+from dataset_lib import text_rows
 from dataset_lib.text_rows import MAX_SCORE
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, glue
@@ -59,7 +60,7 @@ def write(
     cells = [f'{x:.3f}' for x in np.clip(answers, 0.0, MAX_SCORE)]
   lines = [HEADER, *(f'{index}\t{cell}' for index, cell in enumerate(cells))]
   path = Path(folder) / f'{name}.tsv'
-  text_files.write_text(path, '\n'.join(lines) + '\n')
+  files.write_text(path, '\n'.join(lines) + '\n')
   return path
 
 
@@ -103,7 +104,7 @@ def zip_files(
       file = Path(folder) / f'{name}.tsv'
       read(file, rows)
       archive.write(file, file.name)
-  text_files.write_bytes(path, content.getvalue())
+  files.write_bytes(path, content.getvalue())
 
 
 def _words(name: str, where: str = 'name') -> Sequence[str]:

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from core.errors import ConfigError, check_option
 from halting.rule import Arrays, HaltingRule
 from model_lib import blocks
-from model_lib.errors import FieldError, check_option
 
 # step(state, n, running `[*S]`) -> (next state, evidence for the rule); n is
 # 0, 1, ... A state is a pytree of arrays that begin with the axes of the items.
@@ -96,12 +96,12 @@ def run(
     trace: records each step.
   """
   if max_steps < 1:
-    raise FieldError('max_steps', max_steps, 'at least 1')
+    raise ConfigError('max_steps', max_steps, 'at least 1')
   combination = combination or rule.COMBINATION
   check_option('combination', combination, COMBINATIONS)
   skips = dynamic and (differentiable or unroll)
   if trace is not None and skips:
-    raise FieldError('trace', trace, 'None if steps are skipped')
+    raise ConfigError('trace', trace, 'None if steps are skipped')
   begun = rule.start(begin) if isinstance(begin, Arrays) else begin
   output = None
   if combination in ('accumulated', 'basic'):
@@ -191,7 +191,7 @@ def _scanned(
     return jax.lax.scan(blocks.again(body, in_scan=True), carry, steps)
   if remat_chunk < 0 or max_steps % remat_chunk:
     expected = f'0 or a divisor of {max_steps}, best near its root'
-    raise FieldError('remat_chunk', remat_chunk, expected)
+    raise ConfigError('remat_chunk', remat_chunk, expected)
   body = jax.checkpoint(body, prevent_cse=False)
   if remat_chunk == 1:
     return jax.lax.scan(body, carry, steps)

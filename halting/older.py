@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dataset_lib import fields, imports
+from core import fields, registry
 
 _TOKENS = 'halting.token_rules:'
 # Words of models.
@@ -61,7 +61,7 @@ def row_rule(values: Any, is_regression: bool) -> Any:
   word = values['name']
   tolerates = is_regression and word != 'never'
   name = TOLERANCE if tolerates else EXITS[word]
-  legal = fields.hints(imports.locate(name, 'policy.rule.name'))
+  legal = fields.hints(registry.locate(name, 'policy.rule.name'))
   return {'name': name} | {
     k: v for k, v in values.items() if k in {*legal} - {'name'}
   }
@@ -70,8 +70,8 @@ def row_rule(values: Any, is_regression: bool) -> Any:
 def _with(rule: Any, settings: dict[str, Any]) -> dict[str, Any]:
   """Returns a rule with settings; those without effect are left out."""
   if dataclasses.is_dataclass(rule):
-    rule = imports.described(rule)
-  kind = imports.locate(rule.get('name'), 'model.rule.name')
+    rule = registry.described(rule)
+  kind = registry.locate(rule.get('name'), 'model.rule.name')
   unused = {*settings} - {*fields.hints(kind)}
   unused &= {'epsilon'} | {k for k, v in settings.items() if str(v) == '1'}
   return dict(rule) | {k: settings[k] for k in settings if k not in unused}

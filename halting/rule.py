@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dataset_lib import fields
+from core import fields
 
 Arrays = jax.Array | np.ndarray
 

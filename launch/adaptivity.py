@@ -19,8 +19,8 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Float
 
+from core.errors import ConfigError
 from dataset_lib import builder, tokenizer
-from dataset_lib.errors import ConfigError
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
 from serve_lib import decisions

@@ -24,9 +24,9 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Predicate
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line
 from launch.command_line import Count, Positive
 
@@ -100,7 +100,7 @@ def run(flags: Flags) -> None:
   out = report.folder_of(flags.out, flags.workdir, 'analysis')
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  with text_files.failing_late():
+  with files.failing_late():
     for table in module.write(flags, config, split, loaded, out):
       report.print_table(table.title, table.rows, table.note, table.columns)
   print(f'step {loaded.saved.step}, written: {out}')

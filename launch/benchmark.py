@@ -26,12 +26,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dataset_lib import text_files
+from core import files
+from core.errors import ConfigError
 from eval_lib import report
 from eval_lib.report import Rows
 from launch import command_line
 from launch.benchmark_flags import FLAGS, Serve, Timing
-from model_lib.errors import FieldError
 
 BUSY_LOAD = 0.5  # average number of running threads
 TOLERANCE = {'float32': 1e-4, 'bfloat16': 5e-2}  # of outputs of a group
@@ -46,12 +46,12 @@ def run(flags: Any) -> None:
   if isinstance(flags, Timing):
     try:
       time_candidates(flags)
-    except FieldError as error:
+    except ConfigError as error:
       command_line.fail(f'--{error}')
     return
   if not isinstance(flags, Serve):  # whose --out is a file
     command_line.check_place('--out', flags.out or flags.workdir)
-  with text_files.failing_late():
+  with files.failing_late():
     importlib.import_module(flags.module).write(flags)
 
 

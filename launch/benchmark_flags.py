@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Interval, MinLen, Predicate
 
-from dataset_lib.fields import flag
+from core.fields import flag
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 

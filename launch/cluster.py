@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 from annotated_types import Predicate
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line
 from launch.command_line import PREEMPTED, Count, Positive
 

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, NoReturn
 from annotated_types import Ge, Interval, MinLen, Predicate
 from ml_collections import ConfigDict
 
-from dataset_lib import fields, imports, machine, text_files
-from dataset_lib.errors import ConfigError, shortened
-from dataset_lib.fields import flag
+from core import fields, files, machine, registry
+from core.errors import ConfigError, shortened
+from core.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
 UNAVAILABLE, PREEMPTED, INTERRUPTED, OUTPUT_CLOSED = 69, 75, 130, 141
@@ -154,7 +154,7 @@ class Command:
       argv = list(_with_overrides(argv))
     arguments, unknown = parser.parse_known_args(argv)
     given = vars(arguments)
-    imports.trust(*given.pop('trust').split(','))
+    registry.trust(*given.pop('trust').split(','))
     if isinstance(kind, dict):
       kind = kind[given.pop('command')]
     if unknown:
@@ -226,8 +226,8 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   """
   path, _, argument = flag.partition(':')
   if not path.endswith('.py') or not os.path.isfile(path):
-    files = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
-    near = difflib.get_close_matches(path, files, 1) or [EXAMPLE]
+    paths = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
+    near = difflib.get_close_matches(path, paths, 1) or [EXAMPLE]
     raise ConfigError('--config', path, f'a Python file such as {near[0]}')
   try:
     get_config = runpy.run_path(path)['get_config']
@@ -243,7 +243,7 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   # Imported late, so that wrong flags fail before jax is imported.
   from train_lib import config_schema
 
-  imports.trust_named([config, *overrides])
+  registry.trust_named([config, *overrides])
   run = config_schema.validate(config, overrides)
   config_schema.check_weights(run)
   return run
@@ -259,7 +259,7 @@ def parse_fields(flag: str, text: str) -> dict[str, Any]:
     if name in values:
       raise ConfigError(f'{flag}.{name}', value, 'one value')
     values[name] = fields.Unread(value)
-  imports.trust_named(values)
+  registry.trust_named(values)
   return values
 
 
@@ -273,7 +273,7 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr and exits with the code."""
-  line = text_files.printable(' '.join(str(message).split()))
+  line = files.printable(' '.join(str(message).split()))
   print('error:', shortened(line, MAX_LINE), file=sys.stderr)
   raise SystemExit(code)
 

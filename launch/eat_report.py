@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
+from core import files
+from core.errors import InvalidDataError
 from eat import exit_settings
 from eat.exit_settings import Setting
 from eat.recorded_runs import Model
@@ -73,7 +73,7 @@ def write(flags: Any) -> None:
   names = {one.name for one in timed}
   tables['settings'] = [row for row in every if row['setting'] in names]
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
-  text_files.write_json(out / 'result.json', facts | plain)
+  files.write_json(out / 'result.json', facts | plain)
   for name, rows in tables.items():
     if rows:
       columns = SHOWN[name].split() if name in SHOWN else list(rows[0])

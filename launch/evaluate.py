@@ -35,9 +35,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from dataset_lib import fields, imports
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core import fields, registry
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line
 from launch.command_line import Count
 
@@ -72,7 +72,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   """Returns the validated configuration, its evaluators, those of a list."""
   from train_lib import config_schema, loading
 
-  imports.trust_named(flags.overrides)
+  registry.trust_named(flags.overrides)
   config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
@@ -132,7 +132,7 @@ def run(flags: Flags) -> None:
   """Evaluates, prints a table, writes evaluation.json."""
   import jax
 
-  from dataset_lib import text_files
+  from core import files
   from eval_lib import fewshot
   from eval_lib.report import print_table
   from train_lib import build, loading, sharding
@@ -148,14 +148,14 @@ def run(flags: Flags) -> None:
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
   rows: list[dict[str, Any]] = []
-  with text_files.failing_late(), jax.set_mesh(mesh):
+  with files.failing_late(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
         loaded = loading.restore(workdir, config, step, mesh)
       except CheckpointError as error:
         if not flags.watch:
           raise
-        words = text_files.printable(error)  # perhaps deleted by now
+        words = files.printable(error)  # perhaps deleted by now
         print(f'warning: {words}', file=sys.stderr)
         continue
       given = entries, loaded.task, mesh, config, workdir
@@ -173,7 +173,7 @@ def run(flags: Flags) -> None:
       kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
       datasets = {'datasets': {**old.get('datasets', {}), **data}}
       written[loaded.saved.step] = {**kept, **row, **datasets}
-      text_files.write_json(path, [written[step] for step in sorted(written)])
+      files.write_json(path, [written[step] for step in sorted(written)])
       if flags.watch:
         _print(workdir, [row])
     if not flags.watch:
@@ -220,13 +220,13 @@ def _print(workdir: str, rows: list[dict[str, float]]) -> None:
 
 def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns the rows of an earlier evaluation by step, {} without one."""
-  from dataset_lib import text_files
+  from core import files
 
-  with contextlib.suppress(FileNotFoundError), text_files.damage_of(path):
-    rows = text_files.read_json(path)
+  with contextlib.suppress(FileNotFoundError), files.damage_of(path):
+    rows = files.read_json(path)
     for row in rows:
       values = {key: row[key] for key in row if key != 'datasets'}
-      fields.check_value('metrics', values, dict[str, text_files.Number])
+      fields.check_value('metrics', values, dict[str, files.Number])
       data = row.get('datasets', {})
       fields.check_value('datasets', data, dict[str, dict[str, Any]])
     return {int(row['step']): dict(row) for row in rows}
@@ -235,14 +235,14 @@ def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
 
 def data_of(config: Any, names: list[str]) -> dict[str, Any]:
   """Returns the data sets and splits of evaluators, as JSON has them."""
-  from dataset_lib import text_files
+  from core import files
 
   data = {}
   for name in names:
     entry = config.evals[name].to_dict()
     splits = {key: entry[key] for key in entry if key.endswith('split')}
     data[name] = (entry['dataset'] or config.dataset.to_dict()) | splits
-  return text_files.loads(text_files.dumps(data))
+  return files.loads(files.dumps(data))
 
 
 main = command_line.Command('evaluate', __doc__, Flags, run)

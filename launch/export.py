@@ -22,9 +22,9 @@ import sys
 import time
 from typing import Any
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line, serving
 
 # Files of a run that a bundle repeats.
@@ -78,7 +78,7 @@ def export_bundle(flags: Flags) -> None:
   about: dict[str, Any] = {'step': saved.step, 'contract': info}
   for name in RECORDS:
     if (file := pathlib.Path(flags.workdir, name)).is_file():
-      about[name] = text_files.read_object(file)
+      about[name] = files.read_object(file)
   started = time.perf_counter()
   count = bundle.write(path, Programs(chain, grid), policy, about)
   seconds, size = time.perf_counter() - started, path.stat().st_size / 1e6
@@ -118,7 +118,7 @@ def export_model(flags: Flags) -> None:
   params, names = loaded.variables['params'], loaded.task.info.class_names
   tokenizer = pathlib.Path(flags.workdir, TOKENIZER)
   try:
-    with text_files.writing(flags.out):
+    with files.writing(flags.out):
       convert.save_model(flags.out, loaded.task.model, params, names, tokenizer)
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')

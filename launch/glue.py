@@ -16,8 +16,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line, evaluate
 
 _WHOLE = re.compile('(validation|dev)(_matched|_mismatched)?')

@@ -32,9 +32,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line, serving
 
 MAX_LINE = 2**24  # bytes, without the newline
@@ -152,7 +152,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   try:
     # Editors on Windows write a byte order mark first.
     text = line.decode('utf-8-sig')
-    item = text_files.loads(text)
+    item = files.loads(text)
   except ValueError as error:
     message = f'expected one JSON value in UTF-8, got {error}'
     raise ValueError(message) from error

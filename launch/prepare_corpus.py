@@ -21,9 +21,9 @@ import signal
 import sys
 from typing import Any
 
+from core.errors import ConfigError, MissingDataError
 from dataset_lib import corpus
 from dataset_lib.corpus import Options
-from dataset_lib.errors import ConfigError, MissingDataError
 from launch import command_line
 
 NOT_WRITTEN = 6

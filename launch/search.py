@@ -21,8 +21,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataset_lib import data_files, text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 from launch import command_line, sweep_runs
 from launch.command_line import UsageError
 from launch.sweep_runs import Flags, Run
@@ -212,7 +212,7 @@ class Search:
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
     self.study.tell(trial, value, state, skip_if_finished=True)
-    shown = text_files.printable(reason or value)
+    shown = files.printable(reason or value)
     print(f'{place} {state.name.lower()}: {shown}', flush=True)
 
   def _run(
@@ -225,7 +225,7 @@ class Search:
     reported = {*self.study.trials[trial.number].intermediate_values}
     beat, is_bad, curves = time.monotonic(), False, {}
     with (
-      text_files.open_append(run.workdir / 'train.log') as log,
+      files.open_append(run.workdir / 'train.log') as log,
       subprocess.Popen(
         # Own process group: otherwise the child gets Ctrl-C twice.
         [sys.executable, *run.command()], env=environment, process_group=0,
@@ -309,7 +309,7 @@ def _repair(journal: pathlib.Path) -> None:
   lock = optuna.storages.journal.JournalFileSymlinkLock(str(journal))
   lock.acquire()
   try:
-    lines = text_files.read_bytes(journal, data_files.MAX_LOG).split(b'\n')[:-1]
+    lines = files.read_bytes(journal, files.MAX_LOG).split(b'\n')[:-1]
     while lines and not _is_object(lines[-1]):
       lines.pop()
     os.truncate(journal, sum(len(line) + 1 for line in lines))
@@ -318,7 +318,7 @@ def _repair(journal: pathlib.Path) -> None:
 
 
 def _is_object(line: bytes) -> bool:
-  with contextlib.suppress(*text_files.DAMAGE):
+  with contextlib.suppress(*files.DAMAGE):
     return isinstance(json.loads(line), dict)
   return False
 

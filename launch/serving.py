@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
-from dataset_lib.text_files import printable
+from core.errors import ConfigError
+from core.fields import flag
+from core.files import printable
 from launch import command_line
 from launch.command_line import Count, Sizes
 
@@ -145,12 +145,12 @@ def cache_directory(flag: str) -> str:
   Its content is executed. So it is not in the workdir, which may come from
   others, and the default is used only if no other user can write to it.
   """
-  from dataset_lib import data_files
+  from core import files
   from serve_lib import program_cache
 
   if flag:
     return '' if flag == 'none' else flag
-  path = data_files.cache_folder(CACHE)
+  path = files.cache_folder(CACHE)
   try:
     os.makedirs(path.parent, 0o700, exist_ok=True)
     os.makedirs(path, 0o700, exist_ok=True)

@@ -55,7 +55,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from launch import command_line, sweep_runs
 from launch.command_line import UsageError
 from launch.sweep_runs import Flags, Run

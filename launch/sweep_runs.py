@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import ConfigLike, flag
+from core.errors import ConfigError
+from core.fields import ConfigLike, flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
@@ -84,13 +84,13 @@ def read_config(
 
   Raises UsageError if the directory `named` has a run of another configuration.
   """
-  from dataset_lib import text_files
+  from core import files
   from train_lib import run_directory
 
   config = command_line.load_config(file, overrides)
   saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
   if named and saved.is_file():
-    before = text_files.read_object(saved)
+    before = files.read_object(saved)
     if changed := run_directory.changes(before, config.to_dict()):
       raise command_line.UsageError(
         f'@{named} was run with another configuration, give this one another '
@@ -100,7 +100,7 @@ def read_config(
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
-  text = text_files.dumps(config.to_dict())
+  text = files.dumps(config.to_dict())
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   if not flags.x:
     return digest, (None, None)
@@ -133,8 +133,8 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
   for name in ('CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS'):
     cuda = name.startswith('CUDA')
     kinds = ('nvidia',) if cuda else ('accel', 'vfio/')
-    files = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
-    every = ','.join(map(str, range(len(files))))
+    paths = [f for kind in kinds for f in glob.glob(f'/dev/{kind}[0-9]*')]
+    every = ','.join(map(str, range(len(paths))))
     if not (found := environment.get(name, every)):
       continue
     share = found.split(',')[slot::slots]
@@ -157,7 +157,7 @@ def report(
 
   `results`: for each run its metrics and other columns.
   """
-  from dataset_lib import text_files
+  from core import files
   from eval_lib.report import print_table, write_csv
 
   metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
@@ -182,7 +182,7 @@ def report(
     config = command_line.load_config(run.config, run.overrides).to_dict()
     again = run._replace(workdir=path.parent / 'best').command()
     best = rows[0] | {'command': shlex.join(['python', *again])}
-    text_files.write_json(path.parent / 'best.json', best | {'config': config})
+    files.write_json(path.parent / 'best.json', best | {'config': config})
     print(f'the best, with its command: {path.parent}/best.json')
   return rows
 

@@ -25,8 +25,8 @@ import sys
 import time
 from typing import Any
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import flag
+from core.errors import ConfigError
+from core.fields import flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
+from core.errors import ConfigError
 from model_lib import row_random
-from model_lib.errors import FieldError
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -78,7 +78,7 @@ def mean_received(
   """
   queries, keys = weights.shape[-2:]
   if queries != keys:
-    raise FieldError('received', (queries, keys), 'as many queries as keys')
+    raise ConfigError('received', (queries, keys), 'as many queries as keys')
   if valid is None:
     return weights.mean(axis=(1, 2))
   # Selected, not multiplied: an invalid query may hold NaN.

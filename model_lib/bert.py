@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from core.errors import ConfigError
 from model_lib import blocks, flops, row_random, sizes
 from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
-from model_lib.errors import FieldError
 from model_lib.layers import (
   ACTIVATIONS,
   LayerNorm,
@@ -76,7 +76,7 @@ class BertEmbeddings(nn.Module):
     length = tokens.shape[1]
     if length > self.max_positions:
       expected = f'at least the length {length} of the sequence'
-      raise FieldError('max_positions', self.max_positions, expected)
+      raise ConfigError('max_positions', self.max_positions, expected)
     x = Embedding(self.vocab_size, self.width, name='word')(tokens)
     if self.type_vocab_size:
       types = Embedding(self.type_vocab_size, self.width, name='token_type')
@@ -162,7 +162,7 @@ class Pooler(nn.Module):
 class TextEncoder(nn.Module, kw_only=True):
   """Fields and modules that BERT, EAT and ALBERT share.
 
-  Fields that contradict each other raise FieldError at construction.
+  Fields that contradict each other raise ConfigError at construction.
   """
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT

@@ -18,10 +18,10 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
+from core.errors import ConfigError
 from model_lib import convert_files, sizes
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
 from model_lib.convert_tables import Architecture, Place, find
-from model_lib.errors import FieldError
 
 Directory = str | os.PathLike[str]
 
@@ -76,12 +76,12 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
   for option, legal in _ONLY.items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
-      raise FieldError(f'{path}: {option}', config[option], expected)
+      raise ConfigError(f'{path}: {option}', config[option], expected)
   fields = dict(architecture.defaults)
   for option, name in architecture.options.items():
     if type(config.get(option, fields[name])) is not type(fields[name]):
       expected = f'a value such as {fields[name]!r}'
-      raise FieldError(f'{path}: {option}', config[option], expected)
+      raise ConfigError(f'{path}: {option}', config[option], expected)
     fields[name] = config.get(option, fields[name])
   return fields
 
@@ -160,7 +160,7 @@ def save(
   if heads == 'classifier':
     names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
     if len(names) != count:
-      raise FieldError('class_names', names, f'{count} names')
+      raise ConfigError('class_names', names, f'{count} names')
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   places = architecture.places(fields, count, heads)
@@ -236,11 +236,11 @@ def _to_config(
   rates, defaults = architecture.rates, architecture.defaults
   if not set(defaults) <= set(fields) <= {*defaults, *rates}:
     expected = f'{sorted(defaults)}, and optionally {sorted(rates)}'
-    raise FieldError('fields', sorted(fields), expected)
+    raise ConfigError('fields', sorted(fields), expected)
   for name, value in architecture.fixed.items():
     if fields[name] != value:
       expected = f'{value!r}, which {architecture.model_type} fixes'
-      raise FieldError(name, fields[name], expected)
+      raise ConfigError(name, fields[name], expected)
   return {
     'architectures': [architecture.classes[heads]],
     'model_type': architecture.model_type,

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from core import files
+from core.errors import ConfigError
 from model_lib.convert_tables import find
-from model_lib.errors import FieldError
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -23,7 +24,6 @@ FLOATS: dict[str, Any] = {
   'BF16': jnp.bfloat16,
 }  # fmt: skip
 _MAX_LINES = 20  # of an error message
-MAX_BYTES, MAX_WEIGHTS = 2**26, 2**34  # of JSON or a tokenizer, of weights
 # Special tokens of ALBERT and of BERT; BERT's win.
 _SPECIAL = (
   ('unk_token', '<unk>'), ('pad_token', '<pad>'),
@@ -34,7 +34,7 @@ _SPECIAL = (
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:
   """Reads config.json of a text model; its model type is a known one."""
-  config = read_object(path)
+  config = files.read_object(path)
   find(config.get('model_type'), field=f'{path}: model_type')
   return config
 
@@ -42,35 +42,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
 def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads config.json of a directory, {} if it is missing or damaged."""
   with contextlib.suppress(OSError, ValueError):
-    return read_object(pathlib.Path(directory) / CONFIG)
+    return files.read_object(pathlib.Path(directory) / CONFIG)
   return {}
-
-
-def read_bytes(path: pathlib.Path, limit: int = MAX_BYTES) -> bytes:
-  """Reads a regular file; ValueError for others and for more bytes."""
-  _check_file(path, limit)
-  with path.open('rb') as file:
-    return file.read(limit)
-
-
-def _check_file(path: pathlib.Path, limit: int) -> None:
-  if not path.is_file():  # a pipe would wait
-    problem = 'is no regular file' if path.exists() else 'is missing'
-    raise ValueError(f'{path} {problem}')
-  if (size := path.stat().st_size) > limit:
-    raise ValueError(f'{path}: expected at most {limit} bytes, got {size}')
-
-
-def read_object(path: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, or raises ValueError unless it is a JSON object."""
-  content = read_bytes(path)
-  try:
-    config = json.loads(content)
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{path} is not JSON: {error}') from error
-  if not isinstance(config, dict):
-    raise ValueError(f'{path}: expected a JSON object, got {config!r:.80}')
-  return config
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -88,17 +61,14 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
           'it with transformers, from_pretrained(...).save_pretrained(...)'
         )
     raise ValueError(f'{path} has neither {WEIGHTS} nor {INDEX}{fix}')
-  try:
-    weight_map = dict(read_object(path / INDEX)['weight_map'])
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(
-      f'{path / INDEX}: expected a JSON object with a weight_map: {error!r}'
-    ) from error
+  weight_map = files.read_object(path / INDEX).get('weight_map')
+  if not isinstance(weight_map, dict):
+    raise ConfigError(f'{path / INDEX}: weight_map', weight_map, 'an object')
   tensors: dict[str, np.ndarray] = {}
   for name in sorted({str(file) for file in weight_map.values()}):
     if pathlib.PurePath(name).name != name or not name.endswith('.safetensors'):
       expected = 'names of .safetensors files in its directory'
-      raise FieldError(str(path / INDEX), name, expected)
+      raise ConfigError(str(path / INDEX), name, expected)
     tensors |= _read_file(path / name)
   missing = sorted(set(weight_map) - set(tensors))
   raise_problems(f'{path / INDEX} names tensors that no file has', missing)
@@ -106,12 +76,12 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
-  _check_file(path, MAX_WEIGHTS)
+  content = files.read_bytes(path, files.MAX_WEIGHTS)
   # `safetensors.numpy.load` knows no bfloat16.
   try:
     with safetensors.safe_open(path, 'numpy'):
       pass  # The sizes in its header are checked before all is read.
-    entries = safetensors.deserialize(read_bytes(path, MAX_WEIGHTS))
+    entries = safetensors.deserialize(content)
   except safetensors.SafetensorError as error:
     raise ValueError(
       f'{path} is damaged or no safetensors file ({error}); copy it again'
@@ -136,7 +106,7 @@ def tokenizer_files(
   import tokenizers
 
   try:
-    content = read_bytes(pathlib.Path(file))
+    content = files.read_bytes(file)
     library = tokenizers.Tokenizer.from_buffer(content)
   except (KeyboardInterrupt, SystemExit):
     raise
@@ -157,18 +127,18 @@ def tokenizer_files(
   for name, token in _SPECIAL:
     if token in vocabulary:
       config[name] = token
-  files = {'tokenizer.json': content.decode()}
+  texts = {'tokenizer.json': content.decode()}
   if isinstance(library.model, tokenizers.models.WordPiece):
     by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     # The line number in vocab.txt is the id, so all ids must be used.
     if [vocabulary[token] for token in by_id] == list(range(len(by_id))):
-      files['vocab.txt'] = ''.join(f'{token}\n' for token in by_id)
+      texts['vocab.txt'] = ''.join(f'{token}\n' for token in by_id)
     rules = library.normalizer
     config['do_lower_case'] = getattr(rules, 'lowercase', False)
     config['strip_accents'] = getattr(rules, 'strip_accents', None)
     chinese = getattr(rules, 'handle_chinese_chars', False)
     config['tokenize_chinese_chars'] = chinese
-  return files | {'tokenizer_config.json': to_json(config)}
+  return texts | {'tokenizer_config.json': to_json(config)}
 
 
 def to_json(content: Mapping[str, Any]) -> str:

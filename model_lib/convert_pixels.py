@@ -12,8 +12,9 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float
 
+from core import files
+from core.errors import ConfigError
 from model_lib import convert_files
-from model_lib.errors import FieldError
 
 PROCESSOR, PREPROCESSOR = 'processor_config.json', 'preprocessor_config.json'
 # Other options that an image processor may turn on change what it computes.
@@ -40,12 +41,12 @@ HALF = Pixels()  # inputs in [-1, 1]
 def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
   """Returns what the files of timm or Hugging Face state, else warns.
 
-  timm's `config` has `pretrained_cfg`. Raises FieldError for an option that is
+  timm's `config` has `pretrained_cfg`. Raises ConfigError for an option that is
   not an affine map of each channel.
   """
   for file in (directory / PROCESSOR, directory / PREPROCESSOR):
     if file.is_file():
-      options = convert_files.read_object(file)
+      options = files.read_object(file)
       inner = options.get('image_processor')
       if isinstance(inner, dict):
         return _of_processor(file, inner)
@@ -74,7 +75,7 @@ def fold(
   for name, numbers in (('mean', theirs.mean), ('std', theirs.std)):
     if len(numbers) not in (1, channels):
       expected = f'1 number, or {channels}, one for each channel of a patch'
-      raise FieldError(f'{where}: {name}', list(numbers), expected)
+      raise ConfigError(f'{where}: {name}', list(numbers), expected)
   mean, std, our_mean, our_std = map(np.array, (*theirs[:2], *ours[:2]))
   by = theirs.factor / ours.factor
   scale, shift = by * our_std / std, (by * our_mean - mean) / std
@@ -89,10 +90,10 @@ def _of_processor(file: pathlib.Path, options: Mapping[str, Any]) -> Pixels:
     if value and (
       name in _OFFSETS or (name.startswith('do_') and name not in _KNOWN)
     ):
-      raise FieldError(f'{file}: {name}', value, 'false')
+      raise ConfigError(f'{file}: {name}', value, 'false')
   if not options.get('do_rescale', True):
     expected = 'true: the unit of pixels that are scaled elsewhere is unknown'
-    raise FieldError(f'{file}: do_rescale', False, expected)
+    raise ConfigError(f'{file}: do_rescale', False, expected)
   older = options.get('feature_extractor_type', 'ViT')
   known: dict[str, Any] = {'rescale_factor': HALF.factor}
   if str(options.get('image_processor_type', older)).startswith(_VITS):
@@ -118,5 +119,5 @@ def _numbers(
     for x in numbers
   ):
     expected = 'finite numbers' + ', above 0' * positive
-    raise FieldError(f'{where}: {name}', given, expected)
+    raise ConfigError(f'{where}: {name}', given, expected)
   return tuple(map(float, numbers))

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from core.errors import check_option
 from model_lib import sizes
-from model_lib.errors import check_option
 
 # Kind and sizes of each module; sizes are model fields, 'num_classes' or ints.
 # Kinds: 'embedding' [a, b]; 'dense' [a, b] and bias [b]; 'norm' [a] and bias
@@ -207,7 +207,7 @@ _ARCHITECTURES = {kind.model_type: kind for kind in (BERT, DISTILBERT, ALBERT)}
 def find(
   model_type: Any, heads: str = 'classifier', field: str = 'model_type'
 ) -> Architecture:
-  """Returns the architecture of a model type with such heads, or FieldError."""
+  """Returns the architecture of a model type; ConfigError if unknown."""
   check_option(field, model_type, tuple(_ARCHITECTURES))
   architecture = _ARCHITECTURES[model_type]
   check_option('heads', heads, tuple(architecture.classes))

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from core import files
+from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_pixels
 from model_lib.convert import Checkpoint, Directory
 from model_lib.convert_pixels import HALF, Pixels
-from model_lib.errors import FieldError, check_option
 from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
@@ -161,7 +162,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   }
   file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
   is_read = layout is _HUGGING_FACE or (layout.is_torch and file.is_file())
-  config = convert_files.read_object(file) if is_read else {}
+  config = files.read_object(file) if is_read else {}
   patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
   folded = convert_pixels.fold(
     str(file.parent), params[_PATCHES[0]], params[_PATCHES[1]],
@@ -232,9 +233,9 @@ def _module(name: str) -> str:
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Reads an archive; arrays that are no floats become uint8."""
-  tensors, name, limit = {}, 'the archive', convert_files.MAX_WEIGHTS
+  tensors, name, limit = {}, 'the archive', files.MAX_WEIGHTS
   try:
-    file = io.BytesIO(convert_files.read_bytes(path, limit))
+    file = io.BytesIO(files.read_bytes(path, limit))
     archive = np.load(file, allow_pickle=False)
     if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
       raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
@@ -305,9 +306,9 @@ def _converted(
   elif '/attention/' in ours and not is_torch and 'out/bias' not in ours:
     rank += 1  # [D, heads, D / heads], and the transpose of `out`
   if tensor.ndim != rank or not tensor.size:
-    raise FieldError(where, list(tensor.shape), f'an array of {rank} axes')
+    raise ConfigError(where, list(tensor.shape), f'an array of {rank} axes')
   if is_patch and is_kernel and len({*tensor.shape[2 * is_torch :][:2]}) > 1:
-    raise FieldError(where, list(tensor.shape), 'square patches')
+    raise ConfigError(where, list(tensor.shape), 'square patches')
   if is_torch and is_kernel:
     tensor = tensor.transpose(2, 3, 1, 0) if is_patch else tensor.T
   if is_kernel:
@@ -345,6 +346,6 @@ def _split_class_position(
   if CLASS in params:
     if params[CLASS].shape != first.shape:
       given = list(params[CLASS].shape)
-      raise FieldError(where, given, str(list(first.shape)))
+      raise ConfigError(where, given, str(list(first.shape)))
     params[CLASS] = params[CLASS] + first
   return sides

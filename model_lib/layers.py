@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
+from core.errors import ConfigError, check_option
 from model_lib import row_random
 from model_lib.attention import MultiHeadAttention
-from model_lib.errors import FieldError, check_option
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 def activation_function(
   name: str, field: str = 'activation'
 ) -> Callable[[Any], Any]:
-  """Returns the function of a name in `ACTIVATIONS`, or raises FieldError."""
+  """Returns the function of a name in `ACTIVATIONS`, or raises ConfigError."""
   check_option(field, name, tuple(ACTIVATIONS))
   return ACTIVATIONS[name]
 
@@ -99,7 +99,7 @@ class Mlp(nn.Module):
       partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
     )
     if row_keys is not None and x.ndim < 3:
-      raise FieldError('row_keys', 'keys', f'None for tokens {x.shape}')
+      raise ConfigError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = activate(dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x))
     if self.gated:

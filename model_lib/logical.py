@@ -1,6 +1,6 @@
 """Layout of parameters and activations over the axes of a mesh.
 
-A logical axis name that is not in `LOGICAL_AXES` raises FieldError; Flax would
+A logical axis name that is not in `LOGICAL_AXES` raises ConfigError; Flax would
 silently replicate it. A dimension that the mesh does not divide is replicated,
 with a warning.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from model_lib.errors import FieldError
+from core.errors import ConfigError
 
 # Axes of the mesh that the rows of a batch are split over.
 BATCH_AXES = ('data', 'fsdp')
@@ -76,7 +76,7 @@ def constrain(
   """
   _check(names)
   if len(names) != x.ndim:
-    raise FieldError('names', names, f'one per dimension of {x.shape}')
+    raise ConfigError('names', names, f'one per dimension of {x.shape}')
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or not nn.get_logical_axis_rules():
     return x
@@ -129,4 +129,4 @@ def parts_of(axes: Any, mesh: Any) -> int:
 def _check(names: tuple[str | None, ...]) -> None:
   for name in names:
     if name is not None and name not in LOGICAL_AXES:
-      raise FieldError('logical axis', name, f'one of {LOGICAL_AXES} or None')
+      raise ConfigError('logical axis', name, f'one of {LOGICAL_AXES} or None')

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float
 
-from model_lib.errors import FieldError
+from core.errors import ConfigError
 
 Sides = tuple[int, int]  # height and width, of which only the ratio matters
 SQUARE = (1, 1)
@@ -44,7 +44,7 @@ def resize(
     if None in grids and counts[0] != counts[1]:
       given = f'{counts[0]} for {counts[1]} patches'
       expected = f'grids of images of the sides {old} and {new}'
-      raise FieldError(name, given, expected)
+      raise ConfigError(name, given, expected)
     if grids[0] != grids[1]:
       logging.warning('%s: resized from %s to %s patches', name, *grids)
       resized[name] = _zoom(np.asarray(found[name]), *grids)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from model_lib.errors import FieldError
+from core.errors import ConfigError
 
 Rate = Annotated[float, Interval(ge=0.0, le=0.99)]
 # A field that `Sizes.complete` sets at construction if it is None.
@@ -29,21 +29,21 @@ class Sizes:
   has_patch: bool = False
 
   def fields(self, variant: str) -> dict[str, Any]:
-    """Returns the fields of a variant; raises FieldError if it is unknown."""
+    """Returns the fields of a variant; raises ConfigError if it is unknown."""
     match = re.fullmatch(r'(.*)/([1-9][0-9]*)', variant)
     if self.has_patch and match:
       return self.fields(match[1]) | {'patch_size': int(match[2])}
     if variant not in self.variants:
       suffix = ", with a patch size as in 'B/16'" if self.has_patch else ''
       expected = f'one of {tuple(self.variants)}{suffix}'
-      raise FieldError('variant', variant, expected)
+      raise ConfigError('variant', variant, expected)
     return dict(self.variants[variant])
 
   def complete(self, model: Any) -> None:
     """Sets the sizes of a module that are None to those of its `variant`.
 
     Called before the module's own `__post_init__`, while fields can be set.
-    Raises FieldError if a size is missing or num_heads does not divide width.
+    Raises ConfigError if a size is missing or num_heads does not divide width.
     """
     known = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))
@@ -53,16 +53,16 @@ class Sizes:
       size = getattr(model, name) or known.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'
-        raise FieldError(name, size, expected)
+        raise ConfigError(name, size, expected)
       setattr(model, name, size)
     check_heads(model)
 
 
 def check_heads(model: Any) -> None:
-  """Raises FieldError unless `num_heads` divides `width`."""
+  """Raises ConfigError unless `num_heads` divides `width`."""
   if model.width % model.num_heads:
     expected = f'a divisor of width {model.width}'
-    raise FieldError('num_heads', model.num_heads, expected)
+    raise ConfigError('num_heads', model.num_heads, expected)
 
 
 def _table(names: str, **rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:

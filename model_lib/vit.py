@@ -13,8 +13,8 @@ import numpy as np
 from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from core.errors import ConfigError, check_option
 from model_lib import blocks, flops, row_random, sizes
-from model_lib.errors import FieldError, check_option
 from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -50,7 +50,7 @@ def patches(
   p = patch_size
   if height % p or width % p:
     expected = f'a divisor of the image sides {height} x {width}'
-    raise FieldError('patch_size', p, expected)
+    raise ConfigError('patch_size', p, expected)
   grid = images.reshape(batch, height // p, p, width // p, p, depth)
   flat = grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, p * p * depth)
   return constrain(flat, 'batch', 'length', 'patch')
@@ -72,7 +72,7 @@ def sincos1d(
 ) -> Float[Array, 'L D']:
   """Returns sines, then cosines ("Attention is all you need", 3.5)."""
   if width % 2 or width < 4:
-    raise FieldError('width', width, 'an even number >= 4 for sine positions')
+    raise ConfigError('width', width, 'an even number >= 4 for sine positions')
   exponents = np.arange(width // 2) / (width // 2 - 1)
   frequencies = (MAX_PERIOD**-exponents).astype(np.float32)
   angles = jnp.asarray(positions)[:, None] * frequencies[None, :]
@@ -82,7 +82,7 @@ def sincos1d(
 def sincos2d(height: int, width_tokens: int, width: int) -> Float[Array, 'L D']:
   """Returns sines and cosines of column and row of each patch, row by row."""
   if width % 4:
-    raise FieldError('width', width, 'a multiple of 4 for 2-D positions')
+    raise ConfigError('width', width, 'a multiple of 4 for 2-D positions')
   rows, columns = np.mgrid[:height, :width_tokens].astype(np.float32)
   halves = [sincos1d(axis.reshape(-1), width // 2) for axis in (columns, rows)]
   return jnp.concatenate(halves, axis=1)

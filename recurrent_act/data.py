@@ -20,7 +20,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float, Int, UInt64
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.order import integers, record_bits
 from dataset_lib.source import DatasetInfo, Seed, Size, Source, TrainTest
 

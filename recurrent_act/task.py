@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib.metrics import Average, Maximum
 from train_lib.classification import Classification
 from train_lib.task import Batch, Weight

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import jax
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib.chain import Chain, Grid, Resizable
 from serve_lib.programs import Programs
 

@@ -9,8 +9,8 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from starlette.exceptions import HTTPException
 
-from dataset_lib import fields, text_files
-from dataset_lib.errors import ConfigError
+from core import fields, files
+from core.errors import ConfigError
 from serve_lib import items
 from serve_lib.chain import InputError
 
@@ -42,7 +42,7 @@ def read(body: bytearray, limits: Any) -> Body:
   if has_too_many_values(body):
     raise HTTPException(413, f'body: expected at most {MAX_VALUES} values')
   try:
-    value = text_files.loads(body.decode(), int)
+    value = files.loads(body.decode(), int)
   except ValueError as error:
     expected = f'body: expected one JSON value in UTF-8, got {error}'
     raise HTTPException(400, expected) from error

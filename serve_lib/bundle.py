@@ -28,8 +28,9 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from dataset_lib import contract, data_files, imports, text_files, tokenizer
-from dataset_lib.errors import BadRecord, ConfigError
+from core import files, registry
+from core.errors import BadRecord, ConfigError
+from dataset_lib import contract, tokenizer
 from halting.row_rules import RowRule
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
@@ -214,7 +215,7 @@ def _plain(value: Any) -> Any:
   if isinstance(value, np.ndarray):
     return value.tolist()
   if isinstance(value, RowRule):
-    return imports.described(value)
+    return registry.described(value)
   names = [field.name for field in dataclasses.fields(ExitOptions)]
   return {name: getattr(value, name) for name in names}
 
@@ -222,7 +223,7 @@ def _plain(value: Any) -> Any:
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
-  text_files.write_bytes(path, _header(content) + content)
+  files.write_bytes(path, _header(content) + content)
 
 
 def _header(content: bytes) -> bytes:
@@ -239,7 +240,7 @@ def read(
   """
   try:
     # Read once: it may change meanwhile.
-    with data_files.opened(path, data_files.MAX_WEIGHTS) as file:
+    with files.opened(path, files.MAX_WEIGHTS) as file:
       head = file.readline(99)
       content = _arrays(file) if head.startswith(MAGIC) else b''
   except (OSError, BadRecord) as error:
@@ -266,9 +267,9 @@ def _arrays(file: BinaryIO) -> bytes:
   start, size = file.tell(), os.fstat(file.fileno()).st_size
   length = int.from_bytes(file.read(8), 'little')
   try:
-    stated = json.loads(file.read(min(length, data_files.MAX_BYTES)))
+    stated = json.loads(file.read(min(length, files.MAX_BYTES)))
     end = max(one['data_offsets'][1] for one in stated.values())
-  except text_files.DAMAGE:
+  except files.DAMAGE:
     return b''
   if start + 8 + length + end != size:
     return b''
@@ -299,7 +300,7 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
 def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
-  manifest = text_files.with_tuples(manifest)
+  manifest = files.with_tuples(manifest)
   check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
@@ -325,7 +326,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
   values = manifest['policy']
   if 'rule' in values:
-    values['rule'] = imports.named(values['rule'], 'policy.rule', RowRule)
+    values['rule'] = registry.named(values['rule'], 'policy.rule', RowRule)
     values['options'] = ExitOptions(**values['options'])
   kind = POLICIES[values.pop('kind')]
   monitor = monitor_of(manifest['drift'], on_drift)

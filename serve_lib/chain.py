@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from dataset_lib import fields
+from core import fields
 from serve_lib import backends, process
 from serve_lib.backends import Backend
 from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dataset_lib import machine
+from core import machine
 from serve_lib import bodies, items, pool, process, turns
 from serve_lib.chain import ClosedError, Failure, InputError
 

@@ -13,8 +13,8 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Int
 
-from dataset_lib import data_files
-from dataset_lib.errors import BadRecord
+from core import files
+from core.errors import BadRecord
 from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
@@ -66,7 +66,7 @@ def images(
   image_size: int,
   resize_small: int,
   length: int,
-  max_pixels: int = data_files.MAX_PIXELS,
+  max_pixels: int = files.MAX_PIXELS,
 ) -> ItemReader:
   """Returns a reader of images: paths, bytes of files, or uint8 `[Y, X, 1|3]`.
 
@@ -81,7 +81,7 @@ def images(
   def convert(value: Any) -> np.ndarray:
     try:
       if isinstance(value, (str, os.PathLike)):
-        value = data_files.read_bytes(value)
+        value = files.read_record(value)
       if not isinstance(value, (bytes, np.ndarray)):
         raise ValueError(type(value).__name__)
       return prepare(value)

@@ -10,8 +10,8 @@ import jax
 from annotated_types import Interval, MinLen, Predicate
 from jax import export
 
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import check
+from core.errors import ConfigError
+from core.fields import check
 from halting import older
 from halting.row_rules import Never, RowRule
 from serve_lib.chain import Grid

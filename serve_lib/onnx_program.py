@@ -16,7 +16,7 @@ import onnxruntime
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
-from dataset_lib import machine
+from core import machine
 from serve_lib import onnx_primitives, process
 from serve_lib.onnx_graph import Graph, Value, is_static
 

@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from dataset_lib import fields
+from core import fields
 from halting.row_rules import Confidence, RowRule, margin
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, scale, source_of

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, lru_cache
 
-from dataset_lib import data_files, text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 
 # Copies compile in milliseconds; keep them too, for fast restarts.
 _OPTIONS = {
@@ -87,7 +87,7 @@ class _Signed(lru_cache.LRUCache):
     """Writes a program and its code."""
     super().put(key, value)
     path, code = self._files(key)
-    text_files.write_text(code, self._code(path.name, value))
+    files.write_text(code, self._code(path.name, value))
 
   def _files(self, key: str) -> tuple[pathlib.Path, pathlib.Path]:
     path = self._folder / f'{key}-cache'
@@ -112,7 +112,7 @@ def _is_own_file(path: pathlib.Path) -> bool:
 
 def _key() -> bytes:
   """Returns the user's key; a new one, if none can be kept."""
-  path = data_files.cache_folder('key')
+  path = files.cache_folder('key')
   with contextlib.suppress(OSError):
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -22,7 +22,7 @@ import rich.console
 import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.pool import Pool
 from serve_lib.program_cache import ProgramCache

@@ -16,7 +16,7 @@ import shutil
 
 import pytest
 
-from dataset_lib import text_files
+from core import files
 from launch import command_line, evaluate, sweep
 from tests.dataset_lib import corpora
 
@@ -85,7 +85,7 @@ def complete(main, words):
 def save(folder, config):
   """Writes what later commands read of a run."""
   folder.mkdir(exist_ok=True)
-  text_files.write_json(folder / 'config.json', config)
+  files.write_json(folder / 'config.json', config)
   shutil.copy('tokenizer.json', folder)
 
 

@@ -32,9 +32,9 @@ HOOK = jaxtyping.install_import_hook(
   'beartype.beartype',
 )
 
-from dataset_lib import imports  # noqa: E402  after the hook
+from core import registry  # noqa: E402  after the hook
 
-imports.trust('tests')  # whose fakes configurations name
+registry.trust('tests')  # whose fakes configurations name
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 # Compiled programs are kept for the processes that tests start, many of which
 # train the same small model.

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from tests import packages

@@ -24,8 +24,8 @@ from adatape.universal import (
 )
 from adatape.vit_3ffn import ViT3FFN
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from core import fields
+from core.errors import ConfigError
 from eat.model import EatClassifier
 from halting.token_rules import ACT, PonderNet, SkipACT, Threshold
 from model_lib.bert import BertClassifier

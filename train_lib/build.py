@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from core.errors import ConfigError
+from core.fields import unknown
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
-from dataset_lib.fields import unknown
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from model_lib import blocks

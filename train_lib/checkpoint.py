@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from dataset_lib import text_files
+from core import files
 from train_lib import checkpoint_io as io
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.run_directory import Path, steps_in
@@ -82,7 +82,7 @@ class Checkpointer(contextlib.ExitStack):
       step=step, extra=dict(extra or {}), metrics=dict(metrics or {}),
       best=self._best, arrays=io.layout(flat),
     )  # fmt: skip
-    text_files.dumps(self._description)  # raises now if not JSON
+    files.dumps(self._description)  # raises now if not JSON
     self._remove_temporary()
     self._set_later_aside()
     with self._errors():

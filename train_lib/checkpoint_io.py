@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from dataset_lib import fields, text_files
+from core import fields, files
 from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 
 # orbax writes these after the manifest. Restoring does not need them.
@@ -60,7 +60,7 @@ class Saved:
   path: pathlib.Path
   step: int
   extra: dict[str, Any]
-  metrics: dict[str, text_files.Number]
+  metrics: dict[str, files.Number]
   best: dict[str, str]  # `metric` and `mode` of the best checkpoint
   arrays: dict[str, Sequence[Any]]  # dtype and shape by name
   files: dict[str, dict[str, Any]]  # size and CRC-32 by name
@@ -131,7 +131,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     damaged += problems
   if jax.process_count() > 1:
     chosen = int(multihost_utils.broadcast_one_to_all(np.int32(chosen)))
-  lines = text_files.printable(shortened(damaged))
+  lines = files.printable(shortened(damaged))
   if chosen < 0:
     raise CorruptCheckpointError(
       f'no good checkpoint among steps {found} of {root}:\n  {lines}'
@@ -143,8 +143,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
 
 
 def _describe(path: pathlib.Path) -> Saved:
-  text = text_files.read_bytes(path / MANIFEST)
-  content = text_files.parse(text)['content']
+  text = files.read_bytes(path / MANIFEST)
+  content = files.parse(text)['content']
   # Re-encode to detect any change of the file, even of white space.
   if text.decode() != _encode(content):
     raise ValueError('differs from the one written')
@@ -166,7 +166,7 @@ def best_step(root: pathlib.Path) -> int | None:
   found: list[Saved] = []
   for step in steps_in(root):
     # `find` reports damaged files.
-    with contextlib.suppress(*text_files.DAMAGE):
+    with contextlib.suppress(*files.DAMAGE):
       found.append(_describe(root / str(step)))
   rule = found[-1].best if found else {}
   name = rule.get('metric', '')
@@ -240,12 +240,12 @@ def amend(path: pathlib.Path, **changes: Any) -> None:
   """Changes fields of a manifest, atomically."""
   content = vars(_describe(path)) | changes
   del content['path']
-  text_files.write_text(path / MANIFEST, _encode(content))
+  files.write_text(path / MANIFEST, _encode(content))
 
 
 def _encode(content: Mapping[str, Any]) -> str:
   """Returns the text of a manifest, with a CRC-32 of its own."""
-  text = text_files.dumps(content)
+  text = files.dumps(content)
   return f'{{"crc32": "{zlib.crc32(text.encode()):08x}", "content": {text}}}'
 
 
@@ -254,7 +254,7 @@ def verify(path: pathlib.Path) -> list[str]:
   try:
     listed, found = _describe(path).files, _measure_all(path)
     _check_needed(listed)
-  except text_files.DAMAGE as error:
+  except files.DAMAGE as error:
     return [f'{path / MANIFEST}: {error}']
   return [
     f'{path / name}: expected {entry}, got {found.get(name, "no such file")}'
@@ -263,19 +263,19 @@ def verify(path: pathlib.Path) -> list[str]:
   ]
 
 
-def _check_needed(files: Mapping[str, Any]) -> None:
+def _check_needed(paths: Mapping[str, Any]) -> None:
   for name in NEEDED:
-    if name not in files:
+    if name not in paths:
       raise ValueError(f'does not list {name}, without which nothing is read')
 
 
 def _measure_all(path: pathlib.Path) -> dict[str, Any]:
   """Returns size in bytes and CRC-32 of the files of a checkpoint by name."""
   later = (MANIFEST, *WRITTEN_LATER)
-  files = [f for f in path.rglob('*') if f.is_file() and f.name not in later]
-  names = [file.relative_to(path).as_posix() for file in files]
+  paths = [f for f in path.rglob('*') if f.is_file() and f.name not in later]
+  names = [file.relative_to(path).as_posix() for file in paths]
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    return dict(zip(names, pool.map(_measure, files), strict=True))
+    return dict(zip(names, pool.map(_measure, paths), strict=True))
 
 
 def _measure(path: pathlib.Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from dataset_lib import data_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 from eval_lib import calibration
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from serve_lib.chain import NO_RUN, ServedRun
@@ -293,5 +293,5 @@ class Classification(Task):
     size, given = info.input_shape[0], self.config['dataset']
     # A data set that does not say has no central crop.
     known = {'resize_small': size} | dict(given) | dict(info.preprocessing)
-    limit = given.get('max_pixels', data_files.MAX_PIXELS)
+    limit = given.get('max_pixels', files.MAX_PIXELS)
     return images(size, known['resize_small'], length, limit)

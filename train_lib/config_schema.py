@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import ml_collections
 from annotated_types import Interval, MinLen, Predicate
 
-from dataset_lib import builder, fields, imports
-from dataset_lib.errors import ConfigError
+from core import fields, registry
+from core.errors import ConfigError
+from dataset_lib import builder
 from eval_lib import evaluator
 from model_lib import blocks
 from train_lib import stages
@@ -222,7 +223,7 @@ def validate(
     expected = f"'<evaluation>/<metric>' of one of {_listed(run['evals'])}"
     raise ConfigError('checkpoint.best_metric', metric, expected)
   expected = "'package.module:Name' of a subclass of train_lib.task.Task"
-  task = imports.locate(run['task'], 'task', Task, expected)
+  task = registry.locate(run['task'], 'task', Task, expected)
   task.validate_config(run)
   for name, entry in run['evals'].items():
     kind = evaluator.locate(entry['type'], f'evals.{name}.type')

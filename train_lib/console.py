@@ -16,7 +16,7 @@ import rich.text
 from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress
 
-from dataset_lib.text_files import printable
+from core.files import printable
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory, writing
 

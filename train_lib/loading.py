@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import ml_collections
 from absl import logging
 
-from dataset_lib import builder, contract, imports, text_files, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core import files, registry
+from core.errors import ConfigError, InvalidDataError
+from dataset_lib import builder, contract, tokenizer
 from dataset_lib.source import DatasetInfo
 from model_lib import convert, convert_vit, position_grids
 from model_lib.convert_pixels import HALF, Pixels
-from model_lib.errors import FieldError
 from serve_lib.chain import ServedRun
 from train_lib import checkpoint_io, config_schema, sharding
 from train_lib.run_directory import (
@@ -80,14 +80,14 @@ def load_config(
   of the file for an illegal field or another preparation than the contract has.
   """
   path = pathlib.Path(workdir) / CONFIG
-  imports.keep_out(workdir)
+  registry.keep_out(workdir)
   if not path.is_file():
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
   # A ConfigDict takes a field's type from its value, so a list could not later
   # be overridden by a tuple.
-  with text_files.damage_of(path):
-    values = text_files.with_tuples(text_files.read_object(path))
+  with files.damage_of(path):
+    values = files.with_tuples(files.read_object(path))
     config = ml_collections.ConfigDict(values)
     config.warm_start.workdir = ''
     for name in {'evals', 'model', 'stages'} & {*config}:
@@ -122,7 +122,7 @@ def restore(
   checkpoint, and ConfigError for another tokenizer.
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
-  with text_files.damage_of(saved.path / MANIFEST):
+  with files.damage_of(saved.path / MANIFEST):
     given = saved.extra.get('contract')  # none in older ones
     trained = info if given is None else parse_info(given)
   for one in contract.differences(trained, info, is_copy=True):
@@ -287,7 +287,7 @@ def _read(
     for name, value in published.fields.items():
       if model.get(name, value) != value:
         expected = f'{value!r}, as in {directory}'
-        raise FieldError(f'model.{name}', model[name], expected)
+        raise ConfigError(f'model.{name}', model[name], expected)
     return published, convert_vit.fit
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from train_lib.classification import Classification
 from train_lib.task import Batch
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from train_lib.stages import Config, Stage
 
 # Weight decay applies to kernels and to BERT's embedding tables, as in BERT's

@@ -22,10 +22,11 @@ from typing import Any
 
 import filelock
 
-from dataset_lib import contract, data_files, fields, text_files
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core import fields, files
+from core.errors import ConfigError, InvalidDataError
+from core.files import writing
+from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
-from dataset_lib.text_files import writing
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -88,7 +89,7 @@ class RunDirectory(contextlib.ExitStack):
     if self._primary:
       with contextlib.ExitStack() as opened:
         try:
-          held = text_files.lock_directory(self.workdir)
+          held = files.lock_directory(self.workdir)
           opened.callback(os.close, held)  # holds if run.lock is deleted
         except BlockingIOError:
           raise RunLockedError(_in_use(self.workdir / 'run.lock')) from None
@@ -107,15 +108,15 @@ class RunDirectory(contextlib.ExitStack):
     """Writes a JSON file of the run atomically."""
     if self._primary:
       with writing(self.workdir / name):
-        text_files.write_json(self.workdir / name, value)
+        files.write_json(self.workdir / name, value)
 
   def log(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line of metrics; it is in the file when this returns."""
     if self._primary:
-      line = text_files.dumps({'step': step, **values}) + '\n'
+      line = files.dumps({'step': step, **values}) + '\n'
       path = self.workdir / METRICS
       # One write: a killed process leaves at most this line incomplete.
-      with writing(path), text_files.open_append(path) as file:
+      with writing(path), files.open_append(path) as file:
         size = file.tell()
         if file.write(line.encode()) != len(line.encode()):
           file.truncate(size)  # no part of a line
@@ -127,17 +128,17 @@ class RunDirectory(contextlib.ExitStack):
     if not self._primary or not path.exists():
       return
     # The last line may be incomplete and still parse; dropped without warning.
-    *lines, _ = text_files.read_bytes(path, data_files.MAX_LOG).split(b'\n')
+    *lines, _ = files.read_bytes(path, files.MAX_LOG).split(b'\n')
     kept = []
     for number, line in enumerate(lines, 1):
       try:
-        if text_files.loads(line.decode())['step'] <= step:
+        if files.loads(line.decode())['step'] <= step:
           kept.append(line.decode() + '\n')
       except (ValueError, TypeError, LookupError):
         message = f'{path}: line {number} is damaged, dropped'
         warnings.warn(message, stacklevel=2)
     with writing(path):
-      text_files.write_text(path, ''.join(kept))
+      files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
     path, own = self.workdir / CONFIG, self.workdir.resolve()
@@ -146,7 +147,7 @@ class RunDirectory(contextlib.ExitStack):
       line = f'is a link to those of {other}, which training would delete'
       raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
     for name in WRITTEN:
-      data_files.check_no_link(self.workdir / name)
+      files.check_no_link(self.workdir / name)
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
     steps = steps_in(self.workdir / CHECKPOINTS)
@@ -156,7 +157,7 @@ class RunDirectory(contextlib.ExitStack):
         'cannot be compared: put it back, or use another workdir.'
       )
     if steps:
-      changed = changes(text_files.read_object(path), self._config)
+      changed = changes(files.read_object(path), self._config)
       if changed:
         lines = '\n  '.join(changed)
         raise ConfigChangedError(
@@ -194,7 +195,7 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
       raise RunLockedError(_in_use(path))
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    text, done = text_files.dumps(fields), threading.Event()
+    text, done = files.dumps(fields), threading.Event()
     with writing(path):
       path.write_text(text)
     beat = threading.Thread(target=_renew, args=(path, text, done), daemon=True)
@@ -249,17 +250,17 @@ def _in_use(lock: pathlib.Path) -> str:
 def _holder(lock: pathlib.Path) -> tuple[str, str]:
   """Returns the host of the run that wrote a lock file, and its description."""
   with contextlib.suppress(OSError, InvalidDataError, KeyError):
-    fields = text_files.read_object(lock)
+    fields = files.read_object(lock)
     words = 'process {pid} on host {host}, started {started}'.format(**fields)
-    return str(fields['host']), text_files.printable(words)
+    return str(fields['host']), files.printable(words)
   return '', 'a process that is just starting'
 
 
 def load_info(workdir: Path) -> DatasetInfo:
   """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
-  with text_files.damage_of(path):
-    return parse_info(text_files.read_object(path))
+  with files.damage_of(path):
+    return parse_info(files.read_object(path))
 
 
 def parse_info(given: Mapping[str, Any]) -> DatasetInfo:
@@ -270,7 +271,7 @@ def parse_info(given: Mapping[str, Any]) -> DatasetInfo:
     raise ValueError(f'input_shape: got {shape}')
   if len(mean) != len(std) or len(mean) not in (1, shape[-1]):
     raise ValueError(f'mean, std: got {mean}, {std}')
-  return DatasetInfo(**text_files.with_tuples(values))
+  return DatasetInfo(**files.with_tuples(values))
 
 
 def trained_on(workdir: Path) -> DatasetInfo | None:
@@ -283,8 +284,8 @@ def trained_on(workdir: Path) -> DatasetInfo | None:
   if steps and (folder / DATASET_INFO).exists():
     return load_info(folder)
   for step in reversed(steps):  # copied or left without the rest of their run
-    with contextlib.suppress(*text_files.DAMAGE):  # which restoring reports
-      manifest = text_files.read_object(checkpoints / str(step) / MANIFEST)
+    with contextlib.suppress(*files.DAMAGE):  # which restoring reports
+      manifest = files.read_object(checkpoints / str(step) / MANIFEST)
       return parse_info(manifest['content']['extra']['contract'])
   return None
 
@@ -315,7 +316,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
   if not isinstance(tree, Mapping) or (prefix and not tree):
-    return {prefix[:-1]: text_files.dumps(tree)}
+    return {prefix[:-1]: files.dumps(tree)}
   parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
   return {key: text for part in parts for key, text in part.items()}
 

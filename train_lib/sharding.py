@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from model_lib.logical import parts_of
 
 AXES = ('data', 'fsdp', 'tensor')

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Float, Key, Shaped
 
-from dataset_lib import fields, imports
-from dataset_lib.errors import ConfigError
+from core import fields, registry
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Metric
 from halting import older
@@ -44,7 +44,7 @@ class Task(abc.ABC):
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
-    """Legal fields of `loss`, with their defaults; see `dataset_lib.fields`."""
+    """Legal fields of `loss`, with their defaults; see `core.fields`."""
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ class Task(abc.ABC):
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
   """Builds the configured task; a stage may change model keywords."""
   config = with_model(config, changes)
-  task = imports.locate(config['task'], 'task', Task)(config, info)
+  task = registry.locate(config['task'], 'task', Task)(config, info)
   table = getattr(task.model, 'type_vocab_size', 0)
   if 0 < table < info.token_types:  # an index outside is NaN
     expected = f'0, or at least {info.token_types}: the data are pairs of texts'
@@ -192,12 +192,12 @@ def complete_model(
   expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
   if kind is nn.Module:
     expected = "'package.module:Name' of a Linen module"
-  module = imports.locate(name, 'model.name', kind, expected)
+  module = registry.locate(name, 'model.name', kind, expected)
   set_by_task = ('num_classes', 'dtype')
   given = older.model_fields(given, module)
   complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
-    built: Any = imports.build(module, complete, num_classes=2)
+    built: Any = registry.build(module, complete, num_classes=2)
   # The module may have set sizes that its variant determines.
   values = {field: getattr(built, field) for field in complete}
   values |= {
@@ -211,10 +211,10 @@ def complete_model(
 def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
   given = dict(config['model'])
-  module = imports.locate(given.pop('name'), 'model.name', nn.Module)
+  module = registry.locate(given.pop('name'), 'model.name', nn.Module)
   given = older.model_fields(given, module)
   dtype = jnp.dtype(config['dtype'])
-  return imports.build(module, given, num_classes=num_classes, dtype=dtype)
+  return registry.build(module, given, num_classes=num_classes, dtype=dtype)
 
 
 @contextlib.contextmanager

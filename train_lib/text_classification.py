@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dataset_lib import fields, text_files, tokenizer
-from dataset_lib.errors import ConfigError
+from core import fields, files
+from core.errors import ConfigError
+from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
 from dataset_lib.tokenizer import MIN_LENGTH
 from eval_lib.metrics import Average
@@ -147,7 +148,7 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
       found = convert.read_sizes(directory)
     else:
       path = pathlib.Path(directory) / CONFIG
-      model = text_files.read_object(path)['model']
+      model = files.read_object(path)['model']
       found = {name: model[name] for name in names if name in model}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ConfigError(field, directory, f'{expected} ({error})') from error

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from dataset_lib.errors import ConfigError, WriteError
+from core.errors import ConfigError, WriteError
 from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import compute
 from train_lib.build import Setup

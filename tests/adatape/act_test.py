@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adatape.model import AdaTapeViT
+from core.errors import ConfigError
 from launch import command_line
-from model_lib.errors import FieldError
 from model_lib.layers import LayerNorm
 
 FIELDS = dict(
@@ -64,5 +64,5 @@ def test_the_ablation_of_a_configuration():
   config = command_line.load_config(file, ())
   assert (config.model.act, config.model.read_mlp) == (True, '')
   assert (config.model.fixed_length, config.loss.tape_weight) == (True, 0.0)
-  with pytest.raises(FieldError, match='act: expected fixed_length=True'):
+  with pytest.raises(ConfigError, match='act: expected fixed_length=True'):
     AdaTapeViT(**FIELDS, act=True)

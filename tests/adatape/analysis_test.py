@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from adatape import analysis, analysis_report
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from tests.adatape import serving_test
 
 IMAGES = {**serving_test.DATA['image'], 'test_examples': 30}

@@ -10,7 +10,7 @@ import pytest
 
 from adatape import analysis, budgets, tape
 from adatape.budgets import Setting
-from model_lib.errors import FieldError
+from core.errors import ConfigError
 from serve_lib.engine import Engine
 from tests import fakes
 from tests.adatape import serving_test
@@ -111,10 +111,12 @@ def test_the_most_read_tokens_are_kept():
 @pytest.mark.parametrize('model', [serving_test.IMAGE, LEARNED])
 def test_too_small_a_part_of_the_bank_is_named(model):
   task, _ = serving_test.build(model, IMAGES)
-  with pytest.raises(FieldError, match=r'bank_size: expected at least .* = 12'):
+  with pytest.raises(
+    ConfigError, match=r'bank_size: expected at least .* = 12'
+  ):
     budgets.changed(task.model, Setting(1.0, 6, 0.5), KEPT)
   wrong = r'bank_size: .* = 22 tokens \(of an input bank: .*\), got 1?\d'
-  with pytest.raises(FieldError, match=wrong):
+  with pytest.raises(ConfigError, match=wrong):
     budgets.changed(task.model, Setting(1.0, 11, 1.0), bank_size=16)
 
 

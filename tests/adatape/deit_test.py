@@ -12,7 +12,7 @@ import pytest
 from scipy.special import log_softmax
 
 from adatape.deit import DeiT, Distillation
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from launch import command_line
 from model_lib.vit import ViT
 from tests.adatape import plain_vit

@@ -10,8 +10,8 @@ from scipy.stats import rankdata
 
 from adatape import difficulty
 from adatape.task import TapeClassification
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from tests.adatape import serving_test as tapes
 from tests.contexts import eval_context, rows_on

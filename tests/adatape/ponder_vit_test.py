@@ -7,8 +7,8 @@ import pytest
 import scipy.special
 
 from adatape.ponder_vit import PonderNetClassification, PonderViT
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from halting import costs, loop
 from halting.token_rules import PonderNet
 from tests.adatape import plain_vit

@@ -10,8 +10,8 @@ import pytest
 
 from adatape.serving import tape_lengths
 from adatape.task import TapeClassification
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import benchmark
 from eval_lib.calibration import fingerprint
 from eval_lib.report import print_table

@@ -8,8 +8,8 @@ import scipy.special
 from flax import linen as nn
 
 from albert_act.pretraining import Pretraining
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib.metrics import compute
 from launch import command_line
 from tests.albert_act import small

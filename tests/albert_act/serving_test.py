@@ -12,8 +12,8 @@ import pytest
 from albert_act import compaction, packed_attention
 from albert_act.serving import AlbertChain
 from albert_act.task import FineTune
+from core.errors import ConfigError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.chain import Grid, Group, InputError, Row, ServedRun

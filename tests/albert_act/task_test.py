@@ -9,8 +9,9 @@ import pytest
 from scipy.special import log_softmax, rel_entr
 
 from albert_act.task import FineTune
-from dataset_lib import text_files, tokenizer
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
+from dataset_lib import tokenizer
 from eval_lib.metrics import compute
 from halting.token_rules import Fixed
 from model_lib import convert, sizes
@@ -191,9 +192,7 @@ def resolved(start, **model):
 
 def test_sizes_are_those_of_the_checkpoint(tmp_path):
   run = sizes.ALBERT.defaults | {'max_iterations': 4, 'vocab_size': 99}
-  text_files.write_json(
-    tmp_path / 'config.json', {'model': run | {'dropout': 0.3}}
-  )
+  files.write_json(tmp_path / 'config.json', {'model': run | {'dropout': 0.3}})
   found = resolved(tmp_path)
   assert {name: found[name] for name in run} == run
   assert found['dropout'] != 0.3

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from dataset_lib import builder, text_files, tokenizer
+from core import files
+from dataset_lib import builder, tokenizer
 from halting.token_rules import ACT, Fixed
 from launch import command_line
 from model_lib import convert, convert_tables
@@ -185,6 +186,6 @@ def bare(directory, vocabulary, **arguments):
   directory.mkdir()
   words = [f'dataset.tokenizer={vocabulary}']
   config = load('glue', words, task='sst2', data='/nowhere', **arguments)
-  text_files.write_json(directory / 'config.json', config.to_dict())
+  files.write_json(directory / 'config.json', config.to_dict())
   tokenizer.load(vocabulary).save(directory / 'tokenizer.json')
   return directory

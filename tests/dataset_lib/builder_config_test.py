@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from annotated_types import Interval
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo, Source, places
 from tests.dataset_lib.batches import build
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder
-from dataset_lib.errors import TooManyBadRecordsError
+from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.source import DatasetInfo
 from tests.dataset_lib.batches import (
   BUCKETS,

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
+from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import corpus, corpus_rows, tokenizer
-from dataset_lib.errors import InvalidDataError, MissingDataError
 from tests.dataset_lib import corpora
 
 

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
+from core.errors import MissingDataError
 from dataset_lib.corpus_texts import ACTIONS, Faults, Texts
-from dataset_lib.errors import MissingDataError
 
 
 def read(*files, **options):

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
+from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import builder
-from dataset_lib.errors import InvalidDataError, MissingDataError
 from tests.dataset_lib.batches import build, take
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from core.errors import BadRecord
 from dataset_lib import image_header, image_ops, order
-from dataset_lib.errors import BadRecord
 from serve_lib.chain import InputError
 from serve_lib.items import images
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from dataset_lib import builder
-from dataset_lib.errors import (
+from core.errors import (
   BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
-  TooManyBadRecordsError,
 )
+from dataset_lib import builder
+from dataset_lib.bad_records import TooManyBadRecordsError
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build, take
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dataset_lib import errors, order, source
-from dataset_lib.errors import BadRecord, TooManyBadRecordsError
+from core.errors import BadRecord
+from dataset_lib import bad_records, order, source
+from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.source import DatasetInfo
 
 BUCKETS = (8, 16, 32)
@@ -127,7 +128,7 @@ def test_values_of_records_are_checked(value, legal, kind):
   [(1000, 0.001, 1), (999, 0.001, 0), (5000, 0.001, 5), (100, 0.0, 0)],
 )
 def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
-  records = errors.BadRecords(num_examples, share)
+  records = bad_records.BadRecords(num_examples, share)
   for row in [*range(tolerated)] * 3:  # a record counts once
     records.count(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
   with pytest.raises(TooManyBadRecordsError) as error:

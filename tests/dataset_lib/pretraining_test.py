@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib import pretraining, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError
 from tests.dataset_lib import batches, corpora
 from tests.dataset_lib.batches import assert_same, joined, take
 from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS

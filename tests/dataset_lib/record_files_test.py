@@ -11,8 +11,8 @@ import tracemalloc
 
 import pytest
 
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import record_files
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build
 

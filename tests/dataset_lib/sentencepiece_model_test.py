@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib import sentencepiece_model, tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError
 from tests.dataset_lib import tokenizer_test
 from tests.dataset_lib.tokenizer_test import ids
 

@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from tests.dataset_lib import corpora, example_files, word_rows
 from tests.dataset_lib.image_folder_test import write_image
 

@@ -6,13 +6,13 @@ import gzip
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tokenizer
-from dataset_lib.errors import (
+from core.errors import (
   BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
 )
+from dataset_lib import builder, tokenizer
 from dataset_lib.tagged_words import TaggedFile, encode_words
 from tests.dataset_lib import corpora
 from tests.dataset_lib.tokenizer_test import rows

@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder
-from dataset_lib.errors import (
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-  TooManyBadRecordsError,
-)
+from dataset_lib.bad_records import TooManyBadRecordsError
 from tests.dataset_lib.word_rows import (
   OFFICIAL,
   SENTEVAL,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from core.errors import ConfigError
 from dataset_lib import text_tasks
-from dataset_lib.errors import ConfigError
 from eval_lib import certificate, frontier
 from tests.contexts import eval_context
 from tests.dataset_lib.word_rows import config, opened, write

@@ -12,15 +12,15 @@ import cv2
 import numpy as np
 import pytest
 
-from dataset_lib import builder, tfds
-from dataset_lib.corpus_texts import Faults, Texts
-from dataset_lib.errors import (
+from core.errors import (
   BadRecord,
   ConfigError,
   InvalidDataError,
   MissingDataError,
-  TooManyBadRecordsError,
 )
+from dataset_lib import builder, tfds
+from dataset_lib.bad_records import TooManyBadRecordsError
+from dataset_lib.corpus_texts import Faults, Texts
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
+from core.errors import InvalidDataError
 from dataset_lib import tokenizer
-from dataset_lib.errors import InvalidDataError
 from tests.dataset_lib import corpora
 from tests.dataset_lib.tokenizer_test import VOCABULARY
 

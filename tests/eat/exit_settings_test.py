@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eat import exit_settings
 from tests.eat.recorded import LABELS, LOGITS, fake, measured
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from eat import serving
 from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier

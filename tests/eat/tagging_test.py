@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eat.tagging import EatTagger, Tagging
 from model_lib import convert
 from tests.eat import small

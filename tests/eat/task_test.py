@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
-from dataset_lib import text_files, tokenizer
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
+from dataset_lib import tokenizer
 from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from tests.eat.small import info
@@ -174,7 +175,7 @@ def vocabulary(path, words=WORDS, **options):
   """A directory with a vocab.txt and its options."""
   path.mkdir()
   (path / 'vocab.txt').write_text('\n'.join(words))
-  text_files.write_json(path / 'tokenizer_config.json', options)
+  files.write_json(path / 'tokenizer_config.json', options)
   return str(path)
 
 
@@ -182,7 +183,7 @@ def run_of(path, source):
   """The directory of a run that read its data with this tokenizer."""
   path.mkdir()
   groups = ('model', 'loss', 'dataset', 'warm_start')
-  text_files.write_json(path / 'config.json', {name: {} for name in groups})
+  files.write_json(path / 'config.json', {name: {} for name in groups})
   tokenizer.load(source).save(path / 'tokenizer.json')
   return str(path)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib import calibration, evaluator, predictions
 from eval_lib.calibration import fit_temperature, negative_log_likelihood
 from serve_lib import monitor

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from eval_lib import certificate, evaluator, predictions, risk
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy

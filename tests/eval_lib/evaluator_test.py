@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import evaluator
 from eval_lib.metrics import Average, ByClass, Maximum, Union, Variance
 from tests import contexts, fakes

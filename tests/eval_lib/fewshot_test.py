@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator, fewshot
 from tests import contexts
 

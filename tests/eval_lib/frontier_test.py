@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib import calibration, evaluator, frontier, predictions
 from eval_lib.calibration import fit_temperatures
 from tests.contexts import eval_context

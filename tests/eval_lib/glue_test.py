@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, glue
 from tests import contexts

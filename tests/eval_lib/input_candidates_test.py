@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eval_lib import input_candidates
 from tests.dataset_lib import image_folder_test
 

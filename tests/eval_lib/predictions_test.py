@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
-from dataset_lib.fields import accepts
+from core.errors import ConfigError, InvalidDataError
+from core.fields import accepts
 from eval_lib import predictions
 
 HEADS, CLASSES = 2, 3

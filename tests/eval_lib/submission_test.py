@@ -5,7 +5,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dataset_lib.errors import InvalidDataError, MissingDataError
+from core.errors import InvalidDataError, MissingDataError
 from eval_lib import glue, submission
 
 # Answers, and the lines of the file as in the server's sample.

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from dataset_lib import imports
+from core import registry
 from launch import command_line
 from train_lib import build, config_schema
 
@@ -160,7 +160,7 @@ def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
 
 def fixed_parameters(config: Any) -> Any:
   """Returns a context in which the task begins with those of `fill`."""
-  kind = imports.locate(config.task, 'task')
+  kind = registry.locate(config.task, 'task')
   original = kind.init
 
   def init(self, rng):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib import imports
+from core import registry
 from halting import loop
 from halting.rule import TokenRule, weigh
 from halting.token_rules import ACT, PonderNet, SkipACT, StraightThrough
@@ -89,7 +89,7 @@ def test_illegal_rules_are_named():
       ACT(epsilon)
   for name in ('ponder', 'halting.loop:Result', 'halting.rule:TokenRule'):
     with pytest.raises(ValueError, match=r'^rule\.name: expected'):
-      imports.named({'name': name}, 'rule', TokenRule)
+      registry.named({'name': name}, 'rule', TokenRule)
 
 
 def contraction(state, n, running):

@@ -7,7 +7,7 @@ import pytest
 from adatape.ponder_vit import PonderViT
 from adatape.universal import UniversalTransformer
 from albert_act.model import AlbertClassifier
-from dataset_lib import imports
+from core import registry
 from halting import older
 from halting.rule import TokenRule
 from halting.token_rules import (
@@ -35,13 +35,13 @@ from train_lib import run_directory
     (RecurrentModel, dict(rule='fixed', epsilon=0.01, mu=1), Fixed()),
     (UniversalTransformer, dict(halting='token', epsilon=0.1), ACT(0.1)),
     (UniversalTransformer,
-     dict(rule=imports.described(StraightThrough()), epsilon=0.3),
+     dict(rule=registry.described(StraightThrough()), epsilon=0.3),
      StraightThrough(0.3)),
   ],
 )  # fmt: skip
 def test_a_rule_and_its_settings_are_one_field(model, values, rule):
   new = older.model_fields(values, model)
-  assert imports.named(new.pop('rule'), 'rule', TokenRule) == rule
+  assert registry.named(new.pop('rule'), 'rule', TokenRule) == rule
   assert new in ({}, {'halting': 'token'})
 
 
@@ -49,7 +49,7 @@ def test_a_rule_and_its_settings_are_one_field(model, values, rule):
   ('model', 'values'),
   [
     (PonderViT, dict(max_steps=3)), (ViT, dict(epsilon=0.1, halting='act')),
-    (AlbertClassifier, dict(rule=imports.described(ACT(0.3)))),
+    (AlbertClassifier, dict(rule=registry.described(ACT(0.3)))),
   ],
 )  # fmt: skip
 def test_other_fields_stay(model, values):

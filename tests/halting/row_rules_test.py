@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from dataset_lib import imports
+from core import registry
 from halting import loop, older
 from halting.row_rules import (
   Combined,
@@ -190,8 +190,8 @@ def test_rules_of_older_files():
     ('confidence', True, Tolerance(0.2, 2)), ('never', True, Never()),
   ):  # fmt: skip
     new = older.row_rule(values | {'name': name}, regression)
-    assert imports.named(new, 'rule', RowRule) == rule
-    described = imports.described(rule)
+    assert registry.named(new, 'rule', RowRule) == rule
+    described = registry.described(rule)
     assert older.row_rule(described, regression) == described
 
 

@@ -5,8 +5,9 @@ import csv
 import pytest
 
 from albert_act import analysis_report
-from dataset_lib import text_files, tokenizer
-from dataset_lib.errors import InvalidDataError
+from core import files
+from core.errors import InvalidDataError
+from dataset_lib import tokenizer
 from launch import analyze
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
@@ -129,7 +130,7 @@ def run(tmp_path_factory):
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, run, tmp_path, refused
 ):
-  config = text_files.loads((run / 'config.json').read_text())
+  config = files.loads((run / 'config.json').read_text())
   bert = {
     'task': 'train_lib.text_classification:TextClassification', 'loss': {},
     'model': {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'},
@@ -138,6 +139,6 @@ def test_bad_command_lines_are_answered_in_one_line(
   for name, changes in (('copy', {}), ('bert', bert)):
     places[name] = tmp_path / name
     places[name].mkdir()
-    text_files.write_json(places[name] / 'config.json', config | changes)
+    files.write_json(places[name] / 'config.json', config | changes)
   refused(analyze.main, [flag.format(**places) for flag in flags], words)
   assert not (run / 'analysis').exists()

@@ -11,8 +11,8 @@ import json
 import numpy as np
 import pytest
 
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder, contract
-from dataset_lib.errors import ConfigError, InvalidDataError
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from launch import evaluate, export, predict, serve, serving

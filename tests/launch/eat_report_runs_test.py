@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eat import exit_settings, recorded_runs
 from eval_lib import calibration, peers
 from launch import benchmark

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataset_lib.errors import InvalidDataError
+from core.errors import InvalidDataError
 from eat import exit_settings
 from eval_lib import adaptive_plots
 from launch import eat_pictures, eat_report

@@ -11,8 +11,8 @@ import types
 
 import pytest
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import submission
 from launch import command_line, predict, serving
 from serve_lib import backends

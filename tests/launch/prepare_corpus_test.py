@@ -11,7 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dataset_lib import builder, corpus, text_files
+from core import files
+from dataset_lib import builder, corpus
 from launch import command_line, prepare_corpus
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -46,7 +47,7 @@ def test_from_texts_to_batches(texts, tmp_path, capsys):
   left, killed = out.parent / '.out.abc.tmp', out.parent / '.out.def.tmp'
   for folder in (left, killed):
     folder.mkdir(parents=True)
-  held = text_files.lock_directory(left)  # by a run that goes on
+  held = files.lock_directory(left)  # by a run that goes on
   flags = f'--input={texts}', f'--out={out}', '--vocab_size=50'
   assert run(*flags, '--validation_share=0.1', '--processes=1') == 0
   printed, errors = capsys.readouterr()

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 
 optuna = pytest.importorskip('optuna')
 from launch import command_line, search, sweep, sweep_runs  # noqa: E402
@@ -140,7 +140,7 @@ def test_the_table_the_picture_and_the_best(
     ('complete', number) for number in '012345'
   }
   assert all(row['test/accuracy'] == row['optimizer.lr'] for row in rows)
-  best = text_files.read_object(tmp_path / 'runs' / 'best.json')
+  best = files.read_object(tmp_path / 'runs' / 'best.json')
   assert best['config']['optimizer']['lr'] == rates[0]
   assert best['config']['batch_size'] == 64
   assert f'optimizer.lr={rates[0]}' in shlex.split(best['command'])
@@ -154,7 +154,7 @@ def test_the_table_the_picture_and_the_best(
   assert '[7/7] complete: ' in capsys.readouterr().out
   if workers == 1:  # the same seed, the same values
     assert sweep.main([*given, f'--workdir={tmp_path}/runs/again']) == 0
-    again = text_files.read_object(tmp_path / 'runs/again/best.json')
+    again = files.read_object(tmp_path / 'runs/again/best.json')
     assert again['test/accuracy'] == rates[0]
 
 
@@ -270,7 +270,7 @@ def test_a_killed_search_ends_with_all_trials(tmp_path):
       assert process.poll() is None
       time.sleep(0.05)
     process.kill()
-  holder = text_files.read_object(first / 'run.lock')  # still at work
+  holder = files.read_object(first / 'run.lock')  # still at work
   os.kill(int(holder['pid']), signal.SIGKILL)
   assert not (first / 'result.json').exists()
   subprocess.run(command, check=True, env=environment)

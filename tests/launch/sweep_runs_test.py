@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dataset_lib import text_files
+from core import files
 from launch import command_line, sweep, sweep_runs
 from tests.dataset_lib import corpora
 from tests.launch.sweep_test import PARITY, flags
@@ -77,7 +77,7 @@ def test_a_line_reads_the_directory_of_a_named_one(
       workdir = pathlib.Path(commands[-1]['--workdir'])
       workdir.mkdir(parents=True)
       metric = 'a/b' if workdir.name == 'first' else 'test/accuracy'
-      text_files.write_json(workdir / 'result.json', {metric: 0.5})
+      files.write_json(workdir / 'result.json', {metric: 0.5})
     return code
 
   monkeypatch.setattr(sweep, 'train', train)
@@ -99,7 +99,7 @@ def test_a_line_reads_the_directory_of_a_named_one(
   refused(sweep.main, wrong, ['line 3: batch_size'])
   # A name is of one configuration, also when its run has finished.
   config = command_line.load_config(f'{PARITY},n=4', ['seed=0']).to_dict()
-  text_files.write_json(tmp_path / 'runs' / 'first' / 'config.json', config)
+  files.write_json(tmp_path / 'runs' / 'first' / 'config.json', config)
   other = flags(tmp_path, '@first :n=4 seed=1')
   refused(sweep.main, other, ['line 1: @first', 'seed: saved 0, given 1'])
   same = flags(tmp_path, '@first :n=4 seed=0')
@@ -140,7 +140,7 @@ def test_the_lists_of_tables(
   path, config, metric, count, tmp_path, monkeypatch
 ):
   model = {'model_type': 'bert', 'num_hidden_layers': 6}
-  text_files.write_json(tmp_path / 'config.json', model)
+  files.write_json(tmp_path / 'config.json', model)
   for name in ('MINILM', 'GLUE', 'PROBING'):
     monkeypatch.setenv(name, str(tmp_path))
   corpus = corpora.prepare(tmp_path, corpora.documents(20))[0]
@@ -158,8 +158,8 @@ def test_the_lists_of_tables(
   for run in read.values():
     run.workdir.mkdir(parents=True)
     saved = command_line.load_config(run.config, run.overrides).to_dict()
-    text_files.write_json(run.workdir / 'config.json', saved)
-    text_files.write_json(run.workdir / 'result.json', {})
+    files.write_json(run.workdir / 'config.json', saved)
+    files.write_json(run.workdir / 'result.json', {})
     shutil.copy(tokenizer, run.workdir)
   monkeypatch.setattr(sweep_runs, 'read_config', spy := mock.Mock(
     wraps=sweep_runs.read_config

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from dataset_lib import text_files
+from core import files
 from launch import command_line, sweep
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
@@ -110,7 +110,7 @@ def trained(monkeypatch):
       return outcome
     workdir = pathlib.Path(given['--workdir'])
     workdir.mkdir(parents=True)
-    text_files.write_json(workdir / 'result.json', outcome)
+    files.write_json(workdir / 'result.json', outcome)
     return 0
 
   monkeypatch.setattr(sweep, 'train', train)
@@ -197,7 +197,7 @@ def test_arguments_of_the_file_and_the_picture(
     workdir = pathlib.Path(given['--workdir'])
     workdir.mkdir(parents=True)
     outcome = {'test/accuracy': value, 'few/5shot': 0.2, 'seconds': 9.0}
-    text_files.write_json(workdir / 'result.json', outcome)
+    files.write_json(workdir / 'result.json', outcome)
     return 0
 
   monkeypatch.setattr(sweep, 'train', train)

@@ -107,7 +107,7 @@ CLIP = {'image_processor_type': 'CLIPImageProcessor'}
     (HUGGING_FACE, {'image_std': 10**400}, 'image_std: .*finite'),
     (HUGGING_FACE, {'image_mean': [0.1] * 4}, 'mean: expected 1 number, or 3'),
     (HUGGING_FACE, {'rescale_factor': '1/255'}, 'rescale_factor: expected'),
-    (HUGGING_FACE, [], 'expected a JSON object'),
+    (HUGGING_FACE, [], 'expected an object, got list'),
     ({'architecture': 'vit', 'pretrained_cfg': {'mean': [*MEAN]}}, None,
      'pretrained_cfg: std: expected finite numbers, above 0, got None'),
   ],

@@ -190,13 +190,14 @@ def test_an_option_that_changes_the_result_is_refused(
 
 def test_an_archive_is_a_file_with_a_limit(tmp_path, monkeypatch):
   path, limit = tmp_path / 'vit.npz', 10**6
-  monkeypatch.setattr(convert_vit.convert_files, 'MAX_WEIGHTS', limit)
+  monkeypatch.setattr(convert_vit.files, 'MAX_WEIGHTS', limit)
   np.savez_compressed(path, x=np.zeros(limit // 8))
   assert path.stat().st_size < limit / 100
   os.mkfifo(tmp_path / 'pipe.npz')
   for name, words in (
-    ('vit.npz', '1000000 bytes, unpacked, got 1000'), ('pipe.npz', 'no regular')
-  ):  # fmt: skip
+    ('vit.npz', '1000000 bytes, unpacked, got 1000'),
+    ('pipe.npz', 'not a regular file'),
+  ):
     with pytest.raises(ValueError, match=words):
       convert_vit.load(tmp_path / name)
 

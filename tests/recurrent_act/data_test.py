@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 
 MANY = np.arange(300)
 NAME = 'recurrent_act.data:Graves'

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from eval_lib import metrics, predictions
 from launch import command_line
 from recurrent_act.task import SequenceTask

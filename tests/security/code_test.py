@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dataset_lib import imports
-from dataset_lib.errors import ConfigError
+from core import registry
+from core.errors import ConfigError
 from launch import analyze, command_line, evaluate, export, predict
 from tests.conftest import REPOSITORY
 from train_lib import loading, run_directory
@@ -36,8 +36,8 @@ COMMANDS = {
 @pytest.fixture
 def run(trained, tmp_path, monkeypatch):
   """A copy of a run with a module evil, where Python looks for modules."""
-  monkeypatch.setattr(imports, '_folders', set())
-  monkeypatch.setattr(imports, '_trusted', set())
+  monkeypatch.setattr(registry, '_folders', set())
+  monkeypatch.setattr(registry, '_trusted', set())
   monkeypatch.setenv('MARKER', str(tmp_path / 'marker'))
   directory = shutil.copytree(trained, tmp_path / 'run')
   for place in (directory, tmp_path):

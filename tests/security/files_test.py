@@ -10,8 +10,9 @@ import zlib
 
 import pytest
 
-from dataset_lib import builder, data_files, record_files, text_rows
-from dataset_lib.errors import BadRecord, InvalidDataError, MissingDataError
+from core import files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib import builder, record_files, text_rows
 from serve_lib.chain import InputError
 from serve_lib.items import images
 from tests.dataset_lib import (
@@ -102,7 +103,7 @@ def test_a_record_has_a_limit(kind, tmp_path, monkeypatch):
   records = [example_files.example(one, [1]) for one in (small, large)]
   example_files.write(tmp_path / f'train-0.{kind}', records)
   source = records_of(tmp_path)
-  monkeypatch.setattr(data_files, 'MAX_BYTES', 4_000)
+  monkeypatch.setattr(files, 'MAX_BYTES', 4_000)
   assert source.record(0)['image'] == small
   with pytest.raises(BadRecord) as caught:
     source.record(1)
@@ -118,7 +119,7 @@ def test_a_sparse_record_is_not_read(tmp_path):
     file.write(record_files.checked(struct.pack('<Q', size)))
     file.truncate(size + 16)
   source = records_of(tmp_path)
-  assert peak(lambda: refused_record(source)) < 2 * data_files.MAX_BYTES
+  assert peak(lambda: refused_record(source)) < 2 * files.MAX_BYTES
 
 
 def records_of(folder):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import rich
 
-from dataset_lib import errors, text_files
-from dataset_lib.errors import InvalidDataError
+from core import errors, files
+from core.errors import ConfigError, InvalidDataError
 from launch import (
   analyze,
   benchmark,
@@ -21,7 +21,6 @@ from launch import (
   sweep_runs,
   train,
 )
-from model_lib.errors import FieldError
 from tests.dataset_lib import corpora, word_rows
 from tests.security.files_test import within
 
@@ -76,7 +75,7 @@ def test_messages_of_long_values_are_short(tmp_path, capsys):
   messages = []
   for value in (long, number, [number], long.encode(), {'a': long}):
     error = errors.ConfigError('field', value, 'a number')
-    messages += [str(error), str(FieldError('field', value, 'a number'))]
+    messages += [str(error), str(ConfigError('field', value, 'a number'))]
   for kind, parts in (
     (errors.ConfigError, (long, 1, long)), (errors.BadRecord, 'ab'),
     (errors.InvalidDataError, ()), (errors.MissingDataError, ()),
@@ -86,7 +85,7 @@ def test_messages_of_long_values_are_short(tmp_path, capsys):
   for text in ('1' * 5000, '1' * 400, '1' * 5000 + '.5', f'1, "{long}": 1'):
     path = tmp_path / 'a.json'
     path.write_text(f'{{"{long}": 1, "a": {text}}}')
-    messages.append(message_of(text_files.read_json, path))
+    messages.append(message_of(files.read_json, path))
   # All of a file without line ends is its header.
   corpora.tokenizer(tmp_path / 'vocabulary', word_rows.VOCABULARY)
   given = word_rows.config(tmp_path / 'data', 'sst2')
@@ -149,7 +148,7 @@ def test_a_name_does_not_act_on_the_terminal(name, capsys):
     command_line.fail(name)
   shown = capsys.readouterr()
   assert not ACTS.search(shown.out + shown.err)
-  assert text_files.printable(name) == name or ACTS.search(name)
+  assert files.printable(name) == name or ACTS.search(name)
 
 
 def test_a_torn_line_of_the_journal_is_dropped(tmp_path):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError
+from core import files
+from core.errors import InvalidDataError
 from launch import analyze, command_line, evaluate, export, predict, train
 from tests.security.conftest import FLAGS
 from train_lib.run_directory import ConfigChangedError, RunDirectory
@@ -57,7 +57,7 @@ def test_no_writer_follows_a_link(write, victim, tmp_path):
     path.symlink_to(victim)
   if write == 'open_append':
     with pytest.raises(OSError, match='symbolic links'):
-      text_files.open_append(link)
+      files.open_append(link)
   elif write == 'pictures':
     plots = pytest.importorskip('eval_lib.plots')
     pytest.importorskip('matplotlib')
@@ -66,7 +66,7 @@ def test_no_writer_follows_a_link(write, victim, tmp_path):
     assert not link.is_symlink()
     assert not (tmp_path / 'a.pdf').is_symlink()
   else:
-    text_files.write_text(link, 'new')
+    files.write_text(link, 'new')
     assert link.read_text() == 'new'
     assert not link.is_symlink()
 

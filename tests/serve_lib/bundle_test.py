@@ -15,7 +15,7 @@ from jax import export
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib import bundle
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy, OneStage

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib.chain import Failure, InputError, doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor

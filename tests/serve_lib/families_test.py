@@ -21,7 +21,7 @@ import pytest
 
 from albert_act import compaction, packed_attention
 from albert_act.task import FineTune as AlbertTask
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from eat.window_attention import window_attend
 from model_lib import layers
 from model_lib.attention import attend, masked_scores

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dataset_lib import machine
+from core import machine
 
 PROGRAM = """
 import resource, sys

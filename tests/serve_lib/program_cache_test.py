@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax._src import lru_cache
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib import program_cache
 from serve_lib.program_cache import ProgramCache
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from serve_lib import programs as programs_lib
 from serve_lib.chain import Grid, Group
 from serve_lib.programs import Programs

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from launch import command_line
 from tests.golden import adapter
 from train_lib import config_schema, console, sharding

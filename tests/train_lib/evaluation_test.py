@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dataset_lib.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError
 from eval_lib import evaluator
 from train_lib import checkpoint_io, config_schema, trainer
 from train_lib.build import Setup

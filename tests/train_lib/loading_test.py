@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
-from dataset_lib.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.launch import toy_runs

@@ -10,7 +10,7 @@ import optax
 import pytest
 import scipy.stats
 
-from dataset_lib.errors import ConfigError
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from train_lib import mixup, sharding

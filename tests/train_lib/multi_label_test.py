@@ -12,8 +12,8 @@ import pytest
 from adatape import analysis_report
 from adatape.analysis import Tapes
 from adatape.task import PonderClassification, TapeMultiLabel
+from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from launch import adaptivity

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adatape.model import AdaTapeViT
-from dataset_lib import fields
-from dataset_lib.errors import ConfigError
+from core import fields
+from core.errors import ConfigError
 from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
 from train_lib import config_schema, optimizers

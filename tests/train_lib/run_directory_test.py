@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dataset_lib import text_files
-from dataset_lib.errors import InvalidDataError, WriteError
+from core import files
+from core.errors import InvalidDataError, WriteError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.train_lib.states import start_python
@@ -238,7 +238,7 @@ def test_without_its_contract_a_run_has_that_of_its_checkpoint(tmp_path):
   info = DatasetInfo('image', (2, 2, 3), 'uint8', 1, ('a',), 4)
   content = {'content': {'extra': {'contract': dataclasses.asdict(info)}}}
   path = tmp_path / 'checkpoints' / '10' / 'manifest.json'
-  text_files.write_json(path, content)
+  files.write_json(path, content)
   for place in (tmp_path, path.parents[1]):
     assert run_directory.trained_on(place) == info
   other = dataclasses.replace(info, class_names=('b',))
@@ -291,14 +291,14 @@ def test_values_become_text_files():
   rest = [{'b': None}, math.nan, math.inf, -math.inf, np.float32('nan')]
   value = {'a': (np.int64(3), jnp.float32(0.5)), 4: rest}
   names = ['NaN', 'Infinity', '-Infinity', 'NaN']
-  found = text_files.loads(text_files.dumps(value))
+  found = files.loads(files.dumps(value))
   assert found == {'a': [3, 0.5], '4': [{'b': None}, *names]}
   with pytest.raises(TypeError):
-    text_files.dumps({'a': np.zeros(2)})
+    files.dumps({'a': np.zeros(2)})
   deep, twice = '[' * 100_000, '{"b": {"a": 1, "a": 1}}'
   for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{', deep, twice):
     with pytest.raises(ValueError):
-      text_files.loads(text)
+      files.loads(text)
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path):

@@ -11,8 +11,8 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape.model import AdaTapeViT
-from dataset_lib import text_files
-from dataset_lib.errors import ConfigError
+from core import files
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
 from model_lib import bert, convert, convert_vit, sizes
@@ -315,7 +315,7 @@ def test_positions_of_an_own_run_are_resized(
     for seed, sides in enumerate((old, new))
   )
   save_all(tmp_path / 'checkpoints', [1], lambda _: {'params': saved})
-  record = text_files.dumps(dataclasses.asdict(info_of(old)))
+  record = files.dumps(dataclasses.asdict(info_of(old)))
   (tmp_path / 'dataset_info.json').write_text(record)
   started = warm_start(fresh, tmp_path / folder, info=info_of(new))
   started, saved = map(checkpoint_io.flatten, (started, saved))

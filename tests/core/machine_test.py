@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from dataset_lib import builder, machine
+from core import machine
+from dataset_lib import builder
 
 
 @pytest.mark.parametrize(

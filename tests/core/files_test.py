@@ -2,13 +2,13 @@
 
 import pytest
 
-from dataset_lib import text_files
+from core import files
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
   path = tmp_path / 'a.json'
-  text_files.write_text(path, 'old\n')
-  text_files.write_text(path, 'new\n')
+  files.write_text(path, 'old\n')
+  files.write_text(path, 'new\n')
   assert path.read_text() == 'new\n'
   assert list(tmp_path.iterdir()) == [path]
 
@@ -17,6 +17,6 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 
   monkeypatch.setattr(type(path), 'replace', fail)
   with pytest.raises(OSError, match='disk full'):
-    text_files.write_text(path, 'newer\n')
+    files.write_text(path, 'newer\n')
   assert path.read_text() == 'new\n'
   assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,1 @@
+"""What every package uses: errors, fields, files, the registry, processors."""

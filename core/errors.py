@@ -1,0 +1,80 @@
+"""The errors that a user sees, each with the exit code of a command."""
+
+from typing import Any
+
+MAX_SHOWN, MAX_MESSAGE = 1000, 1400  # characters of a value, of a message
+
+
+def shortened(message: object, most: int = MAX_MESSAGE) -> str:
+  """Returns a message without its middle if it is long."""
+  text, half = str(message), most // 2
+  return text if len(text) <= most else f'{text[:half]}...{text[-half:]}'
+
+
+class ConfigError(ValueError):
+  """A configuration value that is unknown, of the wrong type or out of range.
+
+  `field` is dotted, as 'dataset.image_size'; `expected` is the legal range in
+  words.
+  """
+
+  exit_code = 2  # of a command that ends with the error
+
+  def __init__(self, field: str, given: Any, expected: str):
+    message = f'{field}: expected {expected}, got {_shown(given)}'
+    super().__init__(shortened(message))
+    self.field, self.given, self.expected = field, given, expected
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.field, self.given, self.expected)
+
+
+def check_option(field: str, given: Any, legal: tuple[Any, ...]) -> None:
+  """Raises ConfigError if a value is not one of the legal ones."""
+  if given not in legal:
+    raise ConfigError(field, given, f'one of {legal}')
+
+
+def _shown(given: Any) -> str:
+  try:
+    text = repr(given)
+  except (ValueError, RecursionError):  # an integer of thousands of digits
+    return f'a {type(given).__name__} that is too long to show'
+  return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}...'
+
+
+class MissingDataError(FileNotFoundError):
+  """The data set, or one of its splits, is not where it should be."""
+
+  exit_code = 4
+
+  def __init__(self, message: str):
+    super().__init__(shortened(message))
+
+
+class InvalidDataError(ValueError):
+  """The data set as a whole is not usable: its layout, index or class list."""
+
+  exit_code = 4
+
+  def __init__(self, message: str):
+    super().__init__(shortened(message))
+
+
+class WriteError(OSError):
+  """A file cannot be written, e.g. because the disk is full."""
+
+  exit_code = 6
+
+
+class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
+  """One record that cannot be used; the reader counts and replaces it.
+
+  `kind` is the short name that it is counted under, like 'truncated'; `where`
+  is its file, or '' if the source's `where(index)` gives it.
+  """
+
+  def __init__(self, kind: str, where: str, message: str):
+    message = shortened(message)
+    super().__init__(f'{kind}: {where}: {message}' if where else message)
+    self.kind, self.where, self.message = kind, where, message
