@@ -2,7 +2,7 @@
 
 After block l a token with state x has the halting score `h^l = sigmoid(gamma *
 x[0] + beta)`, without new parameters: they are named as those of `ViT`, which
-warms an A-ViT up. ACT (`halting.advance`) turns scores into weights. A token
+warms an A-ViT up. ACT turns scores into weights. A token
 that has halted is no key of later blocks and keeps its state. The output is the
 sum of the states of [CLS], weighted by its own scores (equation 9).
 
@@ -30,7 +30,10 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float
 
 from adatape.task import PonderClassification
-from model_lib import blocks, halting, row_random
+from halting import loop
+from halting.rule import TokenRule
+from halting.token_rules import ACT
+from model_lib import row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
@@ -46,7 +49,7 @@ class HaltingEncoder(Encoder):
 
   gamma: float = 10.0
   beta: float = -30.0
-  epsilon: float = 0.01
+  rule: TokenRule = ACT()
   dynamic: bool = False
 
   @nn.compact
@@ -59,75 +62,74 @@ class HaltingEncoder(Encoder):
     in float32, 'depth', the largest N, int32, and 'log_scores' `[B, depth]`,
     the logarithm of the summed scores of the running tokens after each block.
     """
-    state = halting.start(jnp.ones(x.shape[:2], bool))
-    output, log_scores = jnp.zeros(x.shape, jnp.float32), []
+    layers: list[Any] = [self.block(index) for index in range(self.depth)]
+    if self.is_initializing():
+      for layer in layers:
+        layer(x)
+    # Linen modules must not be called in a plain JAX loop.
+    pure = [layer.unbind() for layer in layers]
     # Dropout of a row must not depend on how many tokens other rows keep.
-    saves = self.dynamic and row_keys is None and not self.is_initializing()
-    run = compacted if saves else masked
-    for index in range(self.depth):
-      keys = row_random.fold_rows(row_keys, f'block_{index}')
-      block: Any = self.block(index)
-      if not saves:
-        block = functools.partial(blocks.call, block)
-      x = run(block, x, state.running, keys)
-      gate = self.gamma * x[..., 0].astype(jnp.float32) + self.beta
+    saves = self.dynamic and row_keys is None
+
+    def gate(x: Array) -> Array:
+      return self.gamma * x[..., 0].astype(jnp.float32) + self.beta
+
+    def step(x: Array, n: int, running: Array) -> tuple[Array, Array]:
+      layer, variables = pure[n]
+      block = functools.partial(layer.apply, variables)
+      keys = row_random.fold_rows(row_keys, f'block_{n}')
+      x = compacted(block, x, running) if saves else block(x, running, keys)
+      return x, jax.nn.sigmoid(gate(x))
+
+    def log_scores(visit: loop.Visit) -> Array:
       # By logarithms: a ratio of scores of 1e-33 (S) has no finite gradient.
-      log_score = jnp.where(state.running, jax.nn.log_sigmoid(gate), LOG_ZERO)
-      log_scores.append(jax.nn.logsumexp(log_score, axis=1))
-      is_last = index == self.depth - 1
-      score = jax.nn.sigmoid(gate)
-      state, weight = halting.advance(state, score, is_last, self.epsilon)
-      output = halting.combine('accumulated', output, x, weight)
-    out = LayerNorm(name='norm', dtype=self.dtype)(output)
+      logs = jax.nn.log_sigmoid(gate(visit.after))
+      return jax.nn.logsumexp(jnp.where(visit.running, logs, LOG_ZERO), axis=1)
+
+    result = loop.run(
+      step,
+      x,
+      jnp.ones(x.shape[:2], bool),
+      self.rule,
+      max_steps=self.depth,
+      unroll=True,
+      trace=log_scores,
+    )
+    out = LayerNorm(name='norm', dtype=self.dtype)(result.output)
+    state = result.halting
     ponder = {
       'steps': state.steps.astype(jnp.float32).mean(1),
-      'cost': halting.ponder_cost(state).mean(1),
+      'cost': self.rule.cost(state).mean(1),
       'depth': state.steps.max(1),
-      'log_scores': jnp.stack(log_scores, axis=1),
+      'log_scores': result.trace.T,
     }
     return constrain(out, 'batch', 'length', 'embed'), ponder
 
 
-def masked(
+def compacted(
   block: Callable[..., Any],
   x: Float[Array, 'B L D'],
   running: Bool[Array, 'B L'],
-  row_keys: RowKeys,
-) -> Float[Array, 'B L D']:
-  """Applies a block to all tokens; the halted keep their states."""
-  return jnp.where(running[..., None], block(x, running, row_keys), x)
-
-
-def compacted(
-  block: nn.Module,
-  x: Float[Array, 'B L D'],
-  running: Bool[Array, 'B L'],
-  row_keys: None = None,
 ) -> Float[Array, 'B L D']:
   """Applies a block to the running tokens, in quarters of the length.
 
   The row with most running tokens chooses the quarter; without any, the block
-  is skipped. The result is that of `masked`.
+  is skipped. Running tokens have the states that `block(x, running)` gives.
   """
-  # Linen modules must not be called in a JAX branch.
-  pure, variables = block.unbind()
   length = x.shape[1]
-
-  def apply(x: Any, running: Any) -> Any:
-    return masked(lambda *args: pure.apply(variables, *args), x, running, None)
 
   def branch(size: int) -> Callable[[Any, Any], Any]:
     def gathered(x: Any, running: Any) -> Any:
       # Stable: the running tokens first, in their order.
       order = jnp.argsort(~running, axis=1)[:, :size]
       part = jnp.take_along_axis(x, order[..., None], axis=1)
-      part = apply(part, jnp.take_along_axis(running, order, axis=1))
+      part = block(part, jnp.take_along_axis(running, order, axis=1))
       rows = jnp.arange(len(x))[:, None]
       return x.at[rows, order].set(part, unique_indices=True)
 
     if not size:
       return lambda x, running: x
-    return apply if size == length else gathered
+    return block if size == length else gathered
 
   sizes = sorted({-(-length * quarter // 4) for quarter in range(5)})
   longest = running.sum(1).max()
@@ -144,8 +146,7 @@ class AViT(ViT):
   # The halting score is `sigmoid(gamma * x[..., 0] + beta)`.
   gamma: Annotated[float, Interval(ge=-1e4, le=1e4)] = 10.0
   beta: Annotated[float, Interval(ge=-1e4, le=1e4)] = -30.0
-  # A token halts when its scores sum to `1 - epsilon`.
-  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  rule: TokenRule = ACT()
   # Compute only running tokens (without `row_keys`), instead of masking.
   dynamic: bool = False
 

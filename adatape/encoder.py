@@ -14,7 +14,9 @@ from adatape.bank import SharedNorm
 from adatape.block import TapeBlock, block_flops
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
-from model_lib import blocks, flops, halting
+from halting.rule import weigh
+from halting.token_rules import ACT
+from model_lib import blocks, flops
 from model_lib.layers import (
   LayerNorm,
   Mlp,
@@ -110,15 +112,13 @@ class TapeEncoder(nn.Module):
   def _halted(self, tape: Tape) -> Tape:
     """Ends tapes by ACT: tokens are weighted by trained scores (A.4)."""
     scores = nn.sigmoid(self.halt(tape.tokens)[..., 0])
-    steps = scores.shape[1]
-    state, weights = halting.start(tape.length > 0), []
-    for step in range(steps):
-      state, weight = halting.advance(state, scores[:, step], step == steps - 1)
-      weights.append(weight)
-    weight = jnp.stack(weights, 1)
-    mask = (jnp.arange(steps)[None] < state.steps[:, None]).astype(jnp.float32)
+    weighed: Any = weigh(ACT(), scores.T, tape.length > 0)
+    state, weights = weighed
+    places = jnp.arange(scores.shape[1])[None]
     return tape._replace(
-      tokens=weight[..., None] * tape.tokens, mask=mask, length=state.steps
+      tokens=weights.T[..., None] * tape.tokens,
+      mask=(places < state.steps[:, None]).astype(jnp.float32),
+      length=state.steps,
     )
 
   def before(

@@ -14,7 +14,7 @@ import numpy as np
 
 from adatape import tape
 from adatape.model import TapeClassifier
-from adatape.tape import State
+from halting.rule import Halting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +80,13 @@ def build(
 
 
 def _begin(model: Any, inputs: Any) -> dict[str, Any]:
-  """Returns the tokens at the insertion, the `State`, and a row's own bank."""
+  """Returns the tokens at the insertion, the state, and a row's own bank."""
   x, bank = model.embed(inputs)
   x = model.encoder.before(x)
   rows, query = x.shape[0], model.encoder.query(x)
-  state = State(
-    query=query,
-    penalty=jnp.zeros((rows, bank.shape[-2])),
-    running=jnp.ones(rows, bool),
-    halting=jnp.zeros(rows),
-  )
-  found = {'x': x} | state._asdict()
+  penalty = jnp.zeros((rows, bank.shape[-2]))
+  found = {'x': x, 'query': query, 'penalty': penalty}
+  found |= vars(model.reading().rule.start(jnp.ones(rows, bool)))
   if bank.ndim == 3:  # else it is in the parameters
     found['bank'] = bank
     found['keys'] = model.encoder.tape_norm(bank, query.shape[-1])
@@ -104,21 +100,24 @@ def _step(model: Any, given: Any, row: Any) -> dict[str, Any]:
   them. `row` is any input, for a bank that does not depend on it.
   """
   norm, reading = model.encoder.tape_norm, model.reading()
-  state = State(**{name: given[name] for name in State._fields})
+  names = (field.name for field in dataclasses.fields(Halting))
+  state = Halting(**{name: given[name] for name in names})
+  query, penalty = given['query'], given['penalty']
   if 'bank' in given:
-    indices, weights = tape.choose(given['keys'], state, reading)
+    keys = given['keys']
+    indices, weights = tape.choose(keys, query, penalty, reading)
     picked = jnp.take_along_axis(given['bank'], indices[..., None], axis=1)
   else:
     bank = model.embed(row)[1]
-    indices, weights = tape.choose(
-      norm(bank, reading.query_dim), state, reading
-    )
+    keys = norm(bank, reading.query_dim)
+    indices, weights = tape.choose(keys, query, penalty, reading)
     picked = tape.gather(bank, indices[:, None])[:, 0]
   picked = norm(picked, picked.shape[-1])
+  state, weight = reading.rule.step(state, weights.max(-1), False)
   keys = picked[..., : reading.query_dim]
-  state, continued = tape.advance(state, weights, keys, reading)
-  found = state._asdict() | {'indices': indices, 'continued': continued}
-  del found['penalty']
+  query = tape.updated(query, weights, keys, reading)
+  found = {'query': query, 'indices': indices, 'continued': weight > 0}
+  found |= vars(state)
   return found | {'token': (weights[..., None] * picked).sum(1)}
 
 

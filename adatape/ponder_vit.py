@@ -3,7 +3,7 @@
 Banino et al. 2021 with the block of a Universal Transformer. Training sees the
 logits of every step. The prediction is that of the median step: the first at
 which a row has halted with a probability of at least 1/2.
-See `model_lib.ponder_net` and `train_lib.expected_loss`.
+See `halting.token_rules:PonderNet` and `train_lib.expected_loss`.
 """
 
 import dataclasses
@@ -16,8 +16,12 @@ from jaxtyping import Array, Float, Int
 
 from adatape.task import PonderClassification
 from adatape.universal import Steps, add_coordinates
+from core.errors import ConfigError
 from eval_lib.metrics import Average, row_statistics
-from model_lib import flops, halting, ponder_net, pondering
+from halting import costs, loop
+from halting.rule import TokenRule
+from halting.token_rules import PonderNet
+from model_lib import flops
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
@@ -49,8 +53,8 @@ class PonderStep(nn.Module):
     state: dict[str, Array],
     step: Int[Array, ''],
     row_keys: RowKeys = None,
-  ) -> dict[str, Array]:
-    """Returns 'tokens' `[B, L, D]`, 'features' `[B, D]` and 'chance' `[B]`.
+  ) -> tuple[dict[str, Array], Float[Array, ' B']]:
+    """Returns ('tokens' `[B, L, D]` and 'features' `[B, D]`, lambda `[B]`).
 
     Only the tokens of `state` are read.
     """
@@ -61,8 +65,7 @@ class PonderStep(nn.Module):
     normed = LayerNorm(name='norm', dtype=self.dtype)(x)
     features = masked_mean(normed if self.pool == 'gap' else normed[:, :1])
     chance = partitioned_dense(1, 'embed', None, 'halt')(features)[:, 0]
-    chance = jax.nn.sigmoid(chance)
-    return {'tokens': x, 'features': features, 'chance': chance}
+    return {'tokens': x, 'features': features}, jax.nn.sigmoid(chance)
 
 
 class PonderViT(ImageModel, kw_only=True):
@@ -72,6 +75,7 @@ class PonderViT(ImageModel, kw_only=True):
   """
 
   max_steps: Steps
+  rule: TokenRule = PonderNet()  # one that reads every step
   # Add the positions and the step number to the state before each step.
   coordinates: bool = True
   # Stop when every row has reached its median step, in evaluation: the loss
@@ -79,6 +83,12 @@ class PonderViT(ImageModel, kw_only=True):
   dynamic: bool = False
   dropout: Rate = 0.0
   dtype: Any = jnp.float32
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not self.rule.EVERY_STEP:
+      rule = type(self.rule).__name__
+      raise ConfigError('rule', rule, 'a rule whose loss reads every step')
 
   @nn.compact
   def __call__(
@@ -93,31 +103,22 @@ class PonderViT(ImageModel, kw_only=True):
     """
     x = build(ImageTokens, self, name='tokens')(images)
     batch = x.shape[0]
-    state = {
-      'tokens': x,
-      'features': jnp.zeros((batch, self.width)),
-      'chance': jnp.zeros((batch,)),
-    }
+    state = {'tokens': x, 'features': jnp.zeros((batch, self.width))}
     step = build(PonderStep, self, name='step')
     if self.is_initializing():
       step(state, jnp.zeros((), jnp.int32))
     pure, variables = step.unbind()
 
-    def pure_step(state: Any, n: Array) -> Any:
-      state = pure.apply(variables, state, n, row_keys)
-      return state, state['chance']
+    def trace(visit: loop.Visit) -> Any:
+      return visit.evidence, visit.after['features']
 
-    def trace(before: Any, after: Any, halting: Any) -> Any:
-      return after['chance'], after['features']
-
-    result = pondering.ponder(
-      pure_step,
+    result = loop.run(
+      lambda state, n, _: pure.apply(variables, state, n, row_keys),
       state,
       jnp.ones((batch,), bool),
+      self.rule,
       max_steps=self.max_steps,
-      rule=halting.advance_ponder_net,
       dynamic=self.dynamic,
-      freeze=False,
       trace=None if self.dynamic else trace,
     )
     head = classifier(self.num_classes)
@@ -127,8 +128,8 @@ class PonderViT(ImageModel, kw_only=True):
     out = {'features': features, 'ponder': ponder}
     if not self.dynamic:
       chances, every = result.trace
-      out['halting'] = ponder_net.distribution(chances)
-      ponder['cost'] = ponder_net.expected_steps(out['halting'])
+      out['halting'] = self.rule.distribution(chances)
+      ponder['cost'] = costs.expected_steps(out['halting'])
       out['step_logits'] = head(every)
     return logits, out
 

@@ -15,6 +15,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Key
 
 from core.errors import ConfigError, check_option
+from halting.token_rules import Threshold
 from model_lib.logical import over_rows
 
 
@@ -47,6 +48,11 @@ class Reading:
   def fixed_length(self) -> bool:
     """Returns True if every row reads exactly `max_steps` tokens."""
     return math.isinf(self.threshold)
+
+  @property
+  def rule(self) -> Threshold:
+    """Halts a row by the largest weight of each step; not at fixed length."""
+    return Threshold(self.threshold)
 
   @property
   def picks_per_step(self) -> int:

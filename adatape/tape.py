@@ -3,7 +3,7 @@
 At each step the query selects its top-K bank tokens. Their softmax-weighted sum
 is the tape token, and the query becomes the mean of itself and that token (or
 the token, with query_update='replace'). A row halts when the sum of the steps'
-largest weights reaches tau, or after T steps.
+largest weights reaches tau (`halting.token_rules:Threshold`), or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
@@ -13,6 +13,7 @@ A used token's score is set to -inf. Algorithm 2 as printed sets it to 0, which
 is above every negative score: a token could be read twice.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from adatape.reading import Reading
 from core.errors import ConfigError
+from halting import loop
 from model_lib.logical import over_rows
 
 # One bank for all rows, or one per row.
@@ -134,33 +136,26 @@ def select(
     every = indices >= 0
     count = every.sum(-1, dtype=jnp.float32)
     return Selection(indices[..., None], every, every, halting=count)
-  batch, steps = query.shape[0], reading.max_steps
   state = State(
     query=query,
     penalty=penalty,
-    running=jnp.ones_like(query[:, 0], bool),
-    halting=jnp.zeros_like(query[:, 0]),
+    indices=jnp.zeros_like(
+      query, jnp.int32, shape=(len(query), reading.tokens_per_step)
+    ),
   )
-  # `zeros_like` the query, so they have the query's varying mesh axes.
-  picks = steps, batch, reading.tokens_per_step
-  indices = jnp.zeros_like(query, jnp.int32, shape=picks)
-  flags = jnp.zeros_like(query, bool, shape=picks[:2])
-
-  def unfinished(carry):
-    time, state, _ = carry
-    return (time < steps) & (state.running.any() if stop_early else True)
-
-  def body(carry):
-    time, state, records = carry
-    state, record = _step(keys, state, reading)
-    put = jax.lax.dynamic_update_index_in_dim
-    records = jax.tree.map(lambda x, y: put(x, y, time, 0), records, record)
-    return time + 1, state, records
-
-  start = jnp.int32(0), state, (indices, flags, flags)
-  _, state, records = jax.lax.while_loop(unfinished, body, start)
-  indices, appended, continued = (x.swapaxes(0, 1) for x in records)
-  return Selection(indices, appended, continued, state.halting)
+  result = loop.run(
+    functools.partial(_step, keys, reading),
+    state,
+    jnp.ones_like(query[:, 0], bool),
+    reading.rule,
+    max_steps=reading.max_steps,
+    dynamic=stop_early,
+    differentiable=False,
+    trace=lambda visit: (visit.after.indices, visit.running, visit.weight > 0),
+  )
+  indices, appended, continued = (x.swapaxes(0, 1) for x in result.trace)
+  indices = jnp.where(appended[..., None], indices, 0)
+  return Selection(indices, appended, continued, result.halting.total)
 
 
 def gather(
@@ -192,7 +187,8 @@ def replay(
     picked, continued = inputs
     scores = (picked * _scaled(query, reading)[:, None]).sum(-1)
     weights = jax.nn.softmax(scores, axis=-1)
-    return _updated(query, weights, picked, continued, reading), weights
+    new = updated(query, weights, picked, reading)
+    return jnp.where(continued[:, None], new, query), weights
 
   keys = rows[..., : reading.query_dim].swapaxes(0, 1)
   _, weights = jax.lax.scan(step, query, (keys, selection.continued.T))
@@ -211,47 +207,42 @@ class State(NamedTuple):
 
   query: Any  # [B, h]
   penalty: Any  # [B, C]: 0, or -inf for tokens that are used or dropped
-  running: Any  # [B]
-  halting: Any  # [B]
+  indices: Any  # [B, K], those of the last step
 
 
-def _step(keys: Array, state: State, reading: Reading) -> tuple[State, Any]:
-  """Returns the next state, and (indices, appended, continued)."""
-  indices, weights = choose(keys, state, reading)
+def _step(
+  keys: Array, reading: Reading, state: State, n: Array, running: Array
+) -> tuple[State, Array]:
+  """Returns the next state, and the largest weights, for `halting.loop.run`."""
+  indices, weights = choose(keys, state.query, state.penalty, reading)
   picked = gather(keys, indices[:, None])[:, 0]
-  following, continued = advance(state, weights, picked, reading)
-  penalty = _without(state.penalty, indices, continued)
-  indices = jnp.where(state.running[:, None], indices, 0)
-  record = indices, state.running, continued
-  return following._replace(penalty=penalty), record
+  query = updated(state.query, weights, picked, reading)
+  rows = jnp.arange(len(indices))[:, None]
+  penalty = state.penalty.at[rows, indices].set(-jnp.inf)
+  return State(query, penalty, indices), weights.max(-1)
 
 
 def choose(
-  keys: Array, state: State, reading: Reading
+  keys: Float[Array, 'C h'] | Float[Array, 'B C h'],
+  query: Float[Array, 'B h'],
+  penalty: Float[Array, 'B C'],
+  reading: Reading,
 ) -> tuple[Int[Array, 'B K'], Float[Array, 'B K']]:
   """Returns the bank tokens of a step, and their weights."""
-  scores = _scores(keys, state.query, reading) + state.penalty
+  scores = _scores(keys, query, reading) + penalty
   top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
   return indices, jax.nn.softmax(top, axis=-1)
 
 
-def advance(
-  state: State, weights: Array, picked: Array, reading: Reading
-) -> tuple[State, Bool[Array, ' B']]:
-  """Returns the next state but for its penalty, and the rows that continue.
-
-  `picked` `[B, K, h]` are the keys that were chosen.
-  """
-  reached = state.halting + weights.max(-1)
-  continued = state.running & (reached <= reading.threshold)
-  halting = jnp.where(continued, reached, state.halting)
-  following = State(
-    query=_updated(state.query, weights, picked, continued, reading),
-    penalty=state.penalty,
-    running=continued & (halting < reading.threshold),
-    halting=halting,
-  )
-  return following, continued
+def updated(
+  query: Float[Array, 'B h'],
+  weights: Float[Array, 'B K'],
+  picked: Float[Array, 'B K h'],
+  reading: Reading,
+) -> Float[Array, 'B h']:
+  """Returns the next query, merged with the tokens that were picked."""
+  merged = (weights[..., None] * picked).sum(1)
+  return (query + merged) / 2 if reading.query_update == 'average' else merged
 
 
 def _scores(keys: Array, query: Array, reading: Reading) -> Array:
@@ -269,18 +260,3 @@ def _scaled(query: Array, reading: Reading) -> Array:
   # Scale the query before the product: XLA fuses a later division with the
   # softmax's subtraction, which gives NaN for scores above about 3e9.
   return query * reading.query_dim**-0.5
-
-
-def _updated(query, weights, picked, continued, reading) -> Array:
-  """Returns the next query `[B, h]`, merged with the picked `[B, K, h]`."""
-  merged = (weights[..., None] * picked).sum(1)
-  if reading.query_update == 'average':
-    merged = (query + merged) / 2
-  return jnp.where(continued[:, None], merged, query)
-
-
-def _without(penalty: Array, indices: Array, continued: Array) -> Array:
-  # Halted rows use an out-of-range index, which the scatter drops.
-  places = jnp.where(continued[:, None], indices, penalty.shape[1])
-  rows = jnp.arange(penalty.shape[0])[:, None]
-  return penalty.at[rows, places].set(-jnp.inf, mode='drop')

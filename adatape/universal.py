@@ -1,4 +1,4 @@
-"""Transformers that halt in depth by ACT: AdaTape's baselines (section 3.1).
+"""Transformers that halt in depth, by ACT: AdaTape's baselines (section 3.1).
 
 The Universal Transformer (Dehghani et al. 2019) on symbols and on images, which
 applies one block up to `max_steps` times; U2T, with a block per step and a
@@ -6,7 +6,6 @@ shared halting score, as in the authors' code; and UViT, a ViT on top of a
 Universal Transformer. `out['ponder']` has the steps and cost of each row.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -15,7 +14,10 @@ import jax.numpy as jnp
 from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from model_lib import flops, halting, pondering, row_random
+from halting import loop
+from halting.rule import TokenRule
+from halting.token_rules import ACT
+from model_lib import flops, row_random
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
@@ -38,10 +40,9 @@ class Pondering(nn.Module, kw_only=True):
   num_heads: Annotated[int, Interval(ge=1, le=1024)]
   # A score per token, or its mean over the row (AdaTape, Algorithm 1).
   halting: Literal['token', 'example'] = 'token'
-  # See `model_lib.halting.combine`.
+  # See `halting.loop.combine`.
   combination: Literal['accumulated', 'basic', 'fed_back'] = 'accumulated'
-  # A token halts when its scores sum to `1 - epsilon`.
-  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
+  rule: TokenRule = ACT()
   # Add the positions and the step number to the state before each step.
   coordinates: bool = True
   # Stop when every token of the batch has halted instead of masking all steps.
@@ -98,7 +99,7 @@ class UniversalEncoder(Pondering):
 
   max_steps: Steps
   final_norm: bool = True
-  UNROLL: ClassVar[bool] = False  # see `pondering.ponder`
+  UNROLL: ClassVar[bool] = False  # see `halting.loop.run`
 
   @nn.compact
   def __call__(
@@ -113,12 +114,12 @@ class UniversalEncoder(Pondering):
     over a row's valid tokens, float32, and 'depth', the largest N, int32.
     """
     valid = jnp.ones(x.shape[:2], bool) if mask is None else mask.astype(bool)
-    result = pondering.ponder(
+    result = loop.run(
       self._step(x, valid, row_keys),
       x,
       valid if self.halting == 'token' else valid.any(axis=1),
+      self.rule,
       max_steps=self.max_steps,
-      rule=halting.rule('act', self.epsilon),
       combination=self.combination,
       dynamic=self.dynamic,
       unroll=self.UNROLL,
@@ -127,7 +128,7 @@ class UniversalEncoder(Pondering):
     if self.final_norm:
       out = LayerNorm(name='norm', dtype=self.dtype)(out)
     steps = result.halting.steps.astype(jnp.float32)
-    cost = halting.ponder_cost(result.halting)
+    cost = self.rule.cost(result.halting)
     if self.halting == 'example':
       steps, cost = (
         jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
@@ -137,13 +138,13 @@ class UniversalEncoder(Pondering):
     ponder = {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
     return constrain(out, 'batch', 'length', 'embed'), ponder
 
-  def _step(self, x, valid, row_keys) -> Callable[[Array, Any], Any]:
+  def _step(self, x, valid, row_keys) -> loop.Step:
     step = build(UniversalStep, self, name='step')
     if self.is_initializing():
       step(x, jnp.zeros((), jnp.int32), valid)
     # Linen modules must not be called in a plain JAX loop.
     pure, variables = step.unbind()
-    return lambda state, n: pure.apply(variables, state, n, valid, row_keys)
+    return lambda x, n, _: pure.apply(variables, x, n, valid, row_keys)
 
 
 class UnsharedEncoder(UniversalEncoder):
@@ -156,7 +157,7 @@ class UnsharedEncoder(UniversalEncoder):
 
   UNROLL: ClassVar[bool] = True
 
-  def _step(self, x, valid, row_keys) -> Callable[[Array, Any], Any]:
+  def _step(self, x, valid, row_keys) -> loop.Step:
     names = [f'block_{n}' for n in range(self.max_steps)]
     blocks = [build(EncoderBlock, self, name=name) for name in names]
     layers = [score_layer(), *blocks]
@@ -165,7 +166,7 @@ class UnsharedEncoder(UniversalEncoder):
         layer(x)
     (score, weights), *pure = [layer.unbind() for layer in layers]
 
-    def step(state: Array, n: int) -> Any:
+    def step(state: Array, n: int, running: Array) -> Any:
       x = add_coordinates(state, n) if self.coordinates else state
       logits: Any = score.apply(weights, x)
       block, variables = pure[n]

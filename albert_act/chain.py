@@ -30,7 +30,7 @@ class AlbertChain:
 
   A stage runs `iterations` of the model's `limit`. Raises ConfigError if the
   model has no halting or several blocks (a halted token would still be needed
-  by the next block). `others` are further variants, with another epsilon.
+  by the next block). `others` are further variants, with another rule.
   """
 
   alone = False
@@ -43,9 +43,10 @@ class AlbertChain:
     iterations: int = 12,
     others: Mapping[str, AlbertClassifier] = types.MappingProxyType({}),
   ):
-    if not model.halting:
-      legal = "'act' or another rule, as a fixed depth saves nothing"
-      raise ConfigError('model.halting', model.halting, legal)
+    if not model.rule.SCORED:
+      rule = type(model.rule).__name__
+      legal = 'ACT or another rule, as a fixed depth saves nothing'
+      raise ConfigError('model.rule', rule, legal)
     for name in ('num_groups', 'inner_group'):
       if (value := getattr(model, name)) != 1:
         raise ConfigError(f'model.{name}', value, '1 to be served')

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
-from albert_act.encoder import COMBINATIONS, Albert
+from albert_act.encoder import Albert
 from albert_act.packed_attention import Packed, PackedAttention
-from model_lib import halting
+from halting import loop
 from model_lib.bert import valid_tokens
 
 # Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
@@ -37,7 +37,7 @@ class Tokens:
   keys: Any  # of the states, `[B, L, D]`
   values: Any  # the same; zero for padding
   valid: Any  # False for padding, `[B, L]`
-  halting: Any  # `halting.Halting` of each token, `[B, L]`
+  halting: Any  # the rule's state of each token, `[B, L]`
   iteration: Any  # iterations so far, int32 `[B]`
 
 
@@ -72,7 +72,7 @@ def begin(
     # Padding never runs, so its values stay zero; see `PackedAttention`.
     values=jnp.where(valid[:, :, None], values, 0),
     valid=valid,
-    halting=halting.start(valid),
+    halting=model.rule.start(valid),
     iteration=jnp.zeros(length.shape, jnp.int32),
   )
 
@@ -113,15 +113,15 @@ def step(
 def iteration(model: Albert) -> Callable[..., Any]:
   """Returns a function that runs an iteration of packed tokens, in plain JAX.
 
-  It takes the `attend` of the block, states `[M, D]`, their `Halting`, where
+  It takes the `attend` of the block, states `[M, D]`, those of the rule, where
   the iteration is the row's last `[M]`, and the place of the first token of
   each one's row `[M]`; it returns new states, keys and values `[M, D]`, and
-  `Halting`.
+  the rule's states.
   """
   bound: Any = model.block[0]
   block, variables = bound.unbind()
   score, score_variables = model.score.unbind()
-  rule = halting.rule(model.halting, model.epsilon)
+  rule = model.rule
 
   def run(attend: Any, x: Any, before: Any, is_last: Any, first: Any) -> Any:
     # `attend` has the keys and values.
@@ -131,11 +131,12 @@ def iteration(model: Albert) -> Callable[..., Any]:
     state = done.x[0]
     scored: Any = score.apply(score_variables, state.astype(jnp.float32))
     logits = scored[:, 0]
-    if model.halting == 'ponder_net':  # that of [CLS], which runs as long
+    if rule.PER_ROW:  # that of [CLS], which runs as long
       logits = jnp.take(logits, first, mode='clip')
-    after, weight = rule(before, jax.nn.sigmoid(logits), is_last)
-    if COMBINATIONS[model.halting] == 'fed_back':
-      state = halting.combine('fed_back', x, state, weight).astype(x.dtype)
+    stepped: Any = rule.step(before, jax.nn.sigmoid(logits), is_last)
+    after, weight = stepped
+    if rule.MIXES:
+      state = loop.combine('fed_back', x, state, weight).astype(x.dtype)
     projected = block.apply(variables, state[None], num_queries=0)
     keys, values = (leaf[0] for leaf in projected.keys_values)
     return state, keys, values, after

@@ -19,7 +19,10 @@ from jaxtyping import Array
 
 from albert_act import compaction
 from albert_act.model import AlbertClassifier
-from model_lib import attention, halting
+from model_lib import attention
+
+# Of the rule's state, what an iteration reads; the cost is not served.
+SCORES = ('total',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +47,10 @@ class HostStage:
     (carry,) = arguments
     if self.begin:
       carry, _ = self.begin([carry])
-    names = 'x', 'keys', 'values', 'running', 'total', 'steps'
+    names = 'x', 'keys', 'values', 'running', 'steps', *SCORES
     tokens = {name: _flat(carry[name]) for name in names}
     place = np.flatnonzero(tokens['running'])
-    packed = {name: tokens[name][place] for name in ('x', 'total')}
+    packed = {name: tokens[name][place] for name in ('x', *SCORES)}
     for _ in range(self.iterations):
       if not len(place):
         break
@@ -103,12 +106,12 @@ def stages(
   array = jax.ShapeDtypeStruct
   given = {
     'x': array((packed, width), model.dtype),
-    'total': array((packed,), jnp.float32),
     'is_last': array((packed,), bool),
     'first': array((packed,), jnp.int32),
     'queries': array((rows, most), jnp.int32),
     'place': array((packed,), jnp.int32),
   }
+  given |= {name: array((packed,), jnp.float32) for name in SCORES}
   given |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
   later = HostStage(
     compiled(iterate, given),
@@ -123,13 +126,12 @@ def stages(
 def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
   """Embeds rows and projects the first keys and values.
 
-  Returns states, keys and values `[B, L, D]`, the fields of halting and `valid`
+  Returns states, keys and values `[B, L, D]`, the state of the rule and `valid`
   `[B, L]`, and `iteration` `[B]`.
   """
   names = 'tokens', 'token_types', 'length'
   tokens = compaction.begin(model, *(inputs[name] for name in names))
-  names = 'running', 'total', 'steps'
-  found = {name: getattr(tokens.halting, name) for name in names}
+  found = dict(vars(tokens.halting))
   states = 'x', 'keys', 'values', 'valid', 'iteration'
   found |= {name: getattr(tokens, name) for name in states}
   return found, {}
@@ -138,11 +140,11 @@ def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
 def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   """Runs an iteration of the packed tokens.
 
-  `packed` has their `x` `[M, D]`, `total`, `is_last` and `first` `[M]` (see
+  `packed` has their `x` `[M, D]`, `SCORES`, `is_last` and `first` `[M]` (see
   `compaction.iteration`), of all tokens `keys` and `values` `[B, L, D]` and
   `valid` `[B, L]`, the tokens that run in each row, `queries` `[B, Q]`, and
   where among them each is, `place` `[M]`. Returns `x`, `keys`, `values`,
-  `total` and `running` of the packed tokens.
+  `SCORES` and `running` of the packed tokens.
   """
   split = functools.partial(attention.split_heads, heads=model.num_heads)
 
@@ -153,13 +155,14 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
     flat = attention.join_heads(found).reshape(-1, rows.shape[-1])
     return split(_taken(flat, packed['place'])[None]), None
 
-  before: Any = halting.start(jnp.ones_like(packed['is_last']))
-  before = before.replace(total=packed['total'])
+  before: Any = model.rule.start(jnp.ones_like(packed['is_last']))
+  before = before.replace(**{name: packed[name] for name in SCORES})
   state, keys, values, after = compaction.iteration(model)(
     attend, packed['x'], before, packed['is_last'], packed['first']
   )
   found = {'x': state, 'keys': keys, 'values': values}
-  return found | {'total': after.total, 'running': after.running}, {}
+  names = 'running', *SCORES
+  return found | {name: getattr(after, name) for name in names}, {}
 
 
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:

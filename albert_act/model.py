@@ -1,6 +1,6 @@
 """ALBERT for classification, and for pretraining on words and order."""
 
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert, Encoded
-from model_lib import flops, ponder_net, row_random
+from core.errors import ConfigError
+from model_lib import flops, row_random
 from model_lib.bert import INIT, Pooler
 from model_lib.layers import LayerNorm, activation_function, build, classifier
 from model_lib.logical import constrain, partitioned, partitioned_dense
@@ -34,19 +35,19 @@ class AlbertClassifier(Albert):
     """Classifies rows of token ids; arguments as in `Albert.encode`.
 
     Returns (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
-    float32, and `out['ponder']` of `Encoded`. By 'ponder_net', unless
-    `dynamic`, also the logits 'step_logits' `[N, B, O]` and the probabilities
-    'halting' `[N, B]` of all N iterations.
+    float32, and `out['ponder']` of `Encoded`. By a rule that reads every step,
+    unless `dynamic`, also the logits 'step_logits' `[N, B, O]` and the
+    probabilities 'halting' `[N, B]` of all N iterations.
     """
-    every = self.halting == 'ponder_net' and not self.dynamic
-    trace = (lambda before, after, halting: after[:, 0]) if every else None
+    every = self.rule.EVERY_STEP and not self.dynamic
+    trace = (lambda visit: visit.after[:, 0]) if every else None
     encoded = self.encode(tokens, token_types, length, row_keys, trace)
     logits, features = self.classify(encoded.states[:, 0], row_keys)
     out = {'features': features, 'ponder': encoded.ponder}
     if every:
       every_step = [self.classify(cls, row_keys)[0] for cls in encoded.trace]
       scores: Any = self.score(encoded.trace.astype(jnp.float32))
-      out['halting'] = ponder_net.distribution(jax.nn.sigmoid(scores[..., 0]))
+      out['halting'] = self.rule.distribution(jax.nn.sigmoid(scores[..., 0]))
       out['step_logits'] = jnp.stack(every_step)
     return logits, out
 
@@ -92,10 +93,14 @@ class MaskedWords(nn.Module):
 class AlbertPretraining(Albert):
   """ALBERT with heads for masked words and sentence order; see `Albert`.
 
-  No PonderNet: its loss would predict the words in every iteration.
+  No rule that reads every step: its loss would predict the words in each.
   """
 
-  halting: Literal['', 'act', 'straight_through'] = 'act'
+  def __post_init__(self):
+    super().__post_init__()
+    if self.rule.EVERY_STEP:
+      rule = type(self.rule).__name__
+      raise ConfigError('rule', rule, 'a rule whose loss reads the last step')
 
   def setup(self):
     """Declares encoder, pooler and both heads."""

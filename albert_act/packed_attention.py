@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from core.errors import ConfigError
-from model_lib import halting
+from halting import loop
 from model_lib.attention import masked_scores, split_heads
 
 # Queries of a row as shares of the length: few sizes, as attention is a small
@@ -71,7 +71,7 @@ class Packed:
   def unpack(self, packed: Array, old: Array) -> Array:
     """Scatters `[M, ...]` into `[B, L, ...]`; halted tokens keep `old`."""
     if self.whole:
-      running = halting.align(self.running, old)
+      running = loop.align(self.running, old)
       return jnp.where(running, packed.reshape(old.shape), old)
     flat = old.reshape(-1, *old.shape[2:])
     new = flat.at[self.index].set(packed, mode='drop', unique_indices=True)

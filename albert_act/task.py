@@ -17,8 +17,6 @@ from train_lib.expected_loss import ExpectedLoss
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
 
-EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # for a certificate
-
 # The depth is drawn too: the last token of a row determines the row's time.
 ITERATIONS = (
   'Iterations', 'iterations', 1.0,
@@ -30,8 +28,8 @@ class FineTune(ExpectedLoss, TextClassification):
   """Classification or regression of texts by an `AlbertClassifier`.
 
   `loss.ponder_weight`, or a knob of that name, is tau of the ponder cost `sum_t
-  N_t + R_t` over the real tokens of a row (equations 7 and 8); by the rule of
-  PonderNet beta of its loss, see `train_lib.expected_loss`.
+  N_t + R_t` over the real tokens of a row (equations 7 and 8); by a rule that
+  reads every step beta of its loss, see `train_lib.expected_loss`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -47,8 +45,8 @@ class FineTune(ExpectedLoss, TextClassification):
   SERVE = 'albert_act.chain:serve'
 
   def check_training(self):
-    """PonderNet's loss reads every step; see `Task.check_training`."""
-    if self.model.halting == 'ponder_net':
+    """The loss of some rules reads every step, such as PonderNet's."""
+    if self.model.rule.EVERY_STEP:
       super().check_training()
 
   def terms(self, forward):
@@ -61,9 +59,8 @@ class FineTune(ExpectedLoss, TextClassification):
     return super().metrics(forward) | depths(forward)
 
   def cheaper(self):
-    """Returns larger halting epsilons; see `Task.cheaper`."""
-    larger = [e for e in EPSILONS if e > self.model.epsilon]
-    return tuple({'epsilon': e} for e in larger if self.model.halting)
+    """Returns rules that halt earlier; see `Task.cheaper`."""
+    return tuple({'rule': rule} for rule in self.model.rule.cheaper())
 
   def row_flops(self, out):
     """FLOPs of the mean iterations of a row's tokens; see the base."""

@@ -30,7 +30,8 @@ from core.fields import flag
 from dataset_lib import builder, tokenizer
 from eval_lib import adaptive_plots, glue, predictions, report
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import sigmoid, softmax
+from eval_lib.probabilities import sigmoid
+from halting.row_rules import softmax
 from train_lib import loading
 from train_lib.task import Task
 

@@ -26,6 +26,7 @@ from albert_act.policy import HaltingPolicy
 from benchmarks import command
 from benchmarks.timing import Call, Candidate, log_probabilities
 from core.fields import flag
+from halting.token_rules import Fixed
 from launch.command_line import Positive, Sizes
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
@@ -54,7 +55,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: forms of a forward pass."""
   for batch, mean in itertools.product(flags.batch, flags.shares):
     model, variables, inputs, steps = prepare(batch, mean, flags)
-    fixed = model.clone(halting='')
+    fixed = model.clone(rule=Fixed())
     forms = {
       'fixed, scanned': fixed.apply,
       'fixed, unrolled': functools.partial(fixed.apply, method=_unroll),
@@ -107,7 +108,7 @@ def prepare(batch: int, mean: float, flags: Any) -> Any:
   )
   params = nn.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))['params']
   # A score of random direction and fixed spread over the first states.
-  once: Any = model.clone(halting='', max_iterations=1)
+  once: Any = model.clone(rule=Fixed(), max_iterations=1)
   first = once.apply({'params': params}, *inputs, method='encode').states
   states = first.astype(jnp.float32).reshape(-1, model.width)
   kernel = jax.random.normal(jax.random.key(1), (model.width, 1))

@@ -36,8 +36,8 @@ from core import files
 from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import adaptive_plots, calibration, frontier, report
-from eval_lib.probabilities import softmax
 from eval_lib.risk import Variant
+from halting.row_rules import softmax
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked

@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exit_settings import Setting
+from benchmarks.exit_settings import OF_REGRESSIONS, SWEPT, Setting
 from benchmarks.recorded_runs import Model
 from eval_lib import adaptive_plots, calibration, report
-from eval_lib.probabilities import softmax
-
-# Short names of rules, for labels in plots.
-SHORT = {'confidence': 'P≥', 'entropy': 'H≤', 'margin': 'Δ≥', 'patience': 'm=',
-         'tolerance': '±'}  # fmt: skip
+from halting.row_rules import Never, RowRule, softmax
 
 
 def draw(
@@ -87,16 +83,23 @@ def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
 def short(rule: str) -> str:
   """Shortens a name such as `confidence=0.9` for a point of a plot."""
   name, _, value = rule.partition('=')
-  return f'{SHORT[name]}{value}' if value else name
+  symbol = kind_of(name).SYMBOL or f'{name}='
+  return f'{symbol}{value}' if value else name
+
+
+def kind_of(name: str) -> type[RowRule]:
+  """Returns the class of a rule by its name, the base for one of a user."""
+  kinds: tuple[Any, ...] = (Never, *SWEPT, *OF_REGRESSIONS)
+  return {kind.__name__.lower(): kind for kind in kinds}.get(name, RowRule)
 
 
 def _draw_model(
   out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
 ) -> None:
   """Draws exits, retention, and the reliability of each head."""
-  rules, shares = ('never', 'confidence', 'patience', 'tolerance'), {}
+  shares = {}
   for row in rows:
-    if '/' not in row['setting'] and row['rule'] in rules:
+    if '/' not in row['setting'] and kind_of(row['rule']).IS_DRAWN:
       shares[row['setting']] = {
         f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
       }

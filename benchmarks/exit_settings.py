@@ -3,7 +3,6 @@
 Quality and cost of a rule follow row by row; no model is run again.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,19 +10,19 @@ import numpy as np
 from absl import logging
 
 from benchmarks.recorded_runs import Model, flops, load, record, variants
+from core import registry
 from core.errors import ConfigError
 from eval_lib import frontier, glue
-from serve_lib import exits
+from halting import row_rules
+from halting.row_rules import Never, RowRule
 
 DENSE = ('dense', 'student')  # runs that other libraries can run too
 MOST = 6  # points of the frontier that are timed
-# Values of each rule; entropy thresholds are fractions of log C.
-SWEPT: Mapping[str, Sequence[float]] = {
-  'confidence': (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
-  'entropy': (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9),
-  'margin': (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98),
-}
-TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of a regression
+# Rules that are swept, and those of a regression.
+SWEPT: Sequence[type[RowRule]] = (
+  row_rules.Confidence, row_rules.Entropy, row_rules.Margin, row_rules.Patience
+)  # fmt: skip
+OF_REGRESSIONS: Sequence[type[RowRule]] = (row_rules.Tolerance,)
 
 
 class Setting(NamedTuple):
@@ -31,7 +30,7 @@ class Setting(NamedTuple):
 
   name: str  # `rule=value`; other models prefix their variant or run
   model: Model  # recorded
-  rule: exits.Rule
+  rule: RowRule
   point: frontier.Point
 
   def cost(self, measure: str) -> np.ndarray:
@@ -60,25 +59,26 @@ def default_name(model: Model, tau: float) -> str:
   return 'tolerance=0.1' if model.classes == 1 else f'confidence={tau:g}'
 
 
-def _rules(model: Model, tau: float) -> Iterator[tuple[str, exits.Rule]]:
-  """Yields rules to sweep by their names."""
-  yield 'never', exits.Rule('never')
+def _rules(
+  model: Model, tau: float, swept: Sequence[type[RowRule]]
+) -> Iterator[RowRule]:
+  """Yields rules to sweep; confidence also with `tau`."""
+  yield Never()
   early = len(model.heads) - 1
-  if model.classes == 1:
-    for value in TOLERANCES if early else ():
-      yield f'tolerance={value:g}', exits.Rule('patience', tolerance=value)
-    return
-  for name, values in SWEPT.items() if early else ():
-    unit = math.log(model.classes) if name == 'entropy' else 1.0
-    own = {tau} if name == 'confidence' else set()
-    for value in sorted(own | {round(value * unit, 4) for value in values}):
-      yield f'{name}={value:g}', exits.Rule(name, tau=value)
-  for count in range(1, early + 1):
-    yield f'patience={count}', exits.Rule('patience', patience=count)
+  kinds = OF_REGRESSIONS if model.classes == 1 else swept
+  for kind in kinds if early else ():
+    values: set[Any] = {*kind.sweep(model.classes, early)}
+    if kind is row_rules.Confidence:
+      values.add(tau)
+    for value in sorted(values):
+      yield kind(**{kind.KNOB: value})
 
 
 def measure(
-  model: Model, full_flops: np.ndarray, tau: float
+  model: Model,
+  full_flops: np.ndarray,
+  tau: float,
+  swept: Sequence[type[RowRule]] = SWEPT,
 ) -> dict[str, Setting]:
   """Measures all exit rules on recorded logits; returns them by name.
 
@@ -90,9 +90,9 @@ def measure(
   )  # fmt: skip
   prefix = model.variant if model.name == 'EAT' else model.name
   result = {}
-  for name, rule in _rules(model, tau):
-    point = recording.leave(exits.first_exit(rule, recording.logits))
-    name = f'{prefix}/{name}' if prefix else name
+  for rule in _rules(model, tau, swept):
+    point = recording.leave(rule.first(recording.logits))
+    name = f'{prefix}/{rule}' if prefix else str(rule)
     result[name] = Setting(name, model, rule, point)
   return result
 
@@ -132,6 +132,10 @@ def sweep(
   with, settings to time with the reference of the speed-ups first).
   """
   tau = given['tau']
+  swept = (
+    *SWEPT,
+    *(registry.locate(n, '--rules', RowRule) for n in given['rules']),
+  )
   eat = load('EAT', given['workdir'], given, '--workdir', given['step'])
   runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}
   pairs = (item.split('=', 1) for item in given['ablation'])
@@ -161,7 +165,7 @@ def sweep(
   settings: dict[str, Setting] = {}
   own: dict[str, Setting] = {}
   for model in recorded:
-    own |= measure(model, full, tau)
+    own |= measure(model, full, tau, swept)
   for model in others:  # one setting of each
     name = f'{model.name}/{default_name(model, tau)}'
     settings[name] = measure(model, full, tau)[name]

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert
 from albert_act.token_kinds import KINDS, masks
+from halting import loop
 
 INPUTS = ('tokens', 'token_types', 'length')
 DEPTH = 'executed depth of a row'
@@ -53,8 +54,8 @@ def traced(
   token. A `dynamic` model has no trace.
   """
 
-  def cosine(before: Array, after: Array, spent: Any) -> Array:
-    x, y = before.astype(jnp.float32), after.astype(jnp.float32)
+  def cosine(visit: loop.Visit) -> Array:
+    x, y = (s.astype(jnp.float32) for s in (visit.before, visit.after))
     return optax.losses.cosine_similarity(x, y, epsilon=1e-12)
 
   @jax.jit
@@ -63,7 +64,7 @@ def traced(
       variables, *inputs, trace=cosine, method='encode'
     )
     steps = encoded.ponder['steps']
-    # The masked form of 'ponder_net' goes on after a token has halted.
+    # By some rules the state goes on after a token has halted.
     running = jnp.arange(model.max_iterations)[:, None, None] < steps[None]
     return steps, jnp.where(running, encoded.trace, 1.0)
 

@@ -15,6 +15,17 @@ GLUE = (
   'sst2', 'cola', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
 )  # fmt: skip
 
+# Classes of `halting.token_rules` by the values of an argument.
+RULES = {
+  'act': 'ACT', 'straight_through': 'StraightThrough', 'skip': 'SkipACT',
+  'ponder_net': 'PonderNet', 'fixed': 'Fixed',
+}  # fmt: skip
+
+
+def rule(name: str, **settings: Any) -> dict[str, Any]:
+  """Returns the halting rule of a model."""
+  return dict(name=f'halting.token_rules:{RULES[name]}', **settings)
+
 
 def glue(a: ml_collections.ConfigDict, **fields: Any) -> dict[str, Any]:
   """Returns the data set of a GLUE task; a.data is a folder, '' for TFDS."""

@@ -11,6 +11,8 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import numbers
 import operator
@@ -103,7 +105,6 @@ def check(
     for field in dataclasses.fields(cls)
     if field.init and field.name not in without
   }
-  hints = typing.get_type_hints(cls, include_extras=True)
   path = f'{prefix}.' if prefix else ''
   values = dict(given.items())
   for name in values:
@@ -111,11 +112,12 @@ def check(
       raise ConfigError(path + name, values[name], unknown(name, legal))
   complete = {}
   for name, field in legal.items():
-    hint, value = hints[name], field.default
-    if name in values or dataclasses.is_dataclass(hint):
-      value = check_value(path + name, values.get(name, {}), hint)
-    elif field.default_factory is not dataclasses.MISSING:
+    hint, value = hints(cls)[name], field.default
+    if field.default_factory is not dataclasses.MISSING:
       value = field.default_factory()
+    if name in values or dataclasses.is_dataclass(hint):
+      default = value if is_open(hint) else {}
+      value = check_value(path + name, values.get(name, default), hint)
     if value is dataclasses.MISSING:
       raise ConfigError(path + name, 'nothing', describe(hint))
     complete[name] = value
@@ -128,6 +130,10 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     readings = list(_readings(str(value)))
     accepted = (item for item in readings if accepts(hint, item))
     value = next(accepted, readings[0])
+  if is_open(hint):
+    from core import registry  # imports this module
+
+    return registry.check_named(value, field, hint)
   if dataclasses.is_dataclass(hint):
     return check(hint, value, field)
   if not accepts(hint, value):
@@ -141,6 +147,20 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
   if is_float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+  """Returns the annotations of the fields of a class."""
+  return typing.get_type_hints(cls, include_extras=True)
+
+
+def is_open(hint: Any) -> bool:
+  """Whether a field takes an object of any subclass of an abstract dataclass.
+
+  A configuration names the class, `dict(name='package.module:Class', ...)`.
+  """
+  return dataclasses.is_dataclass(hint) and inspect.isabstract(hint)
 
 
 def _readings(text: str) -> Iterator[Any]:

@@ -5,6 +5,7 @@ project are imported, and those that the user has named (`trust`), and never
 from the folder of a run (`keep_out`).
 """
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from core import fields
 from core.errors import ConfigError
 from core.fields import ConfigLike
 from core.files import Path
@@ -86,6 +88,56 @@ def locate(
   if inspect.isabstract(found):
     raise ConfigError(field, name, f'{expected}, not abstract')
   return found
+
+
+def build(cls: type, values: Any, **others: Any) -> Any:
+  """Returns an object with checked fields; fields that name a class are built.
+
+  Such a field is annotated with an abstract dataclass, see `fields.is_open`.
+  """
+  hints = fields.hints(cls)
+  made = {
+    name: named(value, name, hints[name])
+    if fields.is_open(hints[name])
+    else value
+    for name, value in dict(values).items()
+  }
+  return cls(**made, **others)
+
+
+def named(values: Any, field: str, base: type) -> Any:
+  """Returns the object that `described` describes, a subclass of `base`.
+
+  Raises ConfigError for `field` if the class or one of its fields is illegal.
+  """
+  if isinstance(values, base):
+    return values
+  checked = dict(check_named(values, field, base))
+  return build(locate(checked.pop('name'), f'{field}.name', base), checked)
+
+
+def check_named(values: Any, field: str, base: type) -> dict[str, Any]:
+  """Returns 'name' and all fields of the dataclass that the values name."""
+  if isinstance(values, base):
+    return described(values)
+  if not isinstance(values, ConfigLike):
+    example = f"dict(name='module:Class', ...) of a {base.__name__}"
+    raise ConfigError(field, values, example)
+  given = dict(values.items())
+  name = str(given.pop('name', ''))
+  expected = f"'package.module:Class' of a {base.__name__}"
+  kind = locate(name, f'{field}.name', base, expected)
+  return {'name': name, **fields.check(kind, given, field)}
+
+
+def described(value: Any) -> dict[str, Any]:
+  """Returns the name of an object's class and its fields, for JSON."""
+  return {'name': name_of(type(value)), **dataclasses.asdict(value)}
+
+
+def name_of(kind: type) -> str:
+  """Returns the name by which `locate` gives a class."""
+  return f'{kind.__module__}:{kind.__qualname__}'
 
 
 def _check_places(module: str, package: str) -> None:

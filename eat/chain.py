@@ -21,7 +21,7 @@ from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options
 from eval_lib.calibration import CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
-from serve_lib import certified, classifier, exits
+from serve_lib import certified, classifier
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Stage, compile_in_turn
 from serve_lib.decisions import GUARANTEED
@@ -210,20 +210,20 @@ def warnings_of(
       f'calibration after {longest}: temperatures and drift check may not fit'
     )
   rule, early = policy.rule, policy.heads[:-1]
-  needed = exits.heads_needed(rule, not policy.class_names) or 0
+  needed = rule.heads_needed or 0
   if needed > len(early):
     why = 'the model has no head before its last layer'
     if early:
       name = f'rule={rule.name}' if policy.class_names else 'a regression'
       why = (
-        f'{name} with patience={rule.patience} needs {needed} heads, and '
+        f'{name} needs {needed} heads, and '
         f'{len(early)} are before the last layer (at '
         f'{", ".join(map(str, early))})'
       )
     yield f'no row will ever leave early: {why}'
   if given.tau != GUARANTEED:
     return
-  if rule.name == 'never':
+  if rule.heads_needed is None:
     yield (
       'no row will leave early: no threshold could be certified; give it more '
       f'rows, or a larger epsilon: {certificate.repair()}'

@@ -15,24 +15,33 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from core import fields
+from core import fields, registry
 from core.errors import ConfigError
-from eval_lib.probabilities import margin, scale
-from serve_lib import exits
+from eval_lib.probabilities import scale
+from halting import older
+from halting.row_rules import (
+  Confidence,
+  Limit,
+  Never,
+  RowRule,
+  ThresholdRule,
+  Tolerance,
+  margin,
+)
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of
-from serve_lib.exits import RULES_WITH_TAU, Rule, Threshold
 from serve_lib.items import Count, TextOptions
 
 PRUNED, UNPRUNED = 'pruned', 'unpruned'  # variants of a chain
-DEFAULT_TAU = 0.9  # of rule=confidence; other rules measure something else
+# Options that are fields of many rules.
+_BESIDE = 'tau', 'patience', 'tolerance', 'veto_margin'
 
 Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 
 
 @dataclasses.dataclass(eq=False)
 class ExitPolicy(ClassifierPolicy):
-  """Rows leave at the heads of a chain, by a `serve_lib.exits.Rule`.
+  """Rows leave at the heads of a chain, by a rule of `halting.row_rules`.
 
   An item may have 'minimum_retention', its own instead of that of its source;
   the chain needs the variant 'unpruned' for it. See `Options` for the fields.
@@ -41,12 +50,10 @@ class ExitPolicy(ClassifierPolicy):
   rule are values of the host: they may be set between batches.
   """
 
-  rule: Rule = dataclasses.field(
-    default_factory=lambda: Rule('confidence', tau=DEFAULT_TAU)
-  )
+  rule: RowRule = dataclasses.field(default_factory=Confidence)
   _: dataclasses.KW_ONLY
   ensemble_margin: Share = 0.0
-  thresholds: dict[str, Threshold] = dataclasses.field(default_factory=dict)
+  thresholds: dict[str, Limit] = dataclasses.field(default_factory=dict)
   minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
   heads: tuple[Count, ...] = ()  # layers; () for those of the chain
   # Of a row of 1, 2, ... tokens, by the variant 'pruned'; () for the chain's.
@@ -93,13 +100,14 @@ class ExitPolicy(ClassifierPolicy):
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
     """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
-    rule, thresholds = self.rule, self.thresholds
+    thresholds = self.thresholds
+    rule: Any = self.rule
     if thresholds:
       taus = [
         thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
       ]
       rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
-    willing = exits.should_exit(rule, self._calibrated(rows))
+    willing = rule.leaves_at(self._calibrated(rows))
     for row, leaves in zip(rows, willing, strict=True):
       if leaves:
         row.encoded.context.setdefault('exit_stage', stage)
@@ -127,7 +135,7 @@ class ExitPolicy(ClassifierPolicy):
     """Returns layers, retention, and fields such as the exit reason."""
     stage, context = len(row.outputs) - 1, row.encoded.context
     if stage < self.chain.num_stages - 1:
-      reason = self.rule.name if self.class_names else 'tolerance'
+      reason = self.rule.name
     else:
       reason = 'full depth' if 'exit_stage' in context else 'last layer'
     depth = self.heads[stage]
@@ -138,11 +146,15 @@ class ExitPolicy(ClassifierPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Options(TextOptions):
-  """Options of serving an EAT; `serve_lib.exits.Rule` describes these."""
+  """Options of serving an EAT.
 
-  rule: Literal[
-    'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
-  ] = 'confidence'
+  `tau`, `patience` and `veto_margin` are fields of the rule if it has them, and
+  `rule.NAME` is any field of it; `tolerance` and `patience` are those of a
+  regression, whatever the rule.
+  """
+
+  # A class of `halting.row_rules` in lower case, or 'package.module:Class'.
+  rule: str = 'confidence'
   # 'guaranteed' is that of the certificate of the run; None is 0.9 with
   # rule=confidence.
   tau: (
@@ -163,49 +175,73 @@ class Options(TextOptions):
 
 def read_options(
   given: Mapping[str, Any], certified: Mapping[str, Any], classes: int
-) -> tuple[Options, Rule]:
+) -> tuple[Options, RowRule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `certified` has a `serve_lib.certified.Certified` for each source with a
-  certificate; `classes` is 0 for a regression.
+  `certified` are the certificates of the run by source; `classes` is 0 for a
+  regression.
   """
+  own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
+  given = {k: v for k, v in given.items() if not k.startswith('rule.')}
+  given |= {name: own.pop(name) for name in _BESIDE if name in own}
   options = Options(**fields.check(Options, given, 'serve'))
-  name, tau = options.rule, options.tau
+  kind = _class_of(options.rule)
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
-  if tau == GUARANTEED:
-    if not certified or name != 'confidence':
-      command = 'python -m launch.evaluate --workdir=... --evals=certificate'
-      expected = f'rule=confidence and a certificate.json: run {command}'
-      raise ConfigError('serve.tau', tau, expected)
-    # The certificate holds for the plain confidence rule only: with a veto a
-    # row would leave at a later head than was certified.
-    others = 'ensemble_margin veto_margin thresholds minimum_retention'
-    _refuse(options, others, f'none with tau={tau}, certified without it')
-    taus = {source: one.tau for source, one in certified.items()}
-    # Rows of a source without a certificate run to full depth.
-    rule = Rule('confidence', taus.pop('', math.inf))
-    if min([rule.tau, *taus.values()]) == math.inf:
-      rule = Rule('never')
-    return dataclasses.replace(options, thresholds=taus), rule
-  if name not in RULES_WITH_TAU:
-    legal = f'rules with a threshold are {", ".join(RULES_WITH_TAU)}'
-    _refuse(options, 'thresholds', f'none with the rule {name!r}: {legal}')
-    tau = None
-  elif tau is None:
-    # Rows of a regression exit by `tolerance`, whatever the rule.
-    if name != 'confidence' and classes:
-      expected = f'{_legal_taus(name, classes)}: rule={name} has no default'
-      raise ConfigError('serve.tau', 'nothing', f'{expected}, add tau=...')
-    tau = DEFAULT_TAU
-  if tau is not None:
-    _check_tau('serve.tau', tau, name, classes)
-  for source, one in options.thresholds.items():
-    _check_tau(f'serve.thresholds.{source}', one, name, classes)
-  return options, Rule(
-    name, tau, options.patience, options.tolerance, options.veto_margin
+  if options.tau == GUARANTEED:
+    return _guaranteed(options, kind, certified)
+  if issubclass(kind, ThresholdRule):
+    tau: Any = options.tau
+    if tau is None:  # rows of a regression exit by `tolerance`
+      tau = getattr(kind if classes else Confidence, 'tau', None)
+    if tau is None:
+      words = kind.legal(classes)[1]
+      expected = f'{words}: rule={options.rule} has no default, add tau=...'
+      raise ConfigError('serve.tau', 'nothing', expected)
+    _check_tau('serve.tau', tau, kind, classes)
+    options = dataclasses.replace(options, tau=tau)
+    for source, one in options.thresholds.items():
+      _check_tau(f'serve.thresholds.{source}', one, kind, classes)
+  else:
+    why = f'none with the rule {options.rule!r}, which has no threshold tau'
+    _refuse(options, 'thresholds', why)
+  if not classes and kind is not Never:
+    kind = Tolerance
+  legal = fields.hints(kind)
+  beside = {n: getattr(options, n) for n in _BESIDE if n in legal}
+  name = registry.name_of(kind)
+  return options, registry.named(
+    {'name': name, **beside, **own}, 'serve.rule', RowRule
   )
+
+
+def _class_of(name: str) -> type[RowRule]:
+  """Returns the class that `Options.rule` names."""
+  expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
+  full = older.EXITS.get(name, name)
+  return registry.locate(full, 'serve.rule', RowRule, expected)
+
+
+def _guaranteed(
+  options: Options, kind: type[RowRule], certified: Mapping[str, Any]
+) -> tuple[Options, RowRule]:
+  """Returns the options and the rule of certificates."""
+  if not certified or kind is not Confidence:
+    command = 'python -m launch.evaluate --workdir=... --evals=certificate'
+    expected = f'rule=confidence and a certificate.json: run {command}'
+    raise ConfigError('serve.tau', options.tau, expected)
+  # The certificate holds for the plain confidence rule only: with a veto a
+  # row would leave at a later head than was certified.
+  others = 'ensemble_margin veto_margin thresholds minimum_retention'
+  why = f'none with tau={options.tau}, certified without it'
+  _refuse(options, others, why)
+  taus = {source: one.tau for source, one in certified.items()}
+  # Rows of a source without a certificate run to full depth.
+  tau = taus.pop('', math.inf)
+  never = min([tau, *taus.values()]) == math.inf
+  rule = Never() if never else Confidence(tau)
+  return dataclasses.replace(options, thresholds=taus), rule
 
 
 def _refuse(options: Options, names: str, expected: str) -> None:
@@ -215,24 +251,11 @@ def _refuse(options: Options, names: str, expected: str) -> None:
       raise ConfigError(f'serve.{name}', value, expected)
 
 
-def _check_tau(field: str, tau: Any, rule: str, classes: int) -> None:
+def _check_tau(
+  field: str, tau: Any, kind: type[ThresholdRule], classes: int
+) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  off, most = math.inf, 1.0
-  if rule == 'entropy':
-    off = -math.inf
-    most = math.nextafter(math.log(classes), 0) if classes else math.inf
-  if tau != off and not (fields.accepts(float, tau) and 0 <= tau <= most):
-    raise ConfigError(field, tau, _legal_taus(rule, classes))
-
-
-def _legal_taus(rule: str, classes: int) -> str:
-  """Describes the thresholds that make sense for a rule."""
-  if rule == 'margin':
-    return 'a difference of two probabilities, in [0, 1]'
-  if not classes:
-    return 'nats >= 0' if rule == 'entropy' else 'a probability in [0, 1]'
-  if rule == 'entropy':
-    most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
-    return f'nats in [0, {most}, at which every row would leave'
-  least = f'{1 / classes:.4g}'
-  return f'a probability in [0, 1], of the surest of {classes} >= {least}'
+  most, words = kind.legal(classes)
+  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
+  if tau != kind.NEVER and not is_legal:
+    raise ConfigError(field, tau, words)

@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from annotated_types import Interval
 
-from core import files
+from core import files, registry
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import calibration, predictions, risk
@@ -147,7 +147,10 @@ class Evaluator(predictions.Evaluator):
       drift['during'] = whole['confidences']
     return {
       'tau': tau,
-      'model': dict(chosen.changes),
+      'model': {
+        name: registry.described(v) if dataclasses.is_dataclass(v) else v
+        for name, v in chosen.changes.items()
+      },
       'risk': self.risk,
       'method': self.method,
       'test': test_of(self.risk).__name__,

@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int, Num
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder, source
 from eval_lib import evaluator
-from eval_lib.probabilities import scale, softmax
+from eval_lib.probabilities import scale
+from halting.row_rules import softmax
 
 # Logits or probabilities of all heads, and one number for each.
 Heads = Float[np.ndarray, 'E N C']

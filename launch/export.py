@@ -34,7 +34,7 @@ PARTS = {
   'prune_layers': 'pruning after layers {}',
   'exit_layers': 'exits at {}',
   'window': 'a window of {}',
-  'halting': "halting by the rule {} with the parameters 'score'",
+  'rule': "halting by the rule {} with the parameters 'score'",
 }
 
 
@@ -103,6 +103,8 @@ def export_model(flags: Flags) -> None:
     expected = 'the run of a BERT, an EAT or an ALBERT of albert_act'
     raise ConfigError('--workdir', config.model.name, expected)
   found = {name: getattr(model, name, ()) for name in PARTS}
+  if rule := found['rule']:
+    found['rule'] = type(rule).__name__ if rule.SCORED else ''
   dropped = [
     PARTS[name].format(str(value).strip('(,)'))
     for name, value in found.items()
@@ -123,7 +125,7 @@ def export_model(flags: Flags) -> None:
   print(f'step {loaded.saved.step}, written: {flags.out}')
   for part in dropped:
     print(f'left out: {part}')
-  if found['halting']:
+  if found['rule']:
     iterations = model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
 

@@ -1,1 +1,1 @@
-"""Transformer building blocks, halting and FLOP counts."""
+"""Transformer building blocks and FLOP counts."""

@@ -3,7 +3,7 @@
 Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
 Fojo's straight-through ACT, Skip-ACT and fixed repetitions; equation numbers
 are those of Fojo's overview. The next input starts from the sum of the states,
-weighted by a rule of `model_lib.halting` (6), (17), (28). The output is an
+weighted by a rule of `halting.token_rules` (6), (17), (28). The output is an
 affine function of that sum: as the weights sum to 1, it is the weighted sum of
 outputs (7), (18), (29). Difference: the gradient of (18) and (29) also has the
 output's bias times the slopes of the weights; here that term is left out.
@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Num
 
-from core.errors import ConfigError
-from model_lib import flops, halting, pondering
+from halting import loop
+from halting.rule import TokenRule
+from halting.token_rules import ACT
+from model_lib import flops
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -87,25 +89,16 @@ class RecurrentModel(nn.Module):
   num_targets: Annotated[int, Interval(ge=1, le=2**20)] = 1
   cell: Literal['rnn', 'gru', 'lstm'] = 'lstm'
   width: Annotated[int, Interval(ge=1, le=2**17)] = 128
-  # 'fixed' always repeats `max_steps` times.
-  rule: Literal['act', 'straight_through', 'skip', 'fixed'] = 'act'
+  # The rule by which a row halts at an input.
+  rule: TokenRule = ACT()
   # Most repetitions at an input.
   max_steps: Annotated[int, Interval(ge=1, le=10_000)] = 20
-  # A row halts when its scores sum to `1 - epsilon`.
-  epsilon: Annotated[float, Interval(ge=0.0, lt=1.0)] = 0.01
-  # Largest score of 'skip': an input can skip up to mu - 1 following inputs.
-  mu: Annotated[int, Interval(ge=1, le=10_000)] = 1
   # Initial bias of the score, that of Graves (2016).
   halting_bias: Annotated[float, Interval(ge=-1e3, le=1e3)] = 1.0
   # Stop at every input when all rows of the batch have halted, instead of
   # masking `max_steps` repetitions.
   dynamic: bool = False
   dtype: Any = jnp.float32
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.mu > 1 and self.rule != 'skip':
-      raise ConfigError('mu', self.mu, "1 unless rule is 'skip'")
 
   @nn.compact
   def __call__(
@@ -121,8 +114,8 @@ class RecurrentModel(nn.Module):
     input, `out['ponder']` the `Spent` of every input.
     """
     everywhere = jnp.ones(inputs.shape[:2], bool)
-    has_score = self.rule != 'fixed'
-    step = build(Repetition, self, has_score=has_score, name='repetition')
+    scored = self.rule.SCORED
+    step = build(Repetition, self, has_score=scored, name='repetition')
     zeros = jnp.zeros((len(inputs), self.width), jnp.float32)
     state: State = (zeros, zeros) if self.cell == 'lstm' else zeros
     if self.is_initializing():
@@ -134,8 +127,10 @@ class RecurrentModel(nn.Module):
       return pure.apply(variables, state, x)
 
     def body(before: Any, at_time: Any) -> Any:
-      given = *before, *at_time, self
-      state, carried, spent = ponder_input(repeat, *given)
+      (state, carried), (x, real) = before, at_time
+      state, carried, spent = ponder_input(
+        repeat, state, carried, x, real, self
+      )
       return (state, carried), (hidden_of(state), spent)
 
     valid = everywhere if valid is None else valid.astype(bool)
@@ -167,7 +162,7 @@ class RecurrentModel(nn.Module):
     repetition = MATRICES[self.cell] * flops.dense(
       1, size + 1 + self.width, self.width
     )
-    if self.rule != 'fixed':
+    if self.rule.SCORED:
       repetition += flops.dense(1, self.width, 1)
     num_outputs = 1 if self.num_classes == 2 else self.num_classes
     head = flops.dense(1, self.width, self.num_targets * num_outputs)
@@ -185,29 +180,25 @@ def ponder_input(
 ) -> tuple[State, Float[Array, ' B'], Spent]:
   """Ponders over one input x_t of each row by the fields of `options`.
 
-  `state` is s_{t-1}, float32; `carried` is `h_t^0` of Skip-ACT, 0 at the first
-  input. Padding, `valid` False, changes and costs nothing. Returns (s_t,
-  `carried` of the next input, `Spent`).
+  `state` is s_{t-1}, float32; `carried` is what the rule left at the last input
+  (`h_t^0` of Skip-ACT), 0 at the first input. Padding, `valid` False, changes
+  and costs nothing. Returns (s_t, `carried` of the next input, `Spent`).
   """
 
   # Append a flag that is 1 in the first repetition (Graves, section 2).
-  def repeat(state: State, n: Array) -> tuple[State, Array]:
+  def repeat(state: State, n: Array, running: Array) -> tuple[State, Array]:
     first = jnp.broadcast_to((n == 0).astype(inputs.dtype), (len(inputs), 1))
-    state, score = step(state, jnp.concatenate([inputs, first], axis=-1))
-    return state, options.mu * score
+    return step(state, jnp.concatenate([inputs, first], axis=-1))
 
-  skips = options.rule == 'skip'
-  begun, skip = halting.start(valid), jnp.zeros_like(carried)
-  if skips:
-    begun, skip = halting.start_carried(valid, carried, options.epsilon)
-  # With 'fixed' all scores are 0, so that the item halts at the limit.
-  rule = 'act' if options.rule == 'act' else 'straight_through'
-  result = pondering.ponder(
+  rule = options.rule
+  begun, skip = rule.resume(valid, carried)
+  result = loop.run(
     repeat,
     state,
     begun,
+    rule,
     max_steps=options.max_steps,
-    rule=halting.rule(rule, options.epsilon),
+    combination='accumulated',
     dynamic=options.dynamic,
   )
 
@@ -216,10 +207,8 @@ def ponder_input(
     return jnp.where(valid[:, None], share * old + (1.0 - share) * new, old)
 
   after = jax.tree.map(mixed, state, result.output)
-  if skips:
-    rest = halting.carry_over(result.halting, options.epsilon)
-    carried = jnp.where(valid, rest, carried)
-  steps, cost = result.halting.steps, halting.ponder_cost(result.halting)
+  carried = jnp.where(valid, rule.carry_over(result.halting), carried)
+  steps, cost = result.halting.steps, rule.cost(result.halting)
   spent = {'steps': steps, 'cost': cost, 'skipped': valid & (steps == 0)}
   return after, carried, spent
 

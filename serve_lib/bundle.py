@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import pathlib
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -30,9 +29,10 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from core import files
+from core import files, registry
 from core.errors import BadRecord
 from dataset_lib import contract, tokenizer
+from halting.rule import HaltingRule
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
 from serve_lib.manifest import (
@@ -126,7 +126,7 @@ def write(
   }
   manifest['policy']['kind'] = kind
   # Python's JSON has infinity, which is a threshold.
-  text = json.dumps(manifest, indent=1, default=dataclasses.asdict)
+  text = json.dumps(manifest, indent=1, default=_plain)
   texts[MANIFEST] = text.encode()
   if isinstance(policy.reader, items.TextReader) and policy.reader.tokenizer:
     texts[TOKENIZER] = policy.reader.tokenizer.to_json().encode()
@@ -185,6 +185,13 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
     'chain': {'num_stages': chain.num_stages, 'variants': chain.variants},
     'grid': grid,
   }  # fmt: skip
+
+
+def _plain(value: Any) -> dict[str, Any]:
+  """Returns the fields of a dataclass, of a rule also its class."""
+  if isinstance(value, HaltingRule):
+    return registry.described(value)
+  return dataclasses.asdict(value)
 
 
 def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -295,11 +302,8 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
   values = manifest['policy']
   del values['kind']
-  for name, hint in typing.get_type_hints(kind).items():
-    build: Any = hint
-    if dataclasses.is_dataclass(hint) and name in values:
-      values[name] = build(**values[name])
   monitor = monitor_of(manifest['drift'], on_drift)
-  policy: Any = kind(chain, reader, monitor=monitor, **values)
+  parts = dict(chain=chain, reader=reader, monitor=monitor)
+  policy: Any = registry.build(kind, values, **parts)
   check_programs(chain, len(policy.class_names))
   return chain, policy, Grid(**manifest['grid'])

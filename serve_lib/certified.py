@@ -3,15 +3,15 @@
 `eval_lib.calibration` and `eval_lib.certificate` write them.
 """
 
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
 
-from core import fields, files
+from core import fields, files, registry
 from eval_lib import calibration, certificate
+from halting import older
 from serve_lib.decisions import GUARANTEED
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
@@ -69,6 +69,7 @@ class CertificateFile(calibration.ResultFile):
     """
     models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
+      changes = older.model_fields(one.changes, type(model))
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
       if name and 'during' not in one.drift:
         logging.warning(
@@ -76,13 +77,16 @@ class CertificateFile(calibration.ResultFile):
           self.path, self.repair(),
         )  # fmt: skip
       names[source], checks[source] = name or first, one.drift
-      legal = typing.get_type_hints(type(model), include_extras=True)
-      for field, value in one.changes.items():
+      kind: Any = type(model)
+      legal = fields.hints(kind)
+      for field, value in changes.items():
         if field not in legal or not fields.accepts(legal[field], value):
           expected = f'a value of {type(model).__name__}'
           raise self.error(f': sources.{source}.model.{field}', value, expected)
+        if fields.is_open(legal[field]):
+          changes[field] = registry.named(value, field, legal[field])
       if name:
-        models[name] = model.clone(**one.changes)
+        models[name] = model.clone(**changes)
     checked = monitor(self, checks, on_drift)
     return models, {'certified': names, 'monitor': checked}
 

@@ -8,7 +8,8 @@ import numpy as np
 from annotated_types import MinLen
 from jaxtyping import Bool, Float
 
-from eval_lib.probabilities import Temperature, scale, sigmoid, softmax
+from eval_lib.probabilities import Temperature, scale, sigmoid
+from halting.row_rules import softmax
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.items import Size
 from serve_lib.monitor import Monitor

@@ -13,9 +13,9 @@ from jax import export
 from core import registry
 from core.errors import ConfigError
 from core.fields import check
+from halting.row_rules import Limit
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
-from serve_lib.exits import Threshold
 from serve_lib.items import KINDS, Count, Size
 
 # Fields of a policy that are not stored as they are.
@@ -25,7 +25,7 @@ BUILT = 'chain', 'reader', 'monitor'
 @dataclasses.dataclass
 class _Drift:
   confidences: tuple[float, ...]
-  threshold: Threshold
+  threshold: Limit | None
   during: tuple[float, ...] | None = None
 
 

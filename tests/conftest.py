@@ -99,7 +99,7 @@ def mesh():
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
   """Forbids implicit casts in our mathematics; optax makes some."""
-  rooms = {'model_lib', 'adatape', 'albert_act', 'eval_lib'}
+  rooms = {'halting', 'model_lib', 'adatape', 'albert_act', 'eval_lib'}
   ours = rooms & set(request.path.parts)
   with jax.numpy_dtype_promotion('strict' if ours else 'standard'):
     yield

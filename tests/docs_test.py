@@ -15,8 +15,8 @@ import sys
 import pytest
 
 import adatape.task
-import albert_act.task
 import eat.task
+from halting import token_rules
 from tests.golden import standin
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -234,7 +234,7 @@ def test_links_of_a_page_lead_somewhere(page):
 
 def test_the_grids_of_certificates_are_those_of_the_code():
   text = (ROOT / 'docs/serving.md').read_text()
-  most, (*scales,) = max(albert_act.task.EPSILONS), eat.task.SCALES
+  most, (*scales,) = max(token_rules.EPSILONS), eat.task.SCALES
   shares = adatape.task.SHARES
   for words in (
     f'| `epsilon` up to {most} |', ', '.join(f'{s:g}' for s in scales),

@@ -15,12 +15,13 @@ from tests import packages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = {
-  'model_lib': set(),
-  'dataset_lib': set(),
-  # `serve_lib` until its benchmarks have moved to `benchmarks`.
-  'eval_lib': {'model_lib', 'dataset_lib', 'serve_lib'},
-  'serve_lib': {'model_lib', 'dataset_lib', 'eval_lib'},
-  'train_lib': {'model_lib', 'dataset_lib', 'eval_lib'},
+  'core': set(),
+  'model_lib': {'core'},
+  'dataset_lib': {'core'},
+  'halting': {'core', 'model_lib'},
+  'eval_lib': {'core', 'model_lib', 'dataset_lib', 'halting'},
+  'serve_lib': {'core', 'model_lib', 'dataset_lib', 'halting', 'eval_lib'},
+  'train_lib': {'core', 'model_lib', 'dataset_lib', 'halting', 'eval_lib'},
 }
 
 

@@ -23,10 +23,11 @@ from adatape.universal import (
   UViT,
 )
 from adatape.vit_3ffn import ViT3FFN
-from albert_act.model import AlbertClassifier
+from albert_act.model import AlbertClassifier, AlbertPretraining
 from core import fields
 from core.errors import ConfigError
 from eat.model import EatClassifier
+from halting.token_rules import ACT, PonderNet, SkipACT, Threshold
 from model_lib.bert import BertClassifier
 from model_lib.vit import TokenTransformer, ViT
 from recurrent_act.model import RecurrentModel
@@ -78,7 +79,7 @@ MODELS = {
   'recurrent': (RecurrentModel(num_classes=3, width=8, max_steps=3), SEQUENCES),
   'recurrent skip': (
     RecurrentModel(
-      num_classes=3, width=8, max_steps=3, cell='gru', rule='skip', mu=3
+      num_classes=3, width=8, max_steps=3, cell='gru', rule=SkipACT(mu=3)
     ),
     SEQUENCES,
   ),
@@ -179,14 +180,14 @@ def test_logits_train_every_parameter(name):
 
 EAT = (EatClassifier, small_eat.FIELDS)
 ALBERT = (AlbertClassifier, small_albert.FIELDS)
-RECURRENT = (RecurrentModel, dict(num_classes=2, rule='act'))
+RECURRENT = (RecurrentModel, dict(num_classes=2))
 TAPED = (AdaTapeViT, VIT | TAPE)
 UNIVERSAL = (UniversalTransformer, SIZES | dict(max_steps=5))
 UNSHARED = (UnsharedViT, SIZES | dict(max_steps=5, patch_size=4))
 # (model and its fields, values out of the range of a field)
 ILLEGAL = [
   ((ViT, VIT), dict(pool='none', positions='none')),
-  ((AViT, VIT), dict(epsilon=1.0, gamma=1e5, beta=-1e5, dynamic='yes')),
+  ((AViT, VIT), dict(rule='act', gamma=1e5, beta=-1e5, dynamic='yes')),
   ((DeiT, VIT), dict(pool='gap')),
   ((ViT3FFN, VIT), dict(pool='gap')),
   (TAPED, dict(
@@ -195,7 +196,7 @@ ILLEGAL = [
     bank_drop=1.0, query_noise=-0.1, dropout=1.0,
   )),
   (UNIVERSAL, dict(
-    halting='layer', combination='sum', max_steps=0, epsilon=1.0, dropout=1.0,
+    halting='layer', combination='sum', max_steps=0, rule='act', dropout=1.0,
   )),
   (UNSHARED, dict(pool='max', positions='none', max_steps=0, width=0)),
   ((UViT, VIT), dict(ut_steps=0, halting='layer')),
@@ -206,15 +207,17 @@ ILLEGAL = [
   (EAT, dict(window=-2)),
   (ALBERT, dict(
     width=0, num_groups=0, inner_group=0, vocab_size=0, max_positions=-4,
-    type_vocab_size=-1, activation='foo', norm_epsilon=-1.0, halting='always',
-    epsilon=1.5, halting_bias=float('nan'), remat_chunk=-3, dropout=1.0,
+    type_vocab_size=-1, activation='foo', norm_epsilon=-1.0, rule='always',
+    halting_bias=float('nan'), remat_chunk=-3, dropout=1.0,
     attention_dropout=1.5, classifier_dropout=-0.5,
   )),
-  (ALBERT, dict(norm_epsilon=0.0, epsilon=-0.5)),
+  (ALBERT, dict(norm_epsilon=0.0, rule=None)),
   (RECURRENT, dict(
-    cell='tanh', rule='ponder', max_steps=0, epsilon=1.0, mu=0, width=0,
-    num_targets=0,
+    cell='tanh', rule='ponder', max_steps=0, width=0, num_targets=0,
   )),
+  ((ACT, {}), dict(epsilon=1.0)),
+  ((SkipACT, {}), dict(epsilon=-0.5, mu=0)),
+  ((Threshold, {}), dict(tau=0.0)),
 ]  # fmt: skip
 # (model and its fields, values that contradict another field)
 CONTRADICTING = [
@@ -226,7 +229,9 @@ CONTRADICTING = [
   (ALBERT, dict(
     num_groups=7, remat_chunk=5, variant='huge', width=-1, num_heads=3,
   )),
-  (RECURRENT, dict(mu=2)),
+  ((PonderViT, SIZES | dict(max_steps=2, patch_size=4)), dict(rule=ACT())),
+  ((AlbertPretraining, small_albert.FIELDS), dict(rule=PonderNet())),
+  ((ACT, {}), dict(epsilon=1.5)),
   ((ViT, VIT), dict(num_heads=3)),
   ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
   (UNIVERSAL, dict(num_heads=3)),

@@ -1,6 +1,6 @@
 """A family is added by a folder and a configuration; no file is edited.
 
-The families are the examples of CONTRIBUTING.md.
+A halting rule is added by a file. Both are the examples of CONTRIBUTING.md.
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from tests import imports_test, packages
+from tests.golden import adapter, standin
 from tests.marks import first_is_slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -237,3 +238,59 @@ def test_its_tests_and_the_contract_find_it(tree):
   for family in FAMILIES:
     assert f'finite_gradients_and_trains[configs/{family}/parity.py]' in text
     assert f'may[{family}]' in text
+
+
+RULES = {  # (configuration, overrides, options of serving)
+  'token': ('hasty.py:task=sst2,data={glue}', [
+    *adapter.FINE_TUNED, 'stages.stage1.steps=2', 'stages.stage1.epochs=0',
+  ], ''),
+  'row': (
+    'eat/glue.py:task=sst2,data={glue},vocabulary={vocabulary},variant=tiny,'
+    'parts=pe,exits=1-2,recipe=paper', [
+      *adapter.EAT, 'dataset.max_length=32',
+      'stages.stage1_warm.steps=1', 'stages.stage1_warm.epochs=0',
+      'stages.stage2_anneal.steps=1', 'stages.stage2_anneal.epochs=0',
+    ], '--serve=rule=hasty:Odds,rule.least=1',
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', RULES)
+def test_a_rule_of_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
+  flag, overrides, serve = RULES[kind]
+  folders = {
+    'glue': str(standin.write_glue(tmp_path)),
+    'vocabulary': str(standin.write_vocabulary(tmp_path)),
+  }
+  run, bundle, trust = f'{tmp_path}/run', f'{tmp_path}/file', '--trust=hasty'
+  texts = [item.format(**folders) for item in (*adapter.SHRUNK, *overrides)]
+  python(
+    tree, '-m', 'launch.train', f'--workdir={run}',
+    f'--config=configs/{flag.format(**folders)}',
+    *(f'--config.{text}' for text in texts),
+  )  # fmt: skip
+  options = [trust, *filter(None, [serve])]
+  python(
+    tree, '-m', 'launch.export', f'--workdir={run}', f'--bundle={bundle}',
+    '--lengths=16', '--batches=2', *options,
+  )  # fmt: skip
+  lines = '"w1 w2"\n"w3"\n'
+  command = '-m', 'launch.predict', '--compilation_cache=none'
+  served, bundled = (
+    [json.loads(line) for line in python(
+      tree, *command, *source, input=lines
+    ).splitlines()]
+    for source in (
+      [f'--workdir={run}', '--lengths=16', '--batches=2', *options],
+      [f'--bundle={bundle}', trust],
+    )
+  )  # fmt: skip
+  for one, same in zip(served, bundled, strict=True):
+    assert one['label'] == same['label']
+    assert one['exit_reason'] == same['exit_reason']
+  if kind == 'row':  # the first class is as likely as any other
+    assert {one['exit_reason'] for one in served} == {'odds'}
+  else:
+    config = json.loads((tmp_path / 'run' / 'config.json').read_text())
+    assert config['model']['rule'] == {'name': 'hasty:First', 'limit': 0.6}

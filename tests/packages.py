@@ -1,7 +1,8 @@
 """The packages of a checkout, found and not listed.
 
-A library is `*_lib`; `benchmarks`, `configs`, `launch` and `tests` have their
-roles; every other top-level package is a family of models.
+A library is `core`, `halting` or `*_lib`; `benchmarks`, `configs`, `launch` and
+`tests` have their roles; every other top-level package is a family of
+models.
 """
 
 import importlib
@@ -9,6 +10,7 @@ import inspect
 import pathlib
 
 ROLES = ('benchmarks', 'configs', 'launch', 'tests')
+LIBRARIES = ('core', 'halting')  # without the suffix of the others
 
 
 def packages(root: pathlib.Path) -> tuple[str, ...]:
@@ -18,7 +20,12 @@ def packages(root: pathlib.Path) -> tuple[str, ...]:
 
 def libraries(root: pathlib.Path) -> tuple[str, ...]:
   """Names of the shared libraries."""
-  return tuple(name for name in packages(root) if name.endswith('_lib'))
+  return tuple(name for name in packages(root) if is_library(name))
+
+
+def is_library(name: str) -> bool:
+  """Whether a package is a shared library, by its name."""
+  return name.endswith('_lib') or name in LIBRARIES
 
 
 def families(root: pathlib.Path) -> tuple[str, ...]:

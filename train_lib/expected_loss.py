@@ -11,7 +11,7 @@ import jax
 from annotated_types import Interval
 
 from core.errors import ConfigError
-from model_lib import ponder_net
+from halting import costs
 from train_lib.classification import Classification
 from train_lib.terms import Forward, Term
 
@@ -36,8 +36,8 @@ class ExpectedLoss(Classification):
     steps, logits = forward.out['halting'], forward.out['step_logits']
     losses: Any = jax.vmap(lambda each: self.target_loss(forward, each))(logits)
     rate = forward.settings['prior_rate']
-    prior = ponder_net.geometric_log_prior(rate, len(steps))
-    distance = ponder_net.divergence(steps, prior)
+    prior = costs.geometric_log_prior(rate, len(steps))
+    distance = costs.divergence(steps, prior)
     divergence = Term(distance, 'ponder_weight', name='divergence')
     return Term((steps * losses).sum(0)), divergence
 

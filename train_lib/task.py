@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Key, Shaped
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
+from halting import older
 from train_lib.stages import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
@@ -239,11 +240,17 @@ def complete_model(
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
   set_by_task = ('num_classes', 'dtype')
+  given = older.model_fields(given, module)
   complete = fields.check(module, given, 'model', without=set_by_task)
   with model_errors(complete):
-    built: Any = module(num_classes=2, **complete)
+    built: Any = registry.build(module, complete, num_classes=2)
   # The module may have set sizes that its variant determines.
   values = {field: getattr(built, field) for field in complete}
+  values |= {
+    field: complete[field]
+    for field, hint in fields.hints(module).items()
+    if fields.is_open(hint)
+  }
   return {'name': str(name), **values}
 
 
@@ -251,8 +258,9 @@ def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
   given = dict(config['model'])
   module = registry.locate(given.pop('name'), 'model.name', nn.Module)
+  given = older.model_fields(given, module)
   dtype = jnp.dtype(config['dtype'])
-  return module(num_classes=num_classes, dtype=dtype, **given)
+  return registry.build(module, given, num_classes=num_classes, dtype=dtype)
 
 
 @contextlib.contextmanager

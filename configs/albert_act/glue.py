@@ -43,7 +43,7 @@ def get_config(arg=''):
 
 def arguments(arg, tasks, **others):
   """Reads the arguments of the module."""
-  halting = ('act', 'straight_through', 'ponder_net', 'fixed')
+  halting = 'act', 'straight_through', 'ponder_net', 'fixed'
   return common.parse_arg(
     arg, task=tasks, data='', checkpoint='', halting=halting,
     score=('kept', 'fresh'), **others,
@@ -63,7 +63,7 @@ def fine_tuning(a, lr):
   c.batch_size = 32
   c.model = dict(
     name='albert_act.model:AlbertClassifier',
-    halting='' if a.halting == 'fixed' else a.halting,
+    rule=common.rule(a.halting),
     dropout=0.1,
   )
   if a.checkpoint:
@@ -72,7 +72,6 @@ def fine_tuning(a, lr):
     c.model.variant = 'albert_base'
   c.loss = dict(ponder_weight=0.0)  # tau; the paper fine-tunes without
   if a.halting == 'ponder_net':
-    c.model.epsilon = 0.5  # rows leave at the median
     c.loss = dict(ponder_weight=0.5, prior_rate=0.1)  # of PALBERT
   c.optimizer = common.adamw(lr)
   # The heads of pretraining or of another task, as one pattern: each pattern

@@ -59,7 +59,7 @@ def get_config(arg=''):
   c.model = dict(
     name='albert_act.model:AlbertPretraining',
     variant=a.variant,
-    halting='' if fixed else a.halting,
+    rule=common.rule('fixed' if fixed else a.halting),
   )
   if a.iterations:
     c.model.max_iterations = iterations

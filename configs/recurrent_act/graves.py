@@ -15,7 +15,7 @@ Arguments:
   cell  rnn, gru or lstm
 
 `loss.ponder_weight` is tau (of sparse_parity also where the knob of stage2_skip
-ends), `model.mu` the largest score of Skip-ACT. Graves
+ends), `model.rule.mu` the largest score of Skip-ACT. Graves
 stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
 is 10 (2 for rule=fixed and sparse_parity): masked repetitions cost time. Graves
 trains with a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3
@@ -54,11 +54,10 @@ def get_config(arg=''):
     c.dataset.placement = 'leading'
   c.model = dict(
     name='recurrent_act.model:RecurrentModel',
-    rule=rule,
+    rule=common.rule(rule, **(dict(mu=5) if rule == 'skip' else {})),
     cell=a.cell or cell,
     width=width,
     max_steps=2 if is_sparse or rule == 'fixed' else 10,
-    mu=5 if rule == 'skip' else 1,
     # A bias of 1 (Graves) would skip two of three inputs from the start; 5
     # times the sigmoid of -1.4 is about one repetition an input, no skip.
     halting_bias=-1.4 if rule == 'skip' else 1.0,

@@ -91,7 +91,7 @@ def act(state, blocks, score, model, add=True):
     for i in np.flatnonzero(running):
       steps[i] += 1
       weight = p[i]
-      if total[i] + p[i] >= 1 - model.epsilon or n == len(blocks) - 1:
+      if total[i] + p[i] >= 1 - model.rule.epsilon or n == len(blocks) - 1:
         weight = remainder[i] = 1 - total[i]
         running[i] = False
       keep = 1.0 if model.combination == 'accumulated' else 1 - weight

@@ -9,7 +9,8 @@ import scipy.special
 from adatape.ponder_vit import PonderNetClassification, PonderViT
 from core.errors import ConfigError
 from dataset_lib import builder
-from model_lib import halting, ponder_net, pondering
+from halting import costs, loop
+from halting.token_rules import PonderNet
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
@@ -180,7 +181,7 @@ def by_definition(lambdas):
 def test_distribution_equals_a_plain_loop():
   lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
   lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0
-  got = np.asarray(ponder_net.distribution(jnp.asarray(lambdas)))
+  got = np.asarray(costs.distribution(jnp.asarray(lambdas)))
   for i in np.ndindex(5, 3):
     where = (slice(None), *i)
     want = by_definition(lambdas[where])
@@ -188,28 +189,28 @@ def test_distribution_equals_a_plain_loop():
 
 
 def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
-  prior = ponder_net.geometric_log_prior(0.3, 4)
+  prior = costs.geometric_log_prior(0.3, 4)
   lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
-  p = ponder_net.distribution(lambdas)
+  p = costs.distribution(lambdas)
   want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
-  np.testing.assert_allclose(ponder_net.divergence(p, prior), want, atol=1e-6)
+  np.testing.assert_allclose(costs.divergence(p, prior), want, atol=1e-6)
 
   def total(lambdas):
-    p = ponder_net.distribution(lambdas)
-    return ponder_net.divergence(p, prior).sum()
+    p = costs.distribution(lambdas)
+    return costs.divergence(p, prior).sum()
 
   assert np.isfinite(jax.grad(total)(lambdas)).all()
 
 
 def test_a_prior_too_small_for_float32_has_a_finite_divergence():
-  prior = ponder_net.geometric_log_prior(0.99, 24)
-  p = ponder_net.distribution(jnp.full((24,), 0.1))
+  prior = costs.geometric_log_prior(0.99, 24)
+  p = costs.distribution(jnp.full((24,), 0.1))
   # ln prior_n = ln 0.99 + (n - 1) ln 0.01, but for what is cut off: 1e-48.
   want = sum(
     chance * (np.log(chance) - np.log(0.99) - n * np.log(0.01))
     for n, chance in enumerate(by_definition([0.1] * 24))
   )
-  np.testing.assert_allclose(ponder_net.divergence(p, prior), want, rtol=1e-5)
+  np.testing.assert_allclose(costs.divergence(p, prior), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize('dynamic', [False, True])
@@ -217,12 +218,12 @@ def test_the_median_step_halts(dynamic):
   # Halted with a probability of (0.5), (0.2, 0.44, 0.72) and (0, 0, then 1).
   lambdas = jnp.array([[0.5, 0.2, 0.0], [0.1, 0.3, 0.0], [0.9, 0.5, 0.0]])
 
-  def step(state, n):
+  def step(state, n, running):
     return state + 1.0, lambdas[n]
 
-  result = pondering.ponder(
-    step, jnp.zeros((3, 1)), jnp.ones(3, bool), max_steps=3,
-    rule=halting.advance_ponder_net, dynamic=dynamic, freeze=False,
+  result = loop.run(
+    step, jnp.zeros((3, 1)), jnp.ones(3, bool), PonderNet(), max_steps=3,
+    dynamic=dynamic,
   )  # fmt: skip
   np.testing.assert_array_equal(result.halting.steps, [1, 3, 3])
   np.testing.assert_array_equal(result.output[:, 0], [1.0, 3.0, 3.0])
@@ -230,6 +231,6 @@ def test_the_median_step_halts(dynamic):
 
 
 def test_the_prior_is_geometric_and_cut_off():
-  prior = np.exp(ponder_net.geometric_log_prior(0.2, 5))
+  prior = np.exp(costs.geometric_log_prior(0.2, 5))
   np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
   np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)

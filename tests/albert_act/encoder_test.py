@@ -10,16 +10,17 @@ from flax import linen as nn
 
 from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
+from halting.token_rules import Fixed, StraightThrough
 from tests.albert_act import small
 
 
 @pytest.mark.parametrize(
   'fields',
   [
-    {}, {'halting': ''}, {'halting': 'straight_through'},
-    {'num_groups': 2, 'inner_group': 2}, {'num_groups': 3, 'halting': ''},
+    {}, {'rule': Fixed()}, {'rule': StraightThrough()},
+    {'num_groups': 2, 'inner_group': 2}, {'num_groups': 3, 'rule': Fixed()},
     {'num_groups': 4},  # two, one, two and one iterations
-    {'halting': 'ponder_net'},
+    {'rule': small.PONDER},
   ],
 )  # fmt: skip
 def test_equals_plain_loop(fields):
@@ -31,7 +32,7 @@ def test_equals_plain_loop(fields):
   np.testing.assert_array_equal(got, logits)
   jax.tree.map(np.testing.assert_array_equal, looped['ponder'], out['ponder'])
   trace = model.apply(
-    variables, *inputs, method='encode', trace=lambda before, after, _: after
+    variables, *inputs, method='encode', trace=lambda visit: visit.after
   ).trace
   tokens, types, lengths = map(np.asarray, inputs)
   spent = []
@@ -49,7 +50,7 @@ def test_equals_plain_loop(fields):
     assert not ponder['steps'][length:].any()
     assert not ponder['cost'][length:].any()
     spent += steps.tolist()
-  if model.halting and model.inner_group == 1:
+  if model.rule.SCORED and model.inner_group == 1:
     assert len(set(spent)) > 2  # tokens that halt at different times
 
 

@@ -120,7 +120,7 @@ def test_metrics_of_depth_are_those_of_the_real_tokens(case):
     (dict(loss=dict(tau=0.1)), 'loss.tau'),
     (dict(model=MODEL | {'vocab_size': 10, 'num_heads': 0}), 'model.num_heads'),
     (dict(model=MODEL | {'vocab_size': 10, 'halting': 'ponder_net'}),
-     'model.halting'),
+     'model.rule'),
     (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
      'model.name'),
   ],
@@ -157,7 +157,8 @@ def test_the_shipped_configuration(corpus):
   assert config.loss.ponder_weight == pytest.approx(0.768 / (6 * 32))
   config_schema.validate(config)
   fixed = load(corpus, halting='fixed')
-  assert (fixed.model.halting, fixed.loss.ponder_weight) == ('', 0.0)
+  assert fixed.model.rule.name == 'halting.token_rules:Fixed'
+  assert fixed.loss.ponder_weight == 0.0
   # Arguments reach the loss and the schedule, at whose end training ends.
   for given, tau in (({}, 0.768 / (12 * 32)), ({'tau': 3e-3}, 3e-3)):
     config = load(corpus, iterations=12, tau_from=0.5, **given)

@@ -16,6 +16,7 @@ from albert_act.task import FineTune
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
+from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.chain import Grid, Group, InputError, Row
 from serve_lib.items import TextReader
 from tests.albert_act import small
@@ -64,27 +65,27 @@ def check(chain, variables, count, run=in_xla, size=8):
 
 
 @pytest.mark.parametrize(
-  ('halting', 'iterations'),
+  ('rule', 'iterations'),
   [
-    ('act', 4),
-    pytest.param('straight_through', 4, marks=pytest.mark.nightly),
-    ('ponder_net', 4),
-    pytest.param('act', 1, marks=pytest.mark.nightly),
+    (ACT(), 4),
+    pytest.param(StraightThrough(), 4, marks=pytest.mark.nightly),
+    (small.PONDER, 4),
+    pytest.param(ACT(), 1, marks=pytest.mark.nightly),
   ],
 )
-def test_compacted_form_equals_masked_form(halting, iterations):
-  model, variables = small.build(halting=halting)
+def test_compacted_form_equals_masked_form(rule, iterations):
+  model, variables = small.build(rule=rule)
   chain = AlbertChain(model, variables, iterations=iterations)
   assert chain.num_stages == {1: 6, 4: 2}[iterations]
   check(chain, variables, 7)
 
 
-@pytest.mark.parametrize('halting', ['act', 'straight_through', 'ponder_net'])
-def test_packed_by_the_host_equals_masked_form(halting):
+@pytest.mark.parametrize('rule', [ACT(), StraightThrough(), small.PONDER])
+def test_packed_by_the_host_equals_masked_form(rule):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
   from serve_lib.onnx.stages import OnnxStages
 
-  model, variables = small.build(halting=halting)
+  model, variables = small.build(rule=rule)
   chain = AlbertChain(model, variables, iterations=4)
   programs = OnnxStages(chain, Grid((24,), (8,)))
 
@@ -94,7 +95,9 @@ def test_packed_by_the_host_equals_masked_form(halting):
   for count in (1, 7):
     check(chain, variables, count, run, count)
   more = AlbertChain(
-    model, variables, others={'more': model.clone(epsilon=0.6)}
+    model,
+    variables,
+    others={'more': model.clone(rule=dataclasses.replace(rule, epsilon=0.6))},
   )
   programs = OnnxStages(more, Grid((24,), (8,)))
   batch = more.pad(
@@ -175,7 +178,7 @@ def test_options_and_lengths_reach_chain_and_policy(vocabulary):
 
 def test_a_certified_epsilon_is_a_variant():
   model, variables = small.build(num_classes=3)
-  halting = model.clone(epsilon=0.6)
+  halting = model.clone(rule=ACT(0.6))
   chain = AlbertChain(model, variables, iterations=6, others={'more': halting})
   assert chain.variants == ('compacted', 'more')
   batch = chain.pad(list(map(small_eat.item, small_eat.rows(4))), 24, 4)
@@ -192,7 +195,7 @@ def test_a_certified_epsilon_is_a_variant():
   )
   np.testing.assert_allclose(flops, [two, one], rtol=1e-5)
   assert one > none
-  assert {'epsilon': 0.6} in task.cheaper()
+  assert {'rule': ACT(0.6)} in task.cheaper()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_a_certified_epsilon_is_a_variant():
     ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
     ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),
     ({}, (8, 64), {}, 'lengths', 'from 1 to 16'),
-    ({}, None, {'halting': ''}, 'model.halting', 'saves nothing'),
+    ({}, None, {'rule': Fixed()}, 'model.rule', 'saves nothing'),
     ({}, None, {'num_groups': 2}, 'model.num_groups', '1 to be served'),
     ({}, None, {'inner_group': 2}, 'model.inner_group', '1 to be served'),
   ],

@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
+from halting.token_rules import Fixed, PonderNet, StraightThrough
 from tests.eat import small
 from tests.model_lib.plain import (
   block_by_loop,
@@ -18,6 +19,8 @@ from tests.model_lib.plain import (
   layer_norm,
 )
 
+# Rows leave in different steps.
+PONDER = PonderNet(epsilon=0.75)
 FIELDS = dict(
   width=16, embedding_width=8, max_iterations=6, mlp_dim=24, num_heads=4,
   vocab_size=40, max_positions=24,
@@ -27,8 +30,6 @@ FIELDS = dict(
 @functools.cache
 def build(kind=AlbertClassifier, **changes):
   """(model, variables); every array is random, so that tokens differ."""
-  if changes.get('halting') == 'ponder_net':
-    changes = {'epsilon': 0.75} | changes  # rows leave in different steps
   model = kind(**(FIELDS | {'num_classes': 3} | changes))
   rows = jnp.zeros((1, 5), jnp.int32)
   inputs = [rows, rows, jnp.full((1,), 5, jnp.int32)]
@@ -36,7 +37,7 @@ def build(kind=AlbertClassifier, **changes):
     inputs.append(rows[:, :2])
   shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
   variables = randomised(nn.unbox(shapes))
-  if model.halting:
+  if model.rule.SCORED:
     variables['params']['score'] = spread_score(model, variables)
   return model, variables
 
@@ -45,14 +46,14 @@ def spread_score(model, variables, inputs=None, center=-1.5):
   """A score that tokens of `inputs` differ in: at first `center`, +- 2."""
   params = {k: v for k, v in variables['params'].items() if k != 'score'}
   first = dataclasses.replace(
-    model, halting='', max_iterations=model.num_groups, remat_chunk=0
+    model, rule=Fixed(), max_iterations=model.num_groups, remat_chunk=0
   )
 
   @jax.jit
   def states_after_one(params, inputs):
     return first.apply(
       {'params': params}, *inputs, method='encode',
-      trace=lambda before, after, spent: after,
+      trace=lambda visit: visit.after,
     ).trace[0]  # fmt: skip
 
   states = states_after_one(params, inputs or batch())
@@ -88,7 +89,7 @@ def embed_by_loop(params, tokens, types):
 
 def encode_by_loop(params, tokens, types, model):
   """One row without padding in float64: states, N, R, states by iteration."""
-  if model.halting == 'ponder_net':
+  if isinstance(model.rule, PonderNet):
     state, steps, _, history = ponder_net_by_loop(params, tokens, types, model)
     return state, np.full(len(tokens), steps), np.zeros(len(tokens)), history
   params = float64(params)
@@ -103,7 +104,7 @@ def encode_by_loop(params, tokens, types, model):
     for inner in range(model.inner_group):
       block = params[f'block_{group * model.inner_group + inner}']
       new, _ = block_by_loop(block, new, 4, 1e-12, gelu_new)
-    if not model.halting:
+    if not model.rule.SCORED:
       state = new
       steps += 1
       history.append(state)
@@ -115,7 +116,7 @@ def encode_by_loop(params, tokens, types, model):
       left = 1.0 - total[token]
       halts = total[token] + score[token] >= 0.99 or n == limit - 1
       weight = score[token]
-      if model.halting == 'straight_through':
+      if isinstance(model.rule, StraightThrough):
         weight = 1.0  # of what goes on; what comes out is the last
       elif halts:
         weight = rest[token] = left
@@ -128,7 +129,7 @@ def encode_by_loop(params, tokens, types, model):
 
 def ponder_net_by_loop(params, tokens, types, model):
   """One row: states at the quantile, its number, p, states by iteration."""
-  fixed = dataclasses.replace(model, halting='')
+  fixed = dataclasses.replace(model, rule=Fixed())
   *_, history = encode_by_loop(params, tokens, types, fixed)
   logits = dense(float64(params)['score'], np.stack(history[1:])[:, 0])[:, 0]
   left, p = 1.0, []
@@ -136,8 +137,8 @@ def ponder_net_by_loop(params, tokens, types, model):
     p.append(left * chance)
     left *= 1.0 - chance
   halted = np.cumsum(p)
-  assert np.abs(halted - (1.0 - model.epsilon)).min() > 1e-4
-  steps = int((halted >= 1.0 - model.epsilon).argmax()) + 1
+  assert np.abs(halted - (1.0 - model.rule.epsilon)).min() > 1e-4
+  steps = int((halted >= 1.0 - model.rule.epsilon).argmax()) + 1
   return history[steps], steps, np.array(p), history
 
 

@@ -14,6 +14,7 @@ from core import files
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import compute
+from halting.token_rules import Fixed
 from model_lib import convert
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
@@ -88,7 +89,7 @@ def test_the_ponder_weight_adds_tau_times_the_mean_cost_of_a_row():
 
 
 def test_the_loss_of_ponder_net_is_expected_over_its_steps():
-  changes = dict(halting='ponder_net', epsilon=0.75)
+  changes = dict(rule=small.PONDER)
   model, variables = small.build(**changes)
   params, batch = variables['params'], a_batch()
   want, steps, distances = [], [], []
@@ -155,8 +156,8 @@ def test_a_regression_is_a_squared_error_and_its_ponder_cost():
 
 def test_a_fixed_depth_costs_that_depth():
   batch = a_batch()
-  params = small.build(halting='')[1]['params']
-  _, run = build(halting='')
+  params = small.build(rule=Fixed())[1]['params']
+  _, run = build(rule=Fixed())
   _, metrics = run(params, batch, {})
   values = compute(metrics)
   assert (values['iterations'], values['depth']) == (6.0, 6.0)

@@ -14,6 +14,7 @@ from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from core import files
 from dataset_lib import builder, tokenizer
+from halting.token_rules import ACT, Fixed
 from launch import command_line
 from model_lib import convert
 from tests.albert_act import small
@@ -87,10 +88,10 @@ def text(number):
 
 def parameters(kind, halting='act'):
   """Random parameters; tokens halt after one to six iterations."""
-  rule = '' if halting == 'fixed' else halting
-  model, variables = small.build(kind, **SIZES, num_classes=2, halting=rule)
+  rule = Fixed() if halting == 'fixed' else ACT()
+  model, variables = small.build(kind, **SIZES, num_classes=2, rule=rule)
   params = jax.tree_util.tree_map_with_path(_livelier, variables['params'])
-  if rule:
+  if rule.SCORED:
     tokens, types, length = small.batch(
       (16, 12, 9, 5), 16, vocab_size=SIZES['vocab_size']
     )

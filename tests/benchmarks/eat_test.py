@@ -49,7 +49,7 @@ def test_rules_of_a_regression_and_of_one_head():
   numbers = [[[1.0], [2.0], [3.0]], [[1.05], [2.5], [3.0]]]
   regression = fake(np.array(numbers), LABELS)
   settings = measured(regression)
-  assert {one.rule.name for one in settings.values()} == {'patience', 'never'}
+  assert {one.rule.name for one in settings.values()} == {'tolerance', 'never'}
   assert exit_settings.default_name(regression, 0.9) == 'tolerance=0.1'
   row = eat.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'

@@ -25,7 +25,9 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
   monkeypatch.setattr(exit_settings, 'load', load)
-  given = dict(tau=0.9, time='auto', step=None, ablation=[], workdir='/run')
+  given = dict(
+    tau=0.9, rules=(), time='auto', step=None, ablation=[], workdir='/run'
+  )
   given |= {'dense': '', 'student': ''} | {flag: '/other'}
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
     exit_settings.sweep(given)

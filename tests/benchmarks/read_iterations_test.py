@@ -115,7 +115,7 @@ def test_means_are_those_of_a_plain_loop():
 
 
 def test_a_row_of_ponder_net_that_has_halted_counts_as_one():
-  model, variables = small.build(halting='ponder_net')
+  model, variables = small.build(rule=small.PONDER)
   ((rows, steps, cosines),) = read_iterations.traced(
     model, variables, [batch()]
   )

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from dataset_lib import builder, tokenizer
+from halting import older
 from launch import command_line
 
 GLUE = ('cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli')
@@ -119,7 +120,8 @@ def test_labels_of_a_user(load):
 
 def test_probing_and_a_fixed_depth(load):
   config = load('albert_act/probing.py:task=tree_depth,data=/x,halting=fixed')
-  assert (config.optimizer.lr, config.model.halting) == (5e-5, '')
+  assert config.optimizer.lr == 5e-5
+  assert config.model.rule.name == 'halting.token_rules:Fixed'
   assert config.warm_start.skip == ('^(predictions|sop|head|score)/',)
   splits = config.train_split, config.evals.dev.split
   assert splits == ('train[:90%]', 'train[90%:]')
@@ -294,14 +296,16 @@ def graves(load, task, arguments='', *overrides):
 def test_tasks_of_graves(task, cell, width, batch, rule, tau, load):
   config = graves(load, task)
   model = config.model
-  assert (model.cell, model.width, model.rule) == (cell, width, rule)
+  assert (model.cell, model.width) == (cell, width)
+  assert model.rule.name == older.NAMES[rule]
   assert (config.batch_size, config.loss.ponder_weight) == (batch, tau)
   source = builder.build_source(config.dataset, 'train')
   assert model.num_targets == source.num_targets
-  for rule, steps, mu in (('act', 10, 1), ('fixed', 2, 1), ('skip', 10, 5)):
+  for rule, steps, mu in (('act', 10, 0), ('fixed', 2, 0), ('skip', 10, 5)):
     model = graves(load, task, f'rule={rule},cell=lstm').model
     steps = 2 if task == 'sparse_parity' else steps
-    assert (model.max_steps, model.mu, model.cell) == (steps, mu, 'lstm')
+    assert (model.max_steps, model.cell) == (steps, 'lstm')
+    assert model.rule.get('mu', 0) == mu
 
 
 def test_places_of_a_sum(load):

@@ -10,8 +10,8 @@ import pytest
 from dataset_lib import tokenizer
 from eat.chain import EatChain
 from eat.policy import ExitPolicy
+from halting.row_rules import Confidence, Entropy, Tolerance
 from serve_lib.chain import InputError, Row
-from serve_lib.exits import Rule
 from serve_lib.items import TextReader
 from tests.eat import small
 from tests.eat.calibrated import VOCABULARY
@@ -106,9 +106,9 @@ def test_long_texts_and_typed_separators(words):
 @pytest.mark.parametrize(
   ('rule', 'threshold', 'logits', 'expected'),
   [
-    (Rule('confidence', tau=0.9), 1.0, SURE, [True, False]),
+    (Confidence(0.9), 1.0, SURE, [True, False]),
     # Entropies above 1 are thresholds like others.
-    (Rule('entropy', tau=0.01), 1.09, [1.0, 0.5, 0.0], [False, True]),
+    (Entropy(0.01), 1.09, [1.0, 0.5, 0.0], [False, True]),
   ],
 )
 def test_rows_leave_by_their_source(words, rule, threshold, logits, expected):
@@ -158,9 +158,8 @@ def test_low_margin_answers_average_the_heads(words):
   assert ensemble.answer(a_row(ensemble, 'w0', logits)).label == 'maybe'
 
 
-@pytest.mark.parametrize('rule', ['patience', 'confidence'])
-def test_a_regression_answers_a_number(words, rule):
-  policy = make(words, classes=(), rule=Rule(rule, tau=0.9, tolerance=0.5))
+def test_a_regression_answers_a_number(words):
+  policy = make(words, classes=(), rule=Tolerance(0.5))
   row = a_row(policy, 'w0', [[1.0], [1.2]])
   assert decide(policy, [row]) == [True]
   answer = policy.answer(row)

@@ -12,11 +12,11 @@ import pytest
 
 from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
+from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier
 from serve_lib import bundle
 from serve_lib.chain import Grid, InputError
 from serve_lib.engine import Engine
-from serve_lib.exits import Rule
 from serve_lib.programs import Programs
 from tests.eat import calibrated, small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
@@ -43,7 +43,7 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
   certificate = json.loads((finished[0] / 'certificate.json').read_text())
   chain, policy = build(finished, {'tau': 'guaranteed'})
   tau = certificate['sources']['']['tau']
-  assert policy.rule == Rule('confidence', tau=tau)
+  assert policy.rule == Confidence(tau)
   assert policy.monitor.drift.threshold == tau
   assert 0.5 < policy.rule.tau <= 1.0
   np.testing.assert_allclose(policy.temperatures, report['temperatures'])
@@ -52,11 +52,12 @@ def test_the_guaranteed_threshold_of_a_real_file(finished):
 
 
 @pytest.mark.parametrize(('options', 'rule'), [
-  ({}, Rule('confidence', tau=0.9)), ({'rule': 'never'}, Rule('never')),
+  ({}, Confidence(0.9)), ({'rule': 'never'}, Never()),
   ({'rule': 'entropy', 'tau': 0.6, 'thresholds': {'forum': 0.69}},
-   Rule('entropy', tau=0.6)),
+   Entropy(0.6)),
   ({'rule': 'combined', 'tau': 0.6, 'patience': 1, 'veto_margin': 0.1},
-   Rule('combined', tau=0.6, patience=1, veto_margin=0.1)),
+   Combined(0.6, 1, veto_margin=0.1)),
+  ({'rule': 'halting.row_rules:Margin', 'rule.tau': 0.2}, Margin(0.2)),
 ])  # fmt: skip
 def test_options_describe_a_rule(finished, options, rule):
   assert build(finished, options)[1].rule == rule
@@ -270,7 +271,7 @@ def test_warnings_of_a_certificate(run, changes, warning):
   certified(run, {'': changes})
   _, policy = build(run, {'tau': 'guaranteed'})
   assert [warning in found for found in policy.warnings] == [True]
-  assert (policy.rule.name == 'never') == ('tau' in changes)
+  assert (policy.rule == Never()) == ('tau' in changes)
 
 
 @pytest.mark.parametrize(('changes', 'field'), [
@@ -295,7 +296,7 @@ def test_warnings_without_a_calibration(run):
   assert re.match('no drift check: .*n.json does not exist; run pyth', warning)
   drift, early = build(regression(run))[1].warnings
   assert drift == 'no drift check: a regression has no confidences'
-  assert 'a regression with patience=2 needs 2 heads, and 1 are' in early
+  assert 'a regression needs 2 heads, and 1 are' in early
 
 
 @pytest.mark.parametrize('options', [{'tau': 0.55}, {'rule': 'never'}])

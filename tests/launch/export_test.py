@@ -10,6 +10,7 @@ import pytest
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
+from halting.token_rules import Fixed
 from launch import command_line, export
 from model_lib import bert, convert
 from tests.albert_act import tiny_run
@@ -132,7 +133,7 @@ def test_a_run_of_fixed_depth_is_written_as_it_is(
     check_tokenizer(run, name, out / 'vocab.txt')
 
 
-HALTS = ['halting by the rule act', "'score'"]
+HALTS = ['halting by the rule ACT', "'score'"]
 PARTS = {
   'eat': ('exit_1', ['pruning after layers 1', 'exits at 1', 'window']),
   'glue': ('score', HALTS),
@@ -262,7 +263,7 @@ def test_transformers_reads_the_same_classifier(run_of, tmp_path, name):
   want, rows = theirs(out, run, name, 'AutoModelForSequenceClassification')
   kind, halting = bert.BertClassifier, {}
   if 'glue' in name:
-    kind, halting = AlbertClassifier, {'halting': ''}
+    kind, halting = AlbertClassifier, {'rule': Fixed()}
   logits = ours(kind, out, rows, num_classes=2, **halting)
   assert_close(logits, want.logits.numpy())
 
@@ -275,7 +276,7 @@ def test_transformers_reads_the_same_pretraining(run_of, tmp_path):
   want, rows = theirs(out, run, 'pretrain', 'AutoModelForPreTraining')
   places = jnp.arange(rows[0].shape[1])[None].repeat(len(rows[0]), 0)
   logits = ours(
-    AlbertPretraining, out, [*rows, places], 'pretraining', halting=''
+    AlbertPretraining, out, [*rows, places], 'pretraining', rule=Fixed()
   )
   assert_close(logits['order'], want.sop_logits.numpy())
   valid = np.asarray(places < rows[2][:, None])

@@ -271,7 +271,7 @@ def test_whole_splits_of_mnli_have_a_file_each(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_runs_that_are_not_served_are_refused(tmp_path_factory, refused):
   for arguments, words in (
-    (('glue', 'fixed'), ['model.halting', "'act' or another rule"]),
+    (('glue', 'fixed'), ['model.rule', 'ACT or another rule']),
     (('pretrain',), ['task: ', 'Pretraining', 'fine-tuned']),
   ):
     run = tiny_albert.made(tmp_path_factory, *arguments)

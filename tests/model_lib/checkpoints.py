@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from albert_act import published
 from albert_act.model import AlbertClassifier, AlbertPretraining
+from halting.token_rules import Fixed
 from model_lib import convert_tables
 from model_lib.bert import BertClassifier
 from tests.model_lib import plain
@@ -174,10 +175,10 @@ def model_of(kind, num_classes, fields):
   """Our model of a kind, and inputs of one row."""
   row, length = jnp.zeros((1, 4), jnp.int32), jnp.full(1, 4)
   if kind == 'pretraining':
-    model = AlbertPretraining(halting='', **fields)
+    model = AlbertPretraining(rule=Fixed(), **fields)
     return model, (row, row, length, row[:, :1])
   if kind == 'albert':
-    fields = {'halting': ''} | fields
+    fields = {'rule': Fixed()} | fields
   classifier = AlbertClassifier if kind == 'albert' else BertClassifier
   return classifier(num_classes=num_classes, **fields), (row, row, length)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from halting.token_rules import ACT, Fixed, SkipACT, StraightThrough
 from recurrent_act.model import CELLS, RecurrentModel, ponder_input
 from tests.model_lib import plain
 
@@ -20,10 +21,15 @@ VALID = np.array(
 )
 
 
+RULES = {
+  'act': ACT(), 'straight_through': StraightThrough(), 'skip': SkipACT(mu=3),
+  'fixed': Fixed(),
+}  # fmt: skip
+
+
 def model_of(kind='rnn', rule='act', **given):
-  mu = 3 if rule == 'skip' else 1
-  defaults = dict(num_classes=3, num_targets=2, width=8, max_steps=3, mu=mu)
-  return RecurrentModel(cell=kind, rule=rule, **(defaults | given))
+  defaults = dict(num_classes=3, num_targets=2, width=8, max_steps=3)
+  return RecurrentModel(cell=kind, rule=RULES[rule], **(defaults | given))
 
 
 @functools.cache
@@ -84,7 +90,7 @@ def weights(rule, scores, carried, limit, epsilon):
   return [*[0.0] * (n - 1), 1.0], 0.0, rest
 
 
-def ponder(params, model, inputs):
+def ponder(params, rule, model, inputs):
   """(outputs `[T, O]`, hidden, N, rho) of one row of valid inputs `[T, E]`."""
   p, head = params['repetition'], params['head']
   state = np.zeros((2, model.width) if model.cell == 'lstm' else model.width)
@@ -100,11 +106,10 @@ def ponder(params, model, inputs):
       outputs.append(plain.dense(head, hidden))
       if 'score' not in p:
         return 0.0
-      return model.mu * expit(plain.dense(p['score'], hidden)[0])
+      mu = model.rule.mu if rule == 'skip' else 1
+      return mu * expit(plain.dense(p['score'], hidden)[0])
 
-    w, remainder, carried = weights(
-      model.rule, score, carried, model.max_steps, model.epsilon
-    )
+    w, remainder, carried = weights(rule, score, carried, model.max_steps, 0.01)
     if w:
       state = sum(a * s for a, s in zip(w, states, strict=True))
       output = sum(a * y for a, y in zip(w, outputs, strict=True))
@@ -128,7 +133,7 @@ def test_equals_plain_loop(kind, rule):
   for row in range(B):
     here = VALID[row] > 0
     outputs, hidden, steps, cost = ponder(
-      variables['params'], model, INPUTS[row][here]
+      variables['params'], rule, model, INPUTS[row][here]
     )
     got = np.asarray(logits[row])[here].reshape(len(outputs), -1)
     np.testing.assert_allclose(got, outputs, atol=1e-5)
@@ -239,22 +244,22 @@ def cost_of(*args, **options):
 # (options, score, h^0, s_{t-1}) -> (s_t, N, rho, h^0 of the next input)
 BY_HAND = [
   # Weights .4, .4, .2 of the states 1, 2, 3.
-  (dict(rule='act'), 0.4, 0.0, 0.0, (1.8, 3, 3.2, 0.0)),
+  (dict(rule=ACT()), 0.4, 0.0, 0.0, (1.8, 3, 3.2, 0.0)),
   # Forced at 2: weights .4, .6.
-  (dict(rule='act', max_steps=2), 0.4, 0.0, 0.0, (1.6, 2, 2.6, 0.0)),
-  (dict(rule='act'), 0.995, 0.0, 5.0, (6.0, 1, 2.0, 0.0)),
-  (dict(rule='straight_through'), 0.4, 0.0, 0.0, (3.0, 3, 3.0, 0.0)),
-  (dict(rule='straight_through', max_steps=2), 0.4, 0.0, 0.0,
+  (dict(rule=ACT(), max_steps=2), 0.4, 0.0, 0.0, (1.6, 2, 2.6, 0.0)),
+  (dict(rule=ACT()), 0.995, 0.0, 5.0, (6.0, 1, 2.0, 0.0)),
+  (dict(rule=StraightThrough()), 0.4, 0.0, 0.0, (3.0, 3, 3.0, 0.0)),
+  (dict(rule=StraightThrough(), max_steps=2), 0.4, 0.0, 0.0,
    (2.0, 2, 2.0, 0.0)),
-  (dict(rule='fixed', max_steps=4), 0.0, 0.0, 0.0, (4.0, 4, 4.0, 0.0)),
+  (dict(rule=Fixed(), max_steps=4), 0.0, 0.0, 0.0, (4.0, 4, 4.0, 0.0)),
   # h = .8, 1.4: two repetitions, and .4 is carried over.
-  (dict(rule='skip', mu=2), 0.3, 0.2, 5.0, (7.0, 2, 2.0, 0.4)),
-  (dict(rule='skip', mu=5), 0.9, 0.0, 5.0, (6.0, 1, 1.0, 3.5)),
+  (dict(rule=SkipACT(mu=2)), 0.3, 0.2, 5.0, (7.0, 2, 2.0, 0.4)),
+  (dict(rule=SkipACT(mu=5)), 0.9, 0.0, 5.0, (6.0, 1, 1.0, 3.5)),
   # Skipped: state as it was, 1 less is carried.
-  (dict(rule='skip', mu=5), 0.9, 3.5, 5.0, (5.0, 0, 0.0, 2.5)),
-  (dict(rule='skip', mu=5), 0.9, 0.995, 5.0, (5.0, 0, 0.0, -0.005)),
+  (dict(rule=SkipACT(mu=5)), 0.9, 3.5, 5.0, (5.0, 0, 0.0, 2.5)),
+  (dict(rule=SkipACT(mu=5)), 0.9, 0.995, 5.0, (5.0, 0, 0.0, -0.005)),
   # A forced halt leaves no debt.
-  (dict(rule='skip', mu=1, max_steps=2), 0.1, 0.3, 5.0, (7.0, 2, 2.0, 0.0)),
+  (dict(rule=SkipACT(mu=1), max_steps=2), 0.1, 0.3, 5.0, (7.0, 2, 2.0, 0.0)),
 ]  # fmt: skip
 
 
@@ -271,17 +276,17 @@ def test_by_hand(options, score, carried, state, want, dynamic):
   np.testing.assert_allclose(rest[0], want[3], atol=1e-6)
 
 
-ACT, STRAIGHT = dict(rule='act'), dict(rule='straight_through')
-SKIP = dict(rule='skip', mu=2, state=5.0)
+ADAPTS, STRAIGHT = dict(rule=ACT()), dict(rule=StraightThrough())
+SKIP = dict(rule=SkipACT(mu=2), state=5.0)
 TWO = dict(max_steps=2)
 # (function, options, (score, h^0), argument) -> derivative
 GRADIENTS = [
   # s = p + 2 p + 3 (1 - 2 p); rho = 3 + 1 - 2 p.
-  (state_of, ACT, (0.4, 0.0), 0, -3.0),
-  (cost_of, ACT, (0.4, 0.0), 0, -2.0),
+  (state_of, ADAPTS, (0.4, 0.0), 0, -3.0),
+  (cost_of, ADAPTS, (0.4, 0.0), 0, -2.0),
   # Forced at 2: s = p + 2 (1 - p); rho = 2 + 1 - p.
-  (state_of, ACT | TWO, (0.4, 0.0), 0, -1.0),
-  (cost_of, ACT | TWO, (0.4, 0.0), 0, -1.0),
+  (state_of, ADAPTS | TWO, (0.4, 0.0), 0, -1.0),
+  (cost_of, ADAPTS | TWO, (0.4, 0.0), 0, -1.0),
   # h^n = n p, s^n = n: sum_n s^n dh^n/dp = 1 + 4 + 9; of the cost -(1 + 2 + 3).
   (state_of, STRAIGHT, (0.4, 0.0), 0, 14.0),
   (cost_of, STRAIGHT, (0.4, 0.0), 0, -6.0),

@@ -208,9 +208,9 @@ def test_the_number_of_targets_is_that_of_the_data():
 
 
 def test_a_bad_field_is_named():
-  for key, value in (('loss.ponder_weight', -1.0), ('model.mu', 2)):
+  for key, value in (('loss.ponder_weight', -1.0), ('model.rule.mu', 2)):
     with pytest.raises(ConfigError, match=f'{key}: expected'):
-      task_of(dataset(), **{key.partition('.')[2]: value})
+      task_of(dataset(), **{key.rpartition('.')[2]: value})
 
 
 def test_flops_by_hand():

@@ -1,9 +1,10 @@
-"""PonderNet's distribution over steps (Banino et al. 2021).
+"""Costs of a distribution over steps: its mean, and a distance from a prior.
 
 `lambda_n` is the probability to halt in step n if the item has not halted
 before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
-step limit N. Arrays are float32 `[N, ...]`, as `pondering.ponder` stacks its
-trace. The rule by which items halt is `halting.advance_ponder_net`.
+step limit N (PonderNet, Banino et al. 2021). Arrays are float32 `[N, ...]`, as
+`halting.loop.run` stacks its trace. The cost of steps without a distribution is
+`HaltingRule.cost`.
 """
 
 import math

@@ -3,16 +3,22 @@
 By hand, with gradients and Skip-ACT: recurrent_act/model_test.py.
 """
 
+import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import halting, pondering
+from core import registry
+from halting import loop
+from halting.rule import TokenRule, weigh
+from halting.token_rules import ACT, PonderNet, SkipACT, StraightThrough
 
-STRAIGHT = halting.advance_straight_through
+PONDER = PonderNet(epsilon=0.01)
+RULES = ACT(), StraightThrough(), PONDER
 
 
 def plain(scores, epsilon):
@@ -27,7 +33,7 @@ def plain(scores, epsilon):
   raise AssertionError
 
 
-def check_rule(rule, is_straight, epsilon):
+def check_rule(rule, is_straight, epsilon, xp):
   # Small, even and extreme scores: (items, steps).
   generator = np.random.default_rng(0)
   scores = generator.uniform(size=(300, 6)) ** generator.choice(
@@ -35,11 +41,11 @@ def check_rule(rule, is_straight, epsilon):
   )
   scores[:3] = [[0.0] * 6, [1.0] * 6, [0.0, 1.0] * 3]
   scores = scores.astype(np.float32)
-  state, weights = halting.start(jnp.ones((300,), bool)), []
-  for n in range(6):
-    state, weight = rule(state, jnp.asarray(scores[:, n]), n == 5, epsilon)
-    weights.append(weight)
-  weights, cost = np.stack(weights, axis=1), halting.ponder_cost(state)
+  state, weights = weigh(rule, xp.asarray(scores.T), xp.ones((300,), bool))
+  assert all(
+    isinstance(leaf, type(xp.ones(()))) for leaf in vars(state).values()
+  )
+  weights, cost = np.asarray(weights).T, rule.cost(state)
   np.testing.assert_allclose(weights.sum(1), 1.0, atol=1e-6)
   assert not state.running.any()
   for item, row in enumerate(scores):
@@ -53,15 +59,16 @@ def check_rule(rule, is_straight, epsilon):
     np.testing.assert_allclose(cost[item], steps + rest, atol=1e-6)
 
 
+@pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('epsilon', [0.0, 0.01, 0.3])
-def test_equals_plain_loop(epsilon):
-  check_rule(halting.advance, False, epsilon)
-  check_rule(STRAIGHT, True, epsilon)
+def test_equals_plain_loop(epsilon, xp):
+  check_rule(ACT(epsilon), False, epsilon, xp)
+  check_rule(StraightThrough(epsilon), True, epsilon, xp)
 
 
 def test_an_input_is_skipped_from_the_threshold_on():
   def skip(carried):
-    return halting.start_carried(jnp.array(True), carried)[1]
+    return SkipACT().resume(jnp.array(True), carried)[1]
 
   values = jnp.array([0.0, 0.9899, 0.9901, 2.0])
   np.testing.assert_array_equal(jax.vmap(skip)(values), [0, 0, 1, 1])
@@ -72,32 +79,39 @@ def test_an_input_is_skipped_from_the_threshold_on():
 def test_illegal_rules_are_named():
   array = jnp.zeros((1, 2))
   with pytest.raises(ValueError, match=r"combination: expected.*'sum'"):
-    halting.combine('sum', array, array, array[:, 0])
-  for field, arguments in (
-    ('rule', ['ponder']), ('epsilon', ['act', 1.0]), ('epsilon', ['act', -1.0]),
-  ):  # fmt: skip
-    with pytest.raises(ValueError, match=f'^{field}: expected'):
-      halting.rule(*arguments)
+    loop.run(
+      contraction, array, array[:, 0] > 0, ACT(), max_steps=1, combination='sum'
+    )
+  for epsilon in (1.0, -1.0):
+    with pytest.raises(
+      ValueError, match=r'^epsilon: expected .* in \[0.0, 1.0'
+    ):
+      ACT(epsilon)
+  for name in ('ponder', 'halting.loop:Result', 'halting.rule:TokenRule'):
+    with pytest.raises(ValueError, match=r'^rule\.name: expected'):
+      registry.named({'name': name}, 'rule', TokenRule)
 
 
-def contraction(state, n):
+def contraction(state, n, running):
   """A step whose score depends on the item and on the step."""
   time = jnp.asarray(n, jnp.float32)
   new = 0.7 * state + jnp.sin(state[..., ::-1]) + 0.1 * time
   return new, jax.nn.sigmoid(new.sum(-1) - 1.0)
 
 
-@pytest.mark.parametrize('rule', halting.RULES)
-@pytest.mark.parametrize('combination', halting.COMBINATIONS)
+PAIRS = [*itertools.product(RULES, loop.COMBINATIONS)]
+# The state after the last step is that of a halted item only if it is kept.
+PAIRS.remove((PONDER, 'last'))
+
+
+@pytest.mark.parametrize(('rule', 'combination'), PAIRS)
 @pytest.mark.parametrize('max_steps', [1, 2, 7])
 def test_all_forms_agree(combination, max_steps, rule):
   state = jax.random.normal(jax.random.key(0), (3, 4, 2)) - 0.5
   valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
-  arguments = dict(
-    max_steps=max_steps, combination=combination, rule=halting.rule(rule)
-  )
+  arguments = dict(max_steps=max_steps, combination=combination, rule=rule)
   masked, looped, unrolled, stopped = (
-    pondering.ponder(
+    loop.run(
       contraction, state, valid, dynamic=dynamic, unroll=unroll, **arguments
     )
     for unroll in (False, True)
@@ -106,14 +120,20 @@ def test_all_forms_agree(combination, max_steps, rule):
   assert int(masked.depth) == int(unrolled.depth) == max_steps
   depth = int(masked.halting.steps.max())
   assert int(looped.depth) == int(stopped.depth) == depth
-  for other in (looped, unrolled, stopped):
+  ended = loop.run(
+    contraction, state, valid, dynamic=True, differentiable=False,
+    trace=lambda visit: visit.running, **arguments,
+  )  # fmt: skip
+  assert int(ended.depth) == depth
+  np.testing.assert_array_equal(ended.trace.sum(0), ended.halting.steps)
+  for other in (looped, unrolled, stopped, ended):
     jax.tree.map(np.testing.assert_array_equal, masked.halting, other.halting)
     np.testing.assert_array_equal(masked.output, other.output)
 
 
 @pytest.mark.parametrize('remat_chunk', [0, 1, 3])
-@pytest.mark.parametrize('combination', halting.COMBINATIONS)
-@pytest.mark.parametrize('rule', ['act', 'straight_through'])
+@pytest.mark.parametrize('combination', loop.COMBINATIONS)
+@pytest.mark.parametrize('rule', [ACT(), StraightThrough()])
 def test_skipped_steps_do_not_change_the_gradient(
   rule, combination, remat_chunk
 ):
@@ -121,11 +141,11 @@ def test_skipped_steps_do_not_change_the_gradient(
   valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
 
   def loss(state, dynamic):
-    result = pondering.ponder(
+    result = loop.run(
       contraction, state, valid, max_steps=9, combination=combination,
-      dynamic=dynamic, remat_chunk=remat_chunk, rule=halting.rule(rule),
+      dynamic=dynamic, remat_chunk=remat_chunk, rule=rule,
     )  # fmt: skip
-    cost = halting.ponder_cost(result.halting).sum()
+    cost = rule.cost(result.halting).sum()
     return jnp.square(result.output).sum() + 0.1 * cost, result.depth
 
   run = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
@@ -137,18 +157,18 @@ def test_skipped_steps_do_not_change_the_gradient(
 
 def test_states_that_are_not_frozen_go_on_after_halting():
   state = jnp.zeros((2, 1))
-  arguments = dict(
-    max_steps=4, trace=lambda before, after, halting: after,
-    rule=halting.rule('straight_through'),
-  )  # fmt: skip
+  arguments = dict(max_steps=4, trace=lambda visit: visit.after)
 
-  def count(state, n):
+  @dataclasses.dataclass(frozen=True)
+  class GoesOn(StraightThrough):
+    KEEPS_STATE = False
+
+  def count(state, n, running):
     return state + 1.0, jnp.array([0.5, 0.25])
 
-  for freeze, last in ((True, [2.0, 4.0]), (False, [4.0, 4.0])):
-    result = pondering.ponder(
-      count, state, jnp.ones(2, bool), freeze=freeze, **arguments
-    )
+  rules = (StraightThrough(), [2.0, 4.0]), (GoesOn(), [4.0, 4.0])
+  for rule, last in rules:
+    result = loop.run(count, state, jnp.ones(2, bool), rule, **arguments)
     np.testing.assert_array_equal(result.trace[-1, :, 0], last)
     np.testing.assert_array_equal(result.output[:, 0], [2.0, 4.0])
 
@@ -156,13 +176,13 @@ def test_states_that_are_not_frozen_go_on_after_halting():
 def temporary_bytes(max_steps, remat_chunk):
   """Of the gradient of a step that makes much more than its state."""
 
-  def step(state, n):
+  def step(state, n, running):
     wide = jnp.sin(state[..., None] * jnp.arange(64.0)[None, None]).sum(-1)
     return state + wide, jax.nn.sigmoid(wide.mean(-1) - 3.0)
 
   def loss(state):
-    result = pondering.ponder(
-      step, state, jnp.ones(256, bool), max_steps=max_steps,
+    result = loop.run(
+      step, state, jnp.ones(256, bool), ACT(), max_steps=max_steps,
       combination='fed_back', remat_chunk=remat_chunk,
     )  # fmt: skip
     return (result.output**2).sum()
@@ -173,12 +193,12 @@ def temporary_bytes(max_steps, remat_chunk):
 
 
 def test_the_gradient_of_skipped_steps_keeps_no_copies_of_the_weights():
-  def step(weights, state, n):
+  def step(weights, state, n, running):
     return jnp.sin(state @ weights), jax.nn.sigmoid(state.mean(-1) - 3.0)
 
   def loss(weights, state):
-    result = pondering.ponder(
-      functools.partial(step, weights), state, jnp.ones(2, bool),
+    result = loop.run(
+      functools.partial(step, weights), state, jnp.ones(2, bool), ACT(),
       max_steps=20, dynamic=True,
     )  # fmt: skip
     return (result.output**2).sum()
@@ -206,10 +226,10 @@ def test_memory_of_the_gradient_does_not_grow_with_the_steps():
     ({'max_steps': 0}, 'max_steps: expected at least 1'),
     ({'max_steps': 4, 'remat_chunk': 3},
      'remat_chunk: expected 0 or a divisor of 4, best near its root'),
-    ({'max_steps': 2, 'unroll': True, 'trace': max}, 'trace: expected None'),
+    ({'max_steps': 2, 'dynamic': True, 'trace': max}, 'trace: expected None'),
   ],
 )  # fmt: skip
 def test_limits_out_of_range(options, message):
   state, valid = jnp.zeros((1, 2)), jnp.ones((1,), bool)
   with pytest.raises(ValueError, match=message):
-    pondering.ponder(contraction, state, valid, **options)
+    loop.run(contraction, state, valid, ACT(), **options)

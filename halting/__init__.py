@@ -1,0 +1,1 @@
+"""When items stop, and what that costs: rules, one loop, costs."""
