@@ -112,8 +112,7 @@ class TapeEncoder(nn.Module):
   def _halted(self, tape: Tape) -> Tape:
     """Ends tapes by ACT: tokens are weighted by trained scores (A.4)."""
     scores = nn.sigmoid(self.halt(tape.tokens)[..., 0])
-    weighed: Any = weigh(ACT(), scores.T, tape.length > 0)
-    state, weights = weighed
+    state, weights = weigh(ACT(), scores.T, tape.length > 0)
     places = jnp.arange(scores.shape[1])[None]
     return tape._replace(
       tokens=weights.T[..., None] * tape.tokens,

@@ -133,8 +133,7 @@ def iteration(model: Albert) -> Callable[..., Any]:
     logits = scored[:, 0]
     if rule.PER_ROW:  # that of [CLS], which runs as long
       logits = jnp.take(logits, first, mode='clip')
-    stepped: Any = rule.step(before, jax.nn.sigmoid(logits), is_last)
-    after, weight = stepped
+    after, weight = rule.step(before, jax.nn.sigmoid(logits), is_last)
     if rule.MIXES:
       state = loop.combine('fed_back', x, state, weight).astype(x.dtype)
     projected = block.apply(variables, state[None], num_queries=0)

@@ -56,7 +56,7 @@ class HaltingRule(abc.ABC):
   @abc.abstractmethod
   def step(
     self, state: Any, evidence: Any, is_last: Bool[Arrays, '...'] | bool
-  ) -> tuple[Any, Float[Arrays, '*S']]:
+  ) -> tuple[Any, Float[Any, '*S']]:
     """Takes one step of every running item; all halt if `is_last`.
 
     Returns (next state, weight of this step in the output, float32, 0 if the
@@ -140,7 +140,7 @@ class TokenRule(HaltingRule):
 
 def weigh(
   rule: HaltingRule, evidence: Float[Arrays, 'N ...'], valid: Bool[Arrays, '*S']
-) -> tuple[Any, Float[Arrays, 'N ...']]:
+) -> tuple[Any, Float[Any, 'N ...']]:
   """Applies a rule to the evidence of N steps; returns (state, weights)."""
   state, weights, last = rule.start(valid), [], len(evidence) - 1
   for n, one in enumerate(evidence):

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from dataset_lib import tokenizer
 from benchmarks.eat_speed import random_params
 from eat.model import EatClassifier
-from eat.serving import EatChain
+from eat.chain import EatChain
 from launch import serve, serving
 from serve_lib import items
 from serve_lib.decisions import ClassifierPolicy, OneStage
