@@ -138,8 +138,12 @@ class Spy(nn.Module):
   ('most', 'computed'), [(0, []), (1, [5]), (5, [5]), (6, [9]), (17, [17])]
 )
 def test_the_dynamic_form_computes_quarters_of_the_tokens(most, computed):
-  seen = []
-  block = Spy(seen.append).bind({})
+  seen: list[int] = []
+  spy = Spy(seen.append)
+
+  def block(x, running):
+    return jnp.where(running[..., None], spy.apply({}, x, running), x)
+
   draw = np.random.default_rng(most)
   running = draw.permuted(np.arange(17)[None] < [[most], [most // 2]], axis=1)
   x = draw.normal(size=(2, 17, 4)).astype(np.float32)
