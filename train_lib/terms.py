@@ -86,7 +86,8 @@ def total(
     weight = term.weight
     weight = forward.settings[weight] if isinstance(weight, str) else weight
     # where, not a product: 0 * NaN is NaN.
-    kept = jnp.where(mask > 0, term.value, 0.0) * mask
+    value = jnp.asarray(term.value, jnp.float32)
+    kept = jnp.where(mask > 0, value, 0.0) * mask
     part = weight * kept.sum() / norm[term.per or term.over]
     loss += part
     if term.share:

@@ -102,6 +102,7 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
 
 def test_smoothing_counts_every_target_of_a_step():
   task, batch, params = case()
+  batch = jax.tree.map(jnp.asarray, batch)
   plain = task.evaluate(params, {}, batch)['cross_entropy'].compute()
   smooth = task_of(dataset(), ponder_weight=0.0, label_smoothing=0.2)
   norm = smooth.normalizers(batch)
