@@ -33,7 +33,7 @@ def families(root: pathlib.Path) -> tuple[str, ...]:
   return tuple(
     name
     for name in packages(root)
-    if not name.endswith('_lib') and name not in ROLES
+    if not is_library(name) and name not in ROLES
   )
 
 
