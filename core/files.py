@@ -261,10 +261,10 @@ def opened(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
   descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   # A descriptor of a folder cannot be passed to `open`.
   try:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
       raise BadRecord('not_a_file', str(path), 'not a regular file')
-    check_size(found.st_size, limit, str(path))
+    check_size(status.st_size, limit, str(path))
     with open(descriptor, 'rb', closefd=False) as file:
       yield file
   finally:

@@ -141,10 +141,10 @@ class _Training:
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
-    given = [f'--config={self.config}', f'--workdir={self.workdir}']
-    given += [f'--config.{text}' for text in self.overrides]
+    flags = [f'--config={self.config}', f'--workdir={self.workdir}']
+    flags += [f'--config.{text}' for text in self.overrides]
     joins = ['--distributed'] * is_distributed
-    return [self.python, '-m', 'launch.train', *given, *joins]
+    return [self.python, '-m', 'launch.train', *flags, *joins]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
