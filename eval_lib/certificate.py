@@ -23,8 +23,8 @@ FILE = 'certificate.json'  # in the directory of a run
 class Evaluator(predictions.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
-  Temperatures are those of calibration.json, if there is one. The rows may be
-  neither those of its calibration split nor of training. `--dataset` certifies
+  Temperatures come from calibration.json, if there is one. The rows may be
+  neither of its calibration split nor of training. `--dataset` certifies
   again on other labelled rows. The file keeps one certificate for each `source`
   of rows, on its own rows and with its own `delta`; that of '' is for rows of
   all other sources.

@@ -76,7 +76,7 @@ class Evaluator:
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
   METRICS: ClassVar[tuple[str, ...] | None] = None  # names that are fixed
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
-  ANY_CLASSES: ClassVar[bool] = False  # instead of those of the run
+  ANY_CLASSES: ClassVar[bool] = False  # instead of the run's
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0

@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
   quality: float  # accuracy or another measure; more is better
   depth: float  # mean number of layers executed
-  flops: float  # FLOPs spent over those of the full model on the same rows
+  flops: float  # FLOPs spent over the full model's on the same rows
   # Share of the rows with the answer of the full model; for a regression the
   # correlation with the full model's output.
   agreement: float
@@ -167,7 +167,7 @@ class Evaluator(predictions.Evaluator):
     return result
 
   def _temperatures(self, variables: Any, heads: int) -> np.ndarray:
-    """Returns those of calibration.json, which serve."""
+    """Returns the temperatures that serve, of calibration.json."""
     file = calibration.CalibrationFile(self.context.workdir)
     parameters = calibration.fingerprint(variables)
     valid = file.values and file.values.get('parameters') in (None, parameters)

@@ -198,7 +198,7 @@ def _widened(leaf: Leaf) -> np.ndarray:
 
 
 def _kept(values: Values, mask: Values, otherwise: float) -> Float[Array, ' N']:
-  """Returns float32 values `[N]`, those of padding replaced."""
+  """Returns float32 values `[N]`, with padding replaced."""
   # where, not a product: 0 * NaN is NaN.
   values = values.astype(jnp.float32).ravel()
   return jnp.where(mask.ravel() > 0, values, otherwise)

@@ -239,7 +239,7 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
 def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
 
-  `panels` are those of the run's task, `Task.PANELS`.
+  `panels` are the `Task.PANELS` of the run.
 
   Raises ValueError if it holds nothing that can be drawn, or is damaged; see
   also `figure`.

@@ -154,7 +154,7 @@ class Evaluator(evaluator.Evaluator):
     evaluator.Split | None,
     'the name of a split that training does not use, or None',
   ] = None
-  layers: Layers = ()  # of the heads; () for those of the model
+  layers: Layers = ()  # of the heads; () for the model's
 
   def __post_init__(self):
     self.layers = self.layers or self.context.layers
@@ -208,7 +208,7 @@ class Evaluator(evaluator.Evaluator):
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""
-    # Other data may be reported where those of the calibration are not.
+    # Other data may be reported where rows of the calibration are gone.
     gone = [MissingDataError] if self.dataset else []
     with contextlib.suppress(*gone):
       if (fitted := file.fitted_rows(self.context.dataset)) is not None:

@@ -3,7 +3,7 @@
   python -m launch.cluster slurm --name=parity --nodes=2 --dry_run \\
       --config=configs/adatape/parity.py --workdir=/shared/parity
 
---config, --config.KEY and --workdir are those of launch.train; the workdir is
+launch.train reads --config, --config.KEY and --workdir; the workdir is
 a directory that all hosts mount. They, the mesh and the batch size are checked
 for the requested devices before anything is submitted; --dry_run prints what
 would be. A training that is stopped (SIGTERM) saves its step and is restarted.

@@ -11,8 +11,8 @@ Few-shot linear regression on frozen features, on the run's images or others:
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
 
---datasets takes several and prints one table. Inputs are prepared as those of
-the run unless given; `train_split` and `test_split` replace train and test:
+--datasets takes several and prints one table. Inputs are prepared as the
+run's unless given; `train_split` and `test_split` replace train and test:
 
   python -m launch.evaluate --workdir=/tmp/run \\
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
@@ -69,7 +69,7 @@ class Flags:
 
 
 def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
-  """Returns the validated configuration, its evaluators, those of a list."""
+  """Returns the validated configuration, its evaluators, and listed ones."""
   from train_lib import config_schema, loading
 
   registry.trust_named(flags.overrides)

@@ -89,7 +89,7 @@ def _read_line(
   numbers: dict[str, int],
   number: int,
 ) -> Run:
-  """Returns the run of a line; `numbers` are those of lines, by their run."""
+  """Returns the run of a line; `numbers` are the line numbers, by run."""
   named = {f'@{run.workdir.name}': run for run in earlier if run.is_named}
   needs: list[Run] = []
 
