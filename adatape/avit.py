@@ -1,13 +1,13 @@
 """A-ViT: a ViT whose tokens halt in depth (Yin et al. 2022, arXiv 2112.07658).
 
 After block l a token with state x has the halting score `h^l = sigmoid(gamma *
-x[0] + beta)`, without new parameters: they are named as those of `ViT`, which
-warms an A-ViT up. ACT turns scores into weights. A token
+x[0] + beta)`, without new parameters: the names equal `ViT`'s, which warms an
+A-ViT up. ACT turns scores into weights. A token
 that has halted is no key of later blocks and keeps its state. The output is the
 sum of the states of [CLS], weighted by its own scores (equation 9).
 
 Losses: `alpha_p` times the mean of `rho = N + R`, and `alpha_d` times the KL
-divergence of the scores over layers from a Gaussian. Constants are those of the
+divergence of the scores over layers from a Gaussian. Constants follow the
 authors' README and code (github.com/NVlabs/A-ViT): `gate_scale` 10 and
 `gate_center` 30 (Ti; 75 for S), `ponder_token_scale` 5e-4, `distr_prior_alpha`
 1e-3, a Gaussian at layer 9 of standard deviation 1, shares of at least 0.01.

@@ -70,7 +70,7 @@ class TapeChain:
   def programs(
     self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
   ) -> Any:
-    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
     model = self._models[variant]
     read = host_reading.build(model, self._inputs, inputs, compile)
     classify = functools.partial(self._classify, *sizes)

@@ -30,7 +30,7 @@ from model_lib.row_random import RowKeys, fold_rows
 class TapeEncoder(nn.Module):
   """Encoder blocks with a tape inserted between two of them.
 
-  The fields are those of the models; tape reading runs in float32.
+  The models have the same fields; tape reading runs in float32.
   """
 
   depth: int

@@ -94,7 +94,7 @@ class PonderViT(ImageModel, kw_only=True):
   def __call__(
     self, images: Float[Array, 'B H W E'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies images; (logits, out) are those of the median step.
+    """Classifies images; (logits, out) come from the median step.
 
     `out['features']` are `[B, D]`; `out['ponder']` has, per row, 'steps', the
     median step, float32, and 'depth', the same as int32. Unless `dynamic`, it

@@ -207,7 +207,7 @@ class State(NamedTuple):
 
   query: Any  # [B, h]
   penalty: Any  # [B, C]: 0, or -inf for tokens that are used or dropped
-  indices: Any  # [B, K], those of the last step
+  indices: Any  # [B, K], of the last step
 
 
 def _step(

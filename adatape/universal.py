@@ -251,7 +251,7 @@ class UnsharedViT(UniversalViT, kw_only=True):
   paper's sizes are 13 (Ti, S) and 15 (B) blocks.
   """
 
-  # The blocks differ, and those of a ViT were trained without coordinates.
+  # The blocks differ, and a ViT's were trained without coordinates.
   coordinates: bool = False
   ENCODER: ClassVar[type[UniversalEncoder]] = UnsharedEncoder
 

@@ -113,7 +113,7 @@ def step(
 def iteration(model: Albert) -> Callable[..., Any]:
   """Returns a function that runs an iteration of packed tokens, in plain JAX.
 
-  It takes the `attend` of the block, states `[M, D]`, those of the rule, where
+  It takes the `attend` of the block, states `[M, D]`, states of the rule, where
   the iteration is the row's last `[M]`, and the place of the first token of
   each one's row `[M]`; it returns new states, keys and values `[M, D]`, and
   the rule's states.

@@ -42,7 +42,7 @@ class HostStage:
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Runs until all tokens have halted, or for `iterations`.
 
-    Outputs are those of `AlbertChain.stage`.
+    Has the outputs of `AlbertChain.stage`.
     """
     (carry,) = arguments
     if self.begin:

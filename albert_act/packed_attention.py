@@ -1,6 +1,6 @@
 """Running tokens of a batch packed into one axis, and their attention.
 
-Packed tokens `[M, ...]` are those of all rows in order. Only for attention they
+Packed tokens `[M, ...]` of all rows are in order. Only for attention they
 are unpacked into rows, padded to one of a few static numbers of queries.
 """
 

@@ -26,7 +26,7 @@ class HaltingPolicy(ClassifierPolicy):
   """Rows of tokens leave when all of their tokens have halted."""
 
   _: dataclasses.KW_ONLY
-  limit: Count = 0  # iterations; 0 for those of the chain
+  limit: Count = 0  # iterations; 0 for the chain's
 
   def __post_init__(self):
     self.limit = self.limit or self.chain.limit

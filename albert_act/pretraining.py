@@ -29,7 +29,7 @@ class Pretraining(Task):
   """Masked words and sentence order, with halting or at a fixed depth.
 
   Configuration: `model` is an `AlbertPretraining`; default `vocab_size`: the
-  corpus's. Batches are those of `dataset_lib.pretraining`.
+  corpus's. Batches come from `dataset_lib.pretraining`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Pretraining(Task):
     return {'rows': rows, 'words': batch['mlm_weights'] * rows[:, None]}
 
   def terms(self, forward):
-    """Those of equation (8); see `Task.terms`.
+    """Returns the terms of equation (8); see `Task.terms`.
 
     `ponder_share` is the share of the ponder cost in the loss. The paper
     chooses tau so that it is about 10 %: at the end of a run multiply tau by

@@ -50,7 +50,7 @@ class FineTune(ExpectedLoss, TextClassification):
       super().check_training()
 
   def terms(self, forward):
-    """Returns those of the base, and the ponder cost; PonderNet has a prior."""
+    """Adds the ponder cost to the terms of the base; PonderNet has a prior."""
     weight = 0.0 if 'halting' in forward.out else 'ponder_weight'
     return *super().terms(forward), ponder_cost(forward, weight)
 

@@ -2,8 +2,8 @@
 
   python -m benchmarks.tables
 
-In README.md and docs/*.md a table stands between lines `<!-- table: NAME -->`
-and `<!-- end -->`; its rows are those of results/NAME.csv, the titles first.
+In README.md and docs/*.md a table is between lines `<!-- table: NAME -->` and
+`<!-- end -->`; its rows come from results/NAME.csv, the titles first.
 """
 
 import csv
@@ -46,7 +46,7 @@ def table(path: pathlib.Path) -> str:
 
 
 def filled(text: str) -> str:
-  """Returns a page with its tables written anew.
+  """Returns a page with its tables filled again.
 
   Raises InvalidDataError for a table without its end.
   """

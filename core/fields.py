@@ -214,8 +214,8 @@ def describe(hint: Any) -> str:
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin is Annotated:
     kind, *limits = arguments
-    words = [item for item in limits if isinstance(item, str)]
-    return words[0] if words else describe(kind) + _range(dict(_limits(limits)))
+    texts = [item for item in limits if isinstance(item, str)]
+    return texts[0] if texts else describe(kind) + _range(dict(_limits(limits)))
   if origin is Literal:
     return 'one of ' + ', '.join(str(item) or "''" for item in arguments)
   if origin in _UNIONS:

@@ -210,7 +210,7 @@ def damage_of(path: Path) -> Iterator[None]:
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-  """Reads a file, see `opened`; errors are those of `damage_of`."""
+  """Reads a file, see `opened`; raises the errors of `damage_of`."""
   with damage_of(path):
     return read_record(path, limit)
 
@@ -230,13 +230,13 @@ def parse(content: bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-  """Reads a file of JSON, see `parse`; errors are those of `damage_of`."""
+  """Reads a file of JSON, see `parse`; raises the errors of `damage_of`."""
   with damage_of(path):
     return parse(read_bytes(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-  """Reads a file of one JSON object; errors are those of `damage_of`."""
+  """Reads a file of one JSON object; raises the errors of `damage_of`."""
   with damage_of(path):
     value = read_json(path)
     if not isinstance(value, dict):
@@ -261,10 +261,10 @@ def opened(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
   descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   # A descriptor of a folder cannot be passed to `open`.
   try:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
       raise BadRecord('not_a_file', str(path), 'not a regular file')
-    check_size(found.st_size, limit, str(path))
+    check_size(status.st_size, limit, str(path))
     with open(descriptor, 'rb', closefd=False) as file:
       yield file
   finally:

@@ -40,8 +40,8 @@ def trust_named(given: Any) -> None:
   """Trusts the packages of all names in a configuration of the user."""
   if isinstance(given, ConfigLike):
     trust_named(list(given.values()))
-  elif isinstance(given, str) and (found := _NAME.fullmatch(given)):
-    trust(found[2])
+  elif isinstance(given, str) and (match := _NAME.fullmatch(given)):
+    trust(match[2])
   elif isinstance(given, list | tuple):
     for item in given:
       trust_named(item)
@@ -80,14 +80,14 @@ def locate(
   module = MOVED.get(module, module)
   try:
     _check_places(module, package)
-    found = getattr(importlib.import_module(module), attribute)
+    target = getattr(importlib.import_module(module), attribute)
   except (ImportError, AttributeError, ValueError) as error:
     raise ConfigError(field, name, f'{expected} ({error})') from error
-  if not (inspect.isclass(found) and issubclass(found, base)):
+  if not (inspect.isclass(target) and issubclass(target, base)):
     raise ConfigError(field, name, expected)
-  if inspect.isabstract(found):
+  if inspect.isabstract(target):
     raise ConfigError(field, name, f'{expected}, not abstract')
-  return found
+  return target
 
 
 def build(cls: type, values: Any, **others: Any) -> Any:
@@ -123,11 +123,11 @@ def check_named(values: Any, field: str, base: type) -> dict[str, Any]:
   if not isinstance(values, ConfigLike):
     example = f"dict(name='module:Class', ...) of a {base.__name__}"
     raise ConfigError(field, values, example)
-  given = dict(values.items())
-  name = str(given.pop('name', ''))
+  settings = dict(values.items())
+  name = str(settings.pop('name', ''))
   expected = f"'package.module:Class' of a {base.__name__}"
   kind = locate(name, f'{field}.name', base, expected)
-  return {'name': name, **fields.check(kind, given, field)}
+  return {'name': name, **fields.check(kind, settings, field)}
 
 
 def described(value: Any) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def _places(spec: Any) -> Iterable[pathlib.Path]:
 def _own_packages() -> frozenset[str]:
   """Names the libraries and families; a checkout has those of its folders."""
   if (_ROOT / 'launch' / 'command_line.py').is_file():
-    found = {path.parent.name for path in _ROOT.glob('*/__init__.py')}
+    packages = {path.parent.name for path in _ROOT.glob('*/__init__.py')}
   else:
     installed = importlib.metadata.distribution('adaptive-computation')
-    found = {*(installed.read_text('top_level.txt') or '').split()}
-  return frozenset(found - {'benchmarks', 'configs', 'launch', 'tests'})
+    packages = {*(installed.read_text('top_level.txt') or '').split()}
+  return frozenset(packages - {'benchmarks', 'configs', 'launch', 'tests'})

@@ -63,7 +63,7 @@ class EatChain:
   def programs(
     self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
   ) -> Any:
-    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
     given = variant, sizes, alone
     stages = [self._stage(index, *given) for index in range(self.num_stages)]
     return compile_in_turn(stages, inputs, compile)

@@ -55,7 +55,7 @@ class ExitPolicy(ClassifierPolicy):
   ensemble_margin: Share = 0.0
   thresholds: dict[str, Limit] = dataclasses.field(default_factory=dict)
   minimum_retention: dict[str, Share] = dataclasses.field(default_factory=dict)
-  heads: tuple[Count, ...] = ()  # layers; () for those of the chain
+  heads: tuple[Count, ...] = ()  # layers; () for the chain's
   # Of a row of 1, 2, ... tokens, by the variant 'pruned'; () for the chain's.
   kept_tokens: tuple[Count, ...] = ()
 

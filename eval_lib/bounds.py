@@ -111,8 +111,8 @@ def upper(
   from scipy import optimize  # slow to import
 
   def excess(epsilon: float) -> float:
-    given = at(losses, epsilon)[:, None]
-    return float(test(given, epsilon, delta)[0]) - delta
+    column = at(losses, epsilon)[:, None]
+    return float(test(column, epsilon, delta)[0]) - delta
 
   low, high = float(min(at(losses, 0.0).min(), 0)), 1.0 - 1e-9
   if excess(high) > 0:

@@ -123,11 +123,11 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   def loss(temperature):
     return negative_log_likelihood(logits, labels, temperature)
 
-  found = optimize.minimize_scalar(
+  result = optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
     bounds=np.log(TEMPERATURES), method='bounded', options={'xatol': 1e-7},
   )  # fmt: skip
-  return min((1.0, float(np.exp(found.x)), *TEMPERATURES), key=loss)
+  return min((1.0, float(np.exp(result.x)), *TEMPERATURES), key=loss)
 
 
 def fit_temperatures(
@@ -141,18 +141,18 @@ def fit_temperatures(
   Logs a warning of each that is a bound of `TEMPERATURES`.
   """
   before = errors(logits, labels, bins)
-  found = [
+  temperatures = [
     fit_temperature(head, labels) if error > only_above else 1.0
     for head, error in zip(logits, before, strict=True)
   ]
-  for number, temperature in enumerate(found, 1):
+  for number, temperature in enumerate(temperatures, 1):
     if temperature in TEMPERATURES:
       logging.warning(
         'head %d of %d: the temperature %g is the bound of the search, so the '
         'fit is not trustworthy; the head may be near chance, or never wrong',
-        number, len(found), temperature,
+        number, len(temperatures), temperature,
       )  # fmt: skip
-  return np.array(found)
+  return np.array(temperatures)
 
 
 def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
@@ -213,11 +213,11 @@ class ResultFile:
 
   def check_fingerprint(self, served: str) -> None:
     """Raises ConfigError if the file is of other parameters."""
-    known = self.values.get('parameters')
-    if known not in (None, served):
+    saved = self.values.get('parameters')
+    if saved not in (None, served):
       raise self.error(
         '',
-        f'that of the parameters {known}',
+        f'that of the parameters {saved}',
         f'the {self.ENTRY} of the checkpoint that is used, whose parameters '
         f'are {served}',
       )
@@ -233,9 +233,9 @@ class ResultFile:
   def error(self, part: str, given: Any, expected: str) -> ConfigError:
     """Returns the error of a part of the file, which is damaged, or of all."""
     expected = f'{expected}; {self.repair()}'
-    found = ConfigError(f'{self.path}{part}', given, expected)
-    found.exit_code = InvalidDataError.exit_code if part else found.exit_code
-    return found
+    fault = ConfigError(f'{self.path}{part}', given, expected)
+    fault.exit_code = InvalidDataError.exit_code if part else fault.exit_code
+    return fault
 
 
 class CalibrationFile(ResultFile):
@@ -247,15 +247,15 @@ class CalibrationFile(ResultFile):
     """Returns the temperature of each head (of `layers`); () without a file."""
     if not (self._directory and self.path.exists()):
       return ()
-    given: Any = self.values.get('temperatures')
+    numbers: Any = self.values.get('temperatures')
     legal: Any = tuple.__class_getitem__((Temperature,) * heads)
-    if not fields.accepts(legal, given):
+    if not fields.accepts(legal, numbers):
       expected = f'{heads} numbers in [0.001, 1000], one for each head'
-      raise self.error(': temperatures', given, expected)
+      raise self.error(': temperatures', numbers, expected)
     named = self.values.get('layers', [*layers])
     if layers and named != [*layers]:
       raise self.error(': layers', named, f'those of the heads, {[*layers]}')
-    return tuple(map(float, given))
+    return tuple(map(float, numbers))
 
   def fitted_rows(self, dataset: fields.ConfigLike) -> Any:
     """Returns the rows of the calibration split; None if it is not named.
@@ -264,10 +264,10 @@ class CalibrationFile(ResultFile):
     """
     if not (split := self.values.get('calibration_split')):
       return None
-    given = dict(self.values.get('dataset', dataset))
-    if 'tokenizer' in given:  # that of the calibration may have been moved
-      given['tokenizer'] = dataset['tokenizer']
-    return builder.build_source(given, split)
+    settings = dict(self.values.get('dataset', dataset))
+    if 'tokenizer' in settings:  # that of the calibration may have been moved
+      settings['tokenizer'] = dataset['tokenizer']
+    return builder.build_source(settings, split)
 
 
 @dataclasses.dataclass(kw_only=True)

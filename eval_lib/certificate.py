@@ -23,8 +23,8 @@ FILE = 'certificate.json'  # in the directory of a run
 class Evaluator(predictions.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
-  Temperatures are those of calibration.json, if there is one. The rows may be
-  neither those of its calibration split nor of training. `--dataset` certifies
+  Temperatures come from calibration.json, if there is one. The rows may be
+  neither of its calibration split nor of training. `--dataset` certifies
   again on other labelled rows. The file keeps one certificate for each `source`
   of rows, on its own rows and with its own `delta`; that of '' is for rows of
   all other sources.
@@ -69,7 +69,7 @@ class Evaluator(predictions.Evaluator):
       self._measure(variables, changes, outputs, file)
       for changes, outputs in (({}, self.context.outputs), *cheaper)
     ]
-    variants, labels = [one for one, _ in measured], measured[0][1]
+    variants, labels = [variant for variant, _ in measured], measured[0][1]
     grid = build_grid(variants, labels, self.risk, limits[0])
     best, bound = choose(grid, self.risk, self.method, *limits)
     entry = self._entry(grid, best, bound, variants)
@@ -82,41 +82,41 @@ class Evaluator(predictions.Evaluator):
         'for each row that gets worse', len(labels), needed,
       )  # fmt: skip
     if path := self.file(FILE):
-      known = {
+      settings = {
         'parameters': parameters,
         'temperatures': [*file.temperatures(len(variants[0].heads))],
       }
       old = self._written()
       # Certificates of another model are dropped.
-      same = all(old.get(name) == value for name, value in known.items())
+      same = all(old.get(name) == value for name, value in settings.items())
       kept = old['sources'] if same else {}
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
-      files.write_json(path, known | {'sources': sources})
+      files.write_json(path, settings | {'sources': sources})
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
   def _written(self) -> dict[str, Any]:
     """Returns the content of certificate.json, {} without one."""
     if (path := self.file(FILE)) and path.exists():
       with files.damage_of(path):
-        found = files.read_object(path)
-        for one in found['sources'].values():
-          float(one['saved']), one['epsilon'], one['rows']
-        return found
+        content = files.read_object(path)
+        for entry in content['sources'].values():
+          float(entry['saved']), entry['epsilon'], entry['rows']
+        return content
     return {}
 
   def _check_better(self, entry: Any, old: Any) -> None:
     """Raises ConfigError if a certificate saves less than the old one."""
     if self.replace or old is None or entry['saved'] >= old['saved']:
       return
-    known, given = (
-      f'epsilon={one["epsilon"]:g} on {one["rows"]} rows saves '
-      f'{one["saved"]:.1%}' for one in (old, entry)
+    before, after = (
+      f'epsilon={row["epsilon"]:g} on {row["rows"]} rows saves '
+      f'{row["saved"]:.1%}' for row in (old, entry)
     )  # fmt: skip
     if needed := entry.get('rows_needed'):
-      given += f'; it needs at least {needed} rows'
-    expected = f'True to replace the certificate of {self.source!r} ({known})'
-    raise ConfigError('replace', f'False for another ({given})', expected)
+      after += f'; it needs at least {needed} rows'
+    expected = f'True to replace the certificate of {self.source!r} ({before})'
+    raise ConfigError('replace', f'False for another ({after})', expected)
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
@@ -132,14 +132,14 @@ class Evaluator(predictions.Evaluator):
 
   def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
-    chosen, tau, found = variants[0], None, (0.0, 0.0, 0.0)
+    chosen, tau, parts = variants[0], None, (0.0, 0.0, 0.0)
     if best is not None:
       chosen = variants[grid.variants[best]]
       tau = float(grid.thresholds[best])
       # Costs are shares of a mean: at full depth 1 is off by a rounding.
       saved = round(1.0 - grid.cost[:, best].mean(), 12) + 0.0  # not -0.0
       mean = risk.mean_risk(self.risk, grid.losses[:, best])
-      found = mean, saved, grid.early[best]
+      parts = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
     drift = calibration.drift_statistics(chosen.heads, at)
     if chosen.changes:  # the model as trained serves during drift
@@ -158,7 +158,7 @@ class Evaluator(predictions.Evaluator):
       'delta': float(self.delta),
       'rows': len(grid.losses),
       'bound': None if best is None else bound,
-      **dict(zip(('mean', 'saved', 'early'), map(float, found), strict=True)),
+      **dict(zip(('mean', 'saved', 'early'), map(float, parts), strict=True)),
       'dataset': builder.validate(self.data),
       'split': self.split,
       'drift': drift,

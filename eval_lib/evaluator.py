@@ -76,7 +76,7 @@ class Evaluator:
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
   METRICS: ClassVar[tuple[str, ...] | None] = None  # names that are fixed
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
-  ANY_CLASSES: ClassVar[bool] = False  # instead of those of the run
+  ANY_CLASSES: ClassVar[bool] = False  # instead of the run's
   context: EvalContext
   dataset: DatasetConfig = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -95,10 +95,10 @@ class Evaluator:
   def measure(self, variables: Any) -> dict[str, float]:
     """Returns `run`, and 'unlabelled': rows that it left out, if there are."""
     self.unlabelled = 0
-    found = self.run(variables)
+    results = self.run(variables)
     if self.unlabelled:
-      found = found | {'unlabelled': float(self.unlabelled)}
-    return found
+      results = results | {'unlabelled': float(self.unlabelled)}
+    return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
     """Returns the names of `run` without running it; None if it cannot say.
@@ -168,11 +168,11 @@ class Classification(Evaluator):
       merged = metrics.merge_on_host(merged or None, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
-    found = metrics.compute(merged)
+    values = metrics.compute(merged)
     if self.per_class and of_classes is not None:
-      found[metrics.CLASS_ACCURACY] = of_classes.compute()
-      found |= zip(self._class_names(), of_classes.means(), strict=True)
-    return found
+      values[metrics.CLASS_ACCURACY] = of_classes.compute()
+      values |= zip(self._class_names(), of_classes.means(), strict=True)
+    return values
 
   def metric_names(self, measured: Collection[str]) -> Collection[str]:
     """See `Evaluator`."""
@@ -197,28 +197,28 @@ def count_shared(one: Source, other: Source) -> int:
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
   """Builds an entry that `validate` accepts; raises if the data do not fit."""
-  field, given = f'evals.{name}', dict(config.items())
-  kind = locate(given.pop('type'), f'{field}.type')
+  field, settings = f'evals.{name}', dict(config.items())
+  kind = locate(settings.pop('type'), f'{field}.type')
   with fields.errors_under(field):
-    return kind(context=context, **given)
+    return kind(context=context, **settings)
 
 
 def validate(config: ConfigLike) -> dict[str, Any]:
   """Returns the `evals` of a run's configuration, complete; reads no data."""
-  given = dict(config.items())
+  settings = dict(config.items())
   return {
-    name: _complete(f'evals.{name}', entry, given.get('dataset', {}))
-    for name, entry in given.get('evals', {}).items()
+    name: _complete(f'evals.{name}', entry, settings.get('dataset', {}))
+    for name, entry in settings.get('evals', {}).items()
   }
 
 
 def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   if not isinstance(entry, ConfigLike):
     raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
-  given = dict(entry.items())
-  name = given.pop('type', None)
+  settings = dict(entry.items())
+  name = settings.pop('type', None)
   kind = locate(name, f'{prefix}.type')
-  complete = fields.check(kind, given, prefix, without=('context',))
+  complete = fields.check(kind, settings, prefix, without=('context',))
   own = complete['dataset']
   if own is not None:
     run_dataset = builder.validate(run_dataset)
@@ -239,11 +239,11 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
 
 def locate(kind: Any, field: str) -> type[Evaluator]:
   """Finds an evaluator class by its name in `EVALUATORS` or 'module:Class'."""
-  known = f'one of {", ".join(EVALUATORS)}'
-  expected = f"{known} or 'package.module:Name' of a subclass of {Evaluator}"
+  names = f'one of {", ".join(EVALUATORS)}'
+  expected = f"{names} or 'package.module:Name' of a subclass of {Evaluator}"
   name = EVALUATORS.get(str(kind), kind)
-  found: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
-  return found
+  evaluator: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
+  return evaluator
 
 
 def one_late(results: Iterator[Any]) -> Iterator[Any]:

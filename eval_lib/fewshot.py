@@ -172,9 +172,12 @@ class Evaluator(evaluator.Evaluator):
     metrics: dict[str, float] = {}
     rows = []
     for shots in self.shots:
-      given, seeds = (train, test, classes, shots), range(self.seeds)
-      found, row = summary(shots, [run_draw(*given, seed) for seed in seeds])
-      metrics |= found
+      draws = [
+        run_draw(train, test, classes, shots, seed)
+        for seed in range(self.seeds)
+      ]
+      means, row = summary(shots, draws)
+      metrics |= means
       rows.append(row)
     if jax.process_index() == 0:
       title = f'few-shot, {self.data["name"]}: {self.seeds} draws, '
@@ -203,7 +206,7 @@ def summary(
   row = {
     'shots per class': shots,
     'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
-    'log2 L2': ', '.join(f'{one:.0f}' for one in np.unique(logs)),
+    'log2 L2': ', '.join(f'{value:.0f}' for value in np.unique(logs)),
     'images that chose it': held_out[0],
     'classes with fewer images': short_classes[0],
   }

@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
   quality: float  # accuracy or another measure; more is better
   depth: float  # mean number of layers executed
-  flops: float  # FLOPs spent over those of the full model on the same rows
+  flops: float  # FLOPs spent over the full model's on the same rows
   # Share of the rows with the answer of the full model; for a regression the
   # correlation with the full model's output.
   agreement: float
@@ -144,8 +144,8 @@ class Evaluator(predictions.Evaluator):
     layers = [*names.values()]
     recording = Recording(logits, labels, layers, quality=self._quality)
     scores = [float(self._quality(head, labels)) for head in logits]
-    given = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
-    result = {f'{self._metric}_{name}': score for name, score in given}
+    pairs = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
+    result = {f'{self._metric}_{name}': score for name, score in pairs}
     lines = []
     for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
       point = recording.leave(predictions.confidence_exit(heads, tau))
@@ -167,16 +167,16 @@ class Evaluator(predictions.Evaluator):
     return result
 
   def _temperatures(self, variables: Any, heads: int) -> np.ndarray:
-    """Returns those of calibration.json, which serve."""
+    """Returns the temperatures that serve, of calibration.json."""
     file = calibration.CalibrationFile(self.context.workdir)
     parameters = calibration.fingerprint(variables)
-    known = file.values and file.values.get('parameters') in (None, parameters)
-    if self.calibration_split and not known:
+    valid = file.values and file.values.get('parameters') in (None, parameters)
+    if self.calibration_split and not valid:
       fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
-      given: Any = {name: getattr(self, name) for name in fields}
-      report = calibration.Evaluator(**given).report(variables)
+      settings: Any = {name: getattr(self, name) for name in fields}
+      report = calibration.Evaluator(**settings).report(variables)
       return np.array(report['temperatures'])
     file.check_fingerprint(parameters)
     self.check_unfitted(file)
-    found = file.temperatures(heads, self.layers)
-    return np.array(found or [1.0] * heads)
+    temperatures = file.temperatures(heads, self.layers)
+    return np.array(temperatures or [1.0] * heads)

@@ -160,8 +160,8 @@ class ByClass(Average):
 
   def compute(self) -> float:
     """Returns the mean over the classes that have rows."""
-    known = [mean for mean in self.means() if not math.isnan(mean)]
-    return _ratio(sum(known), len(known))
+    means = [mean for mean in self.means() if not math.isnan(mean)]
+    return _ratio(sum(means), len(means))
 
 
 def row_statistics(
@@ -198,7 +198,7 @@ def _widened(leaf: Leaf) -> np.ndarray:
 
 
 def _kept(values: Values, mask: Values, otherwise: float) -> Float[Array, ' N']:
-  """Returns float32 values `[N]`, those of padding replaced."""
+  """Returns float32 values `[N]`, with padding replaced."""
   # where, not a product: 0 * NaN is NaN.
   values = values.astype(jnp.float32).ravel()
   return jnp.where(mask.ravel() > 0, values, otherwise)

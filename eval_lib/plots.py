@@ -129,11 +129,11 @@ def shown(name: str) -> str:
 def write(drawn: Any, path: pathlib.Path) -> None:
   """Writes a figure as PNG and PDF."""
   # Without a date the same numbers give the same file.
-  given: dict[str, Any] = {
+  formats: dict[str, Any] = {
     'png': {'dpi': 160},
     'pdf': {'metadata': {'CreationDate': None}},
   }
-  for kind, options in given.items():
+  for kind, options in formats.items():
     file = io.BytesIO()
     drawn.savefig(file, format=kind, **options)
     files.write_bytes(path.with_suffix(f'.{kind}'), file.getvalue())
@@ -155,7 +155,7 @@ def draw_panels(
 ) -> None:
   """Draws panels in a grid; see `figure` and `Figure.subplots`."""
   rows = math.ceil(len(panels) / columns)
-  with figure(path, [one for one in panels if one.lines], size) as drawn:
+  with figure(path, [p for p in panels if p.lines], size) as drawn:
     axes = drawn.subplots(rows, columns, squeeze=False, **grid).ravel()
     for empty in axes[len(panels) :]:
       empty.remove()
@@ -239,19 +239,20 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
 def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
 
-  `panels` are those of the run's task, `Task.PANELS`.
+  `panels` are the `Task.PANELS` of the run.
 
   Raises ValueError if it holds nothing that can be drawn, or is damaged; see
   also `figure`.
   """
   workdir = pathlib.Path(workdir)
-  found = report.read_curves(workdir / 'metrics.jsonl')
+  curves = report.read_curves(workdir / 'metrics.jsonl')
   rows = *_PANELS, *panels, _RATE
-  panels = [one for one in (_panel(found, *row) for row in rows) if one.lines]
+  panels = [_panel(curves, *row) for row in rows]
+  panels = [panel for panel in panels if panel.lines]
   if not panels:
     raise ValueError(
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
-      f'that is drawn, got {sorted(found)}'
+      f'that is drawn, got {sorted(curves)}'
     )
   columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
   size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
@@ -276,13 +277,13 @@ def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
 
 
 def _panel(
-  found: Curves, title: str, unit: str, scale: float, words: Mapping[str, str]
+  curves: Curves, title: str, unit: str, scale: float, labels: Mapping[str, str]
 ) -> Panel:
   """Returns a panel: a colour per source, a line style per metric."""
   lines: list[Line] = []
   numbers = {'train': 0}
-  for (metric, word), style in zip(words.items(), '-:', strict=False):
-    names = [name for name in found if re.fullmatch(f'.+/({metric})', name)]
+  for (metric, word), style in zip(labels.items(), '-:', strict=False):
+    names = [name for name in curves if re.fullmatch(f'.+/({metric})', name)]
     # Training before evaluations, and few shots before more.
     names.sort(key=lambda name: (name.rpartition('/')[0], len(name), name))
     names.sort(key=lambda name: not name.startswith('train/'))
@@ -291,18 +292,18 @@ def _panel(
       shots = f'{last[:-4]}-shot' if last.endswith('shot') else ''
       label = ', '.join(filter(None, (source, word or shots)))
       number = numbers.setdefault(source if word else label, len(numbers))
-      values = scale * found[name][1]
+      values = scale * curves[name][1]
       # Skip a curve equal to one already drawn: a loss may be cross-entropy.
       is_drawn = any(
-        one.number == number
-        and len(one.y) == len(values)
-        and np.allclose(one.y, values, rtol=1e-3, equal_nan=True)
-        for one in lines
+        line.number == number
+        and len(line.y) == len(values)
+        and np.allclose(line.y, values, rtol=1e-3, equal_nan=True)
+        for line in lines
       )
       if not is_drawn:
-        one = Line(label, found[name][0], values, number)
-        lines += _with_spread(found, name, scale, one, style)
-  last_step = max((steps[-1] for steps, _ in found.values()), default=0)
+        line = Line(label, curves[name][0], values, number)
+        lines += _with_spread(curves, name, scale, line, style)
+  last_step = max((steps[-1] for steps, _ in curves.values()), default=0)
   limits = 0, max(last_step * 1.02, 1)
   bottom = (0, None) if title == 'Learning rate' else None
   return Panel(title, unit, 'step', lines, limits, bottom, 6)

@@ -97,10 +97,10 @@ def correct(
 
 def label_text(labels: Any, names: Sequence[str]) -> Any:
   """Returns the names of the labels of a row, or a number as it is."""
-  given = np.atleast_1d(labels).tolist()
+  classes = np.atleast_1d(labels).tolist()
   if not names:
-    return given[0]
-  return ', '.join(names[label] for label in given if label >= 0)
+    return classes[0]
+  return ', '.join(names[label] for label in classes if label >= 0)
 
 
 def confidence_exit(probabilities: Heads, threshold: float) -> Labels:
@@ -154,16 +154,16 @@ class Evaluator(evaluator.Evaluator):
     evaluator.Split | None,
     'the name of a split that training does not use, or None',
   ] = None
-  layers: Layers = ()  # of the heads; () for those of the model
+  layers: Layers = ()  # of the heads; () for the model's
 
   def __post_init__(self):
     self.layers = self.layers or self.context.layers
     self._data = {'split': self.open(self.split)}
     info = self._data['split'].info
     if info.num_classes < 2 or info.max_labels:
-      given = 'several labels a row' if info.max_labels else 'a regression'
+      kind = 'several labels a row' if info.max_labels else 'a regression'
       expected = 'one class a row: others have no single confidence'
-      raise ConfigError('dataset', given, expected)
+      raise ConfigError('dataset', kind, expected)
     if self.calibration_split:
       self._data['calibration_split'] = self.open(self.calibration_split)
       expected = (
@@ -193,11 +193,11 @@ class Evaluator(evaluator.Evaluator):
     train_split = self.context.train_split
     # The training split is read only if the names do not decide it: other names
     # than 'train' may mean the same rows, as dev and validation.
-    trained, given = (
+    trained, evaluated = (
       {part.name for part in source.parts(split)}
       for split in (train_split, getattr(self, field))
     )
-    if not train_split or (trained == {'train'} and 'train' not in given):
+    if not train_split or (trained == {'train'} and 'train' not in evaluated):
       return
     rows = builder.build_source(self.context.dataset, train_split)
     expected = (
@@ -208,7 +208,7 @@ class Evaluator(evaluator.Evaluator):
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""
-    # Other data may be reported where those of the calibration are not.
+    # Other data may be reported where rows of the calibration are gone.
     gone = [MissingDataError] if self.dataset else []
     with contextlib.suppress(*gone):
       if (fitted := file.fitted_rows(self.context.dataset)) is not None:

@@ -179,7 +179,7 @@ def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
 def read_result(workdir: files.Path) -> dict[str, Any] | None:
   """Reads what a training reported at its end; None before.
 
-  Errors are those of `files.damage_of`.
+  Raises the errors of `files.damage_of`.
   """
   path = pathlib.Path(workdir, 'result.json')
   with contextlib.suppress(FileNotFoundError), files.damage_of(path):

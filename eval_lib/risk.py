@@ -3,7 +3,7 @@
 Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021), section 2:
 every setting of a grid is tested for "its risk is above epsilon", in an order
 that keeps the probability of any false certificate below delta. Risks compare
-the answers of a setting with those of the model as trained at full depth.
+the answers of a setting with the answers of the model at full depth.
 
 The rows must be independent draws (rows that share a text are not) from the
 distribution of the rows to come, and nothing may be fitted to them, the grid
@@ -114,16 +114,16 @@ def build_grid(
   together.
   """
   full, rows, parts = variants[0].heads[-1], np.arange(len(labels)), []
-  for number, one in enumerate(variants):
-    thresholds, exits = sweep(one.heads)
-    chosen, last = one.heads[exits, rows], len(one.heads) - 1
+  for number, variant in enumerate(variants):
+    thresholds, exits = sweep(variant.heads)
+    chosen, last = variant.heads[exits, rows], len(variant.heads) - 1
     parts.append(
       Grid(
         np.full(len(thresholds), number),
         thresholds,
         np.full(len(thresholds), number if last else 0),
         losses(risk, chosen, full, labels, epsilon),
-        one.cost[rows, exits].T / variants[0].cost[:, -1].mean(),
+        variant.cost[rows, exits].T / variants[0].cost[:, -1].mean(),
         (exits < last).mean(1),
       )
     )
@@ -192,12 +192,12 @@ def choose(
   else:
     passes, tried = np.zeros(len(grid.groups), bool), np.concatenate(orders)
     passes[tried] = test(tested.losses[:, tried], epsilon, level) <= level
-  found = np.concatenate(
+  passing = np.concatenate(
     [order[np.logical_and.accumulate(passes[order])] for order in orders]
   )
-  if not len(found):
+  if not len(passing):
     return None, 0.0
-  best = int(found[grid.cost[:, found].mean(0).argmin()])
+  best = int(passing[grid.cost[:, passing].mean(0).argmin()])
   if method == 'conformal':
     return best, epsilon
 

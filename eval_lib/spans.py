@@ -49,8 +49,8 @@ def _bounds(
   size = tags.shape[1]
   place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tags.shape)
   kind, begins, ends = (jnp.asarray(table)[tags] for table in scheme)
-  words = jax.lax.cummax(jnp.where(is_word, place, -1), axis=1)
-  before = jnp.pad(words, ((0, 0), (1, 0)), constant_values=-1)[:, :size]
+  starts = jax.lax.cummax(jnp.where(is_word, place, -1), axis=1)
+  before = jnp.pad(starts, ((0, 0), (1, 0)), constant_values=-1)[:, :size]
   at = jnp.maximum(before, 0)
   last_kind = jnp.where(before < 0, -1, jnp.take_along_axis(kind, at, 1))
   last_ends = (before >= 0) & jnp.take_along_axis(ends, at, 1)
@@ -72,8 +72,8 @@ def f1(
   A predicted span is correct if a true one has its bounds and type. Tags of
   places that are no words are never read.
   """
-  ours, theirs = (_bounds(one, is_word, scheme) for one in (predicted, tags))
-  same = [one == other for one, other in zip(ours, theirs, strict=True)]
+  ours, theirs = (_bounds(x, is_word, scheme) for x in (predicted, tags))
+  same = [a == b for a, b in zip(ours, theirs, strict=True)]
   correct = ours[1] & theirs[1] & same[0] & same[2]
   count = (ours[1].sum() + theirs[1].sum()).astype(jnp.float32)
   return Average(2.0 * correct.sum().astype(jnp.float32), count)

@@ -43,19 +43,19 @@ def unlabelled(dataset: Any) -> dict[str, Any]:
 
   Its test sets have none.
   """
-  given = dict(dataset.items())
-  if given.get('name') != 'glue':
-    raise ConfigError('dataset.name', given.get('name'), "'glue'")
-  return given | {'name': 'dataset_lib.text_tasks:GlueTexts'}
+  settings = dict(dataset.items())
+  if settings.get('name') != 'glue':
+    raise ConfigError('dataset.name', settings.get('name'), "'glue'")
+  return settings | {'name': 'dataset_lib.text_tasks:GlueTexts'}
 
 
 def write(
   folder: str | os.PathLike[str], name: str, answers: Num[np.ndarray, ' N']
 ) -> Path:
   """Writes class ids, or numbers of STS-B, as the file of a `glue.name_of`."""
-  words = _words(name)
-  if words:
-    cells = [words[answer] for answer in answers]
+  labels = _words(name)
+  if labels:
+    cells = [labels[answer] for answer in answers]
   else:
     cells = [f'{x:.3f}' for x in np.clip(answers, 0.0, MAX_SCORE)]
   lines = [HEADER, *(f'{index}\t{cell}' for index, cell in enumerate(cells))]
@@ -72,26 +72,26 @@ def read(
   Raises InvalidDataError with the line, MissingDataError without the file.
   """
   path = Path(path)
-  words = _words(path.stem, str(path))
+  labels = _words(path.stem, str(path))
   (_, header), *lines = text_rows.read_lines(path)
   if header != HEADER.encode():
     raise _wrong(path, 1, repr(HEADER), header)
   answers = []
   for index, (number, line) in enumerate(lines):
-    given, _, cell = line.decode(errors='replace').partition('\t')
-    if given != str(index):
-      raise _wrong(path, number, f'index {index}', given)
-    if words and cell not in words:
-      raise _wrong(path, number, f'one of {", ".join(words)}', cell)
+    place, _, cell = line.decode(errors='replace').partition('\t')
+    if place != str(index):
+      raise _wrong(path, number, f'index {index}', place)
+    if labels and cell not in labels:
+      raise _wrong(path, number, f'one of {", ".join(labels)}', cell)
     try:
-      number_of = words.index if words else TASKS['stsb'].read_label
+      number_of = labels.index if labels else TASKS['stsb'].read_label
       answers.append(number_of(cell))
     except BadRecord as error:
       legal = f'a number in [0, {MAX_SCORE}]'
       raise _wrong(path, number, legal, cell) from error
   if rows not in (None, len(answers)):
     raise _wrong(path, len(lines) + 1, f'{rows} rows', len(answers))
-  return np.array(answers, np.int64 if words else np.float64)
+  return np.array(answers, np.int64 if labels else np.float64)
 
 
 def zip_files(
@@ -166,5 +166,5 @@ class Submitted(glue.Evaluator):
     """Compares with the labels of `split`; does not use the variables."""
     source = self._data.source
     labels = [source.record(row)['label'] for row in range(len(source))]
-    found = read(self.path, len(labels))
-    return glue.score(self._task, found, np.array(labels))
+    answers = read(self.path, len(labels))
+    return glue.score(self._task, answers, np.array(labels))

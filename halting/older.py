@@ -36,22 +36,22 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
 
   Models without a field `rule`, and fields that the model has, are unchanged.
   """
-  given, legal = dict(values), fields.hints(model)
+  settings, legal = dict(values), fields.hints(model)
   if not fields.is_open(legal.get('rule')):
-    return given
-  rule = given.get('rule')
-  if 'halting' in given and 'halting' not in legal:
-    rule = given.pop('halting')
+    return settings
+  rule = settings.get('rule')
+  if 'halting' in settings and 'halting' not in legal:
+    rule = settings.pop('halting')
   if isinstance(rule, str):
     rule = {'name': NAMES.get(rule, str(rule))}
-  beside = [name for name in SETTINGS if name in given and name not in legal]
-  own = {name: given.pop(name) for name in beside}
+  beside = [name for name in SETTINGS if name in settings and name not in legal]
+  own = {name: settings.pop(name) for name in beside}
   if rule is None and own:
     default: Any = model
     rule = default.__dataclass_fields__['rule'].default
   if own:
     rule = _with(rule, own)
-  return given if rule is None else given | {'rule': rule}
+  return settings if rule is None else settings | {'rule': rule}
 
 
 def row_rule(values: Any, is_regression: bool) -> Any:

@@ -208,8 +208,8 @@ class Entropy(ThresholdRule):
     if not classes:
       return math.inf, 'nats >= 0'
     most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
-    words = f'nats in [0, {most}, at which every row would leave'
-    return math.nextafter(math.log(classes), 0), words
+    text = f'nats in [0, {most}, at which every row would leave'
+    return math.nextafter(math.log(classes), 0), text
 
   def sure(self, probabilities, agreed):
     """See the base."""

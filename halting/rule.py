@@ -143,8 +143,8 @@ def weigh(
 ) -> tuple[Any, Float[Any, 'N ...']]:
   """Applies a rule to the evidence of N steps; returns (state, weights)."""
   state, weights, last = rule.start(valid), [], len(evidence) - 1
-  for n, one in enumerate(evidence):
-    state, weight = rule.step(state, one, n == last)
+  for n, current in enumerate(evidence):
+    state, weight = rule.step(state, current, n == last)
     weights.append(weight)
   return state, namespace(evidence).stack(weights)
 

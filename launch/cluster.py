@@ -3,7 +3,7 @@
   python -m launch.cluster slurm --name=parity --nodes=2 --dry_run \\
       --config=configs/adatape/parity.py --workdir=/shared/parity
 
---config, --config.KEY and --workdir are those of launch.train; the workdir is
+launch.train reads --config, --config.KEY and --workdir; the workdir is
 a directory that all hosts mount. They, the mesh and the batch size are checked
 for the requested devices before anything is submitted; --dry_run prints what
 would be. A training that is stopped (SIGTERM) saves its step and is restarted.
@@ -141,10 +141,10 @@ class _Training:
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
-    given = [f'--config={self.config}', f'--workdir={self.workdir}']
-    given += [f'--config.{text}' for text in self.overrides]
+    flags = [f'--config={self.config}', f'--workdir={self.workdir}']
+    flags += [f'--config.{text}' for text in self.overrides]
     joins = ['--distributed'] * is_distributed
-    return [self.python, '-m', 'launch.train', *given, *joins]
+    return [self.python, '-m', 'launch.train', *flags, *joins]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

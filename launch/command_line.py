@@ -88,8 +88,8 @@ class UsageError(ValueError):
 
 def overrides_flag() -> Any:
   """Declares `--config.KEY=VALUE`, any number of times, as 'KEY=VALUE's."""
-  words = 'overrides a field, e.g. --config.optimizer.lr=3e-4'
-  return flag(words, (), 'VALUE', OVERRIDE, many=True)
+  text = 'overrides a field, e.g. --config.optimizer.lr=3e-4'
+  return flag(text, (), 'VALUE', OVERRIDE, many=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,19 +145,19 @@ class Command:
     parser = _Parser(prog=name, description=self.text, **look)
     if isinstance(kind, dict):
       commands = parser.add_subparsers(dest='command', required=True)
-      for name, one in kind.items():
-        words = dict(description=one.__doc__, help=one.__doc__)
-        _declare(commands.add_parser(name, **words, **look), one)
+      for name, choice in kind.items():
+        texts = dict(description=choice.__doc__, help=choice.__doc__)
+        _declare(commands.add_parser(name, **texts, **look), choice)
     else:
       _declare(parser, kind)
     kinds = kind.values() if isinstance(kind, dict) else [kind]
-    if any(hasattr(one, 'overrides') for one in kinds):
+    if any(hasattr(choice, 'overrides') for choice in kinds):
       argv = list(_with_overrides(argv))
     arguments, unknown = parser.parse_known_args(argv)
-    given = vars(arguments)
-    registry.trust(*given.pop('trust').split(','))
+    values = vars(arguments)
+    registry.trust(*values.pop('trust').split(','))
     if isinstance(kind, dict):
-      kind = kind[given.pop('command')]
+      kind = kind[values.pop('command')]
     if unknown:
       name = unknown[0].partition('=')[0]
       legal = [word for f in dataclasses.fields(kind) for word in _names(f)]
@@ -165,7 +165,7 @@ class Command:
       hint = f'did you mean {near[0]}? ' if near else ''
       raise UsageError(f'{name}: no such flag; {hint}see --help')
     try:
-      return kind(**fields.check(kind, given, ''))
+      return kind(**fields.check(kind, values, ''))
     except ConfigError as error:
       name = f'--{error.field.removeprefix("--")}'
       raise ConfigError(name, error.given, error.expected) from error
@@ -189,7 +189,7 @@ def _names(field: dataclasses.Field) -> list[str]:
 def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
   """Adds the flags of a dataclass; `fields.check` parses their values later."""
   for field in dataclasses.fields(kind):
-    default, words = field.default, field.metadata['words']
+    default, text = field.default, field.metadata['words']
     needed = default is dataclasses.MISSING
     options: dict[str, Any] = dict(dest=field.name, default=argparse.SUPPRESS)
     if field.type is bool:
@@ -201,11 +201,11 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
         options |= dict(action='append', type=str)
       if default and not needed:
         shown = default if isinstance(default, tuple) else (default,)
-        words += f' (default: {",".join(map(str, shown))})'
-    words = words.replace('%', '%%')  # argparse formats them
-    parser.add_argument(*_names(field), help=words, **options)
-  words = 'packages whose classes a saved run may name, besides those of here'
-  parser.add_argument('--trust', help=words, metavar='PACKAGE,...', default='')
+        text += f' (default: {",".join(map(str, shown))})'
+    text = text.replace('%', '%%')  # argparse formats them
+    parser.add_argument(*_names(field), help=text, **options)
+  text = 'packages whose classes a saved run may name, besides those of here'
+  parser.add_argument('--trust', help=text, metavar='PACKAGE,...', default='')
 
 
 def _with_overrides(argv: Sequence[str]) -> Iterator[str]:
@@ -290,11 +290,11 @@ def check_texts(workdir: str) -> None:
 def check_place(name: str, directory: str, is_new: bool = False) -> None:
   """Raises ConfigError unless it is writable, and empty if it `is_new`."""
   path = pathlib.Path(directory).absolute()
-  found = next(place for place in (path, *path.parents) if place.exists())
-  if not found.is_dir() or not os.access(found, os.W_OK):
-    problem = 'not writable' if found.is_dir() else 'a file'
-    expected = f'a directory to write, where {str(found)!r} is {problem}'
+  nearest = next(place for place in (path, *path.parents) if place.exists())
+  if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    problem = 'not writable' if nearest.is_dir() else 'a file'
+    expected = f'a directory to write, where {str(nearest)!r} is {problem}'
     raise ConfigError(name, directory, expected)
-  if is_new and found == path and (inside := sorted(os.listdir(path))):
+  if is_new and nearest == path and (inside := sorted(os.listdir(path))):
     expected = f'a new or empty directory, without {inside[0]!r}'
     raise ConfigError(name, directory, expected)

@@ -68,8 +68,8 @@ def run(flags: Flags) -> None:
   if plan.not_split:
     print(f'warning: not split, as they do not divide: {plan.not_split}')
   try:
-    for one in steps(plan, rows):
-      report(flags, plan, one)
+    for result in steps(plan, rows):
+      report(flags, plan, result)
   except (RuntimeError, ValueError) as error:  # of XLA: how much is used
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -98,10 +98,10 @@ def steps(plan: Any, rows: Any) -> Iterator[Compiled]:
   for stage in plan.stages:
     before = time.process_time()
     with jax.set_mesh(plan.mesh):
-      found, seconds = plan.step(stage, plan.batch_shapes(rows))
+      program, seconds = plan.step(stage, plan.batch_shapes(rows))
     if seconds:  # it is not that of an earlier stage
       spent = time.process_time() - before
-      yield Compiled(stage.name, compiled.inspect(found), seconds, spent)
+      yield Compiled(stage.name, compiled.inspect(program), seconds, spent)
 
 
 def devices_of(topology: str) -> Any:
@@ -117,13 +117,13 @@ def devices_of(topology: str) -> Any:
   if topology.startswith(('v4', 'v5p')):  # two cores are one device
     options['chip_config_name'] = 'megacore'
   try:
-    found = topologies.get_topology_desc(topology, 'tpu', **options)
+    description = topologies.get_topology_desc(topology, 'tpu', **options)
   except Exception as error:  # of libtpu, of several kinds
     expected = "a topology of libtpu, with pip install -e '.[tpu]'"
     raise ConfigError(
       '--topology', topology, f'{expected} ({error})'
     ) from error
-  return found.devices
+  return description.devices
 
 
 def report(flags: Flags, plan: Any, one: Compiled) -> None:
@@ -159,16 +159,16 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
 
 def sizes(error: str) -> str:
   """Returns 'needed of available' from an error of XLA, else its beginning."""
-  found = re.findall(r'\d[\d.]*[KMGT]\b', error)
-  return ' of '.join(found[:2]) if found[1:] else error[:200]
+  numbers = re.findall(r'\d[\d.]*[KMGT]\b', error)
+  return ' of '.join(numbers[:2]) if numbers[1:] else error[:200]
 
 
 def _refuse(flags: Flags, plan: Any, memory: str) -> None:
   """Exits, and says what needs less memory."""
-  found = ', '.join(f'--config.{change}' for change in advice(plan))
+  changes = ', '.join(f'--config.{change}' for change in advice(plan))
   command_line.fail(
     f'{flags.topology}: the step needs {memory} of a chip; try '
-    f'{found or "a topology of more chips"}',
+    f'{changes or "a topology of more chips"}',
     command_line.MEMORY,
   )
 
@@ -177,17 +177,17 @@ def advice(plan: Any) -> list[str]:
   """Returns legal overrides that need less memory, the cheapest first."""
   config, shape = plan.config, plan.mesh.shape
   scan, remat = config.blocks.scan, config.blocks.remat
-  found = ['blocks.scan=False'] if scan else []
+  changes = ['blocks.scan=False'] if scan else []
   if remat != 'full':
-    found.append(f'blocks.remat={"full" if remat == "dots" else "dots"}')
+    changes.append(f'blocks.remat={"full" if remat == "dots" else "dots"}')
   devices = shape['data'] * shape['fsdp']
   if shape['data'] > 1:
-    found.append(f'mesh.data=1 --config.mesh.fsdp={devices}')
+    changes.append(f'mesh.data=1 --config.mesh.fsdp={devices}')
   multiple = 2 * devices * config.num_micro * plan.task.rows_together
   if config.batch_size % multiple == 0:
-    found.append(f'num_micro={2 * config.num_micro}')
-    found.append(f'batch_size={config.batch_size // 2}')
-  return found
+    changes.append(f'num_micro={2 * config.num_micro}')
+    changes.append(f'batch_size={config.batch_size // 2}')
+  return changes
 
 
 main = command_line.Command('compile', __doc__, Flags, run)

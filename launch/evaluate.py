@@ -11,8 +11,8 @@ Few-shot linear regression on frozen features, on the run's images or others:
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
 
---datasets takes several and prints one table. Inputs are prepared as those of
-the run unless given; `train_split` and `test_split` replace train and test:
+--datasets takes several and prints one table. Inputs are prepared as the
+run's unless given; `train_split` and `test_split` replace train and test:
 
   python -m launch.evaluate --workdir=/tmp/run \\
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
@@ -69,7 +69,7 @@ class Flags:
 
 
 def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
-  """Returns the validated configuration, its evaluators, those of a list."""
+  """Returns the validated configuration, its evaluators, and listed ones."""
   from train_lib import config_schema, loading
 
   registry.trust_named(flags.overrides)
@@ -96,17 +96,17 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     evals.setdefault('fewshot', {'type': 'fewshot'})
   if 'certificate' in names:
     # The rows that the calibration, or another evaluator, reports.
-    known = [evals.get('calibration', {}), *evals.values(), {}]
-    split = next((one['split'] for one in known if 'split' in one), None)
-    given = dict(type='certificate', split=split or 'validation')
-    evals.setdefault('certificate', given)
+    entries = [evals.get('calibration', {}), *evals.values(), {}]
+    split = next((e['split'] for e in entries if 'split' in e), None)
+    settings = dict(type='certificate', split=split or 'validation')
+    evals.setdefault('certificate', settings)
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
       raise ConfigError('--evals', name, expected)
     if flags.dataset is not None:
-      given = command_line.parse_fields('--dataset', flags.dataset)
-      evals[name]['dataset'] = given
+      settings = command_line.parse_fields('--dataset', flags.dataset)
+      evals[name]['dataset'] = settings
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
@@ -116,13 +116,13 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     name, _, fields = item.strip().partition(':')
     if not (name.isidentifier() and fields):
       raise ConfigError('--datasets', item, LISTED)
-    given = command_line.parse_fields('--datasets', fields)
+    settings = command_line.parse_fields('--datasets', fields)
     if name in plain['evals']:
       taken = f'a new name, none of {sorted(plain["evals"])}'
       raise ConfigError('--datasets', name, taken)
     splits = ('train_split', 'test_split')
-    entry = {key: given.pop(key) for key in splits if key in given}
-    entry['dataset'] = given
+    entry = {key: settings.pop(key) for key in splits if key in settings}
+    entry['dataset'] = settings
     plain['evals'][name] = plain['evals']['fewshot'] | entry
     listed.append(name)
   return config_schema.validate(plain), [*names, *listed], listed
@@ -155,19 +155,21 @@ def run(flags: Flags) -> None:
       except CheckpointError as error:
         if not flags.watch:
           raise
-        words = files.printable(error)  # perhaps deleted by now
-        print(f'warning: {words}', file=sys.stderr)
+        message = files.printable(error)  # perhaps deleted by now
+        print(f'warning: {message}', file=sys.stderr)
         continue
-      given = entries, loaded.task, mesh, config, workdir
+      evaluators = build.build_evaluators(
+        entries, loaded.task, mesh, config, workdir
+      )
       row: dict[str, float] = {'step': loaded.saved.step}
-      found = {}
-      for name, one in build.build_evaluators(*given).items():
-        found[name] = values = one.measure(loaded.variables)
+      results = {}
+      for name, evaluation in evaluators.items():
+        results[name] = values = evaluation.measure(loaded.variables)
         row |= {f'{name}/{key}': value for key, value in values.items()}
       rows.append(row)
       if listed:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
-        print_table(title, fewshot.table({k: found[k] for k in listed}))
+        print_table(title, fewshot.table({k: results[k] for k in listed}))
       written = read_rows(path)  # another call may have written it
       old = written.get(loaded.saved.step, {})
       kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}

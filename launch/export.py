@@ -102,12 +102,12 @@ def export_model(flags: Flags) -> None:
   if not isinstance(model, TextEncoder):
     expected = 'the run of a BERT, an EAT or an ALBERT of albert_act'
     raise ConfigError('--workdir', config.model.name, expected)
-  found = {name: getattr(model, name, ()) for name in PARTS}
-  if rule := found['rule']:
-    found['rule'] = type(rule).__name__ if rule.SCORED else ''
+  parts = {name: getattr(model, name, ()) for name in PARTS}
+  if rule := parts['rule']:
+    parts['rule'] = type(rule).__name__ if rule.SCORED else ''
   dropped = [
     PARTS[name].format(str(value).strip('(,)'))
-    for name, value in found.items()
+    for name, value in parts.items()
     if value
   ]
   if dropped and not flags.dense:
@@ -125,7 +125,7 @@ def export_model(flags: Flags) -> None:
   print(f'step {loaded.saved.step}, written: {flags.out}')
   for part in dropped:
     print(f'left out: {part}')
-  if found['rule']:
+  if parts['rule']:
     iterations = model.max_iterations
     print(f'the model runs all {iterations} iterations for every token')
 

@@ -56,17 +56,17 @@ def average(workdirs: list[str], out: pathlib.Path) -> None:
   """Prints and writes the table of the runs."""
   from eval_lib import glue, report
 
-  found: dict[str, dict[str, float]] = {}
+  scores: dict[str, dict[str, float]] = {}
   for workdir in workdirs:
     own = dict(results(workdir))
     if not own:
       expected = "runs with GLUE's metrics on a whole validation split, in "
       expected += 'result.json or evaluation.json; run launch.evaluate'
       raise ConfigError('--runs', workdir, expected)
-    for name in own.keys() & found.keys():
+    for name in own.keys() & scores.keys():
       raise ConfigError('--runs', workdir, f'one run with {name}')
-    found |= own
-  rows = glue.average(found)
+    scores |= own
+  rows = glue.average(scores)
   report.write_csv(out, rows)
   report.print_table('GLUE', [
     {k: f'{100 * v:.1f}' if isinstance(v, float) else v for k, v in row.items()}

@@ -54,8 +54,8 @@ class Flags(serving.Flags):
     if not self.glue:
       command_line.refuse(self, ['data', 'out'], 'nothing without --glue')
     elif self.bundle or not self.out:
-      name, words = ('bundle', 'a run') if self.bundle else ('out', 'a folder')
-      raise ConfigError(name, getattr(self, name), f'{words} with --glue')
+      name, need = ('bundle', 'a run') if self.bundle else ('out', 'a folder')
+      raise ConfigError(name, getattr(self, name), f'{need} with --glue')
 
 
 def run(flags: Flags) -> None:
@@ -88,14 +88,14 @@ def open_splits(flags: Flags) -> dict[str, Any]:
   data = submission.unlabelled(loading.load_config(flags.workdir).dataset)
   data |= {'directory': flags.data} if flags.data else {}
   info = loading.load_info(flags.workdir)
-  found = {}
+  sources = {}
   for split in flags.glue.split(','):
     name = glue.name_of(data['task'], split)
     if not _WHOLE.fullmatch(split):
       expected = 'whole splits: validation, test, of mnli also '
       expected += 'validation_mismatched, test_mismatched and ax'
       raise ConfigError('--glue', split, expected)
-    if name in found:
+    if name in sources:
       raise ConfigError('--glue', flags.glue, f'one split for {name}.tsv')
     try:
       # It refuses a split with a row that cannot be read.
@@ -105,8 +105,8 @@ def open_splits(flags: Flags) -> dict[str, Any]:
       raise ConfigError(field, error.given, error.expected) from error
     contract.check_inputs(info, rows.info)
     contract.class_ids(info, rows.info)  # answers go by name
-    found[name] = rows.source
-  return found
+    sources[name] = rows.source
+  return sources
 
 
 def write_answers(

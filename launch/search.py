@@ -57,9 +57,9 @@ def suggest(trial: Any, key: str, found: Range) -> Any:
 def parse_range(text: str) -> tuple[str, Range]:
   """Reads 'KEY=RANGE'; raises ConfigError unless it is one of FORMS."""
   key, _, body = text.partition('=')
-  found = re.fullmatch(r'(uniform|log|int|choice)\((.+)\)', body)
+  match = re.fullmatch(r'(uniform|log|int|choice)\((.+)\)', body)
   try:
-    kind, inside = found.groups() if found else ('', '')
+    kind, inside = match.groups() if match else ('', '')
     convert = {'int': int, 'choice': str}.get(kind, float)
     # Commas in brackets belong to a value.
     parts = re.split(r',(?![^(\[]*[)\]])', inside)
@@ -159,7 +159,7 @@ class Search:
         return None
       trial = self.study.ask()
       self.storage.record_heartbeat(trial._trial_id)
-      numbers = [one.number for one in self.trials()]
+      numbers = [other.number for other in self.trials()]
       if trial.number not in numbers:  # two processes have asked at once
         self.study.tell(trial, state=TrialState.FAIL)
         return None
@@ -175,8 +175,8 @@ class Search:
       if self.grid:
         point = dict(zip(self.space, self.grid[place], strict=True))
         self.study.sampler = PartialFixedSampler(point, self.study.sampler)
-      for key, one in self.space.items():
-        suggest(trial, key, one)
+      for key, values in self.space.items():
+        suggest(trial, key, values)
       return trial
 
   def run_of(self, trial: Any) -> Run:
@@ -206,8 +206,8 @@ class Search:
         break
     result = run.result() or {} if code == command_line.OK else {}
     if result and metric not in result:
-      known = ', '.join(sorted(name for name in result if '/' in name))
-      raise ConfigError('--metric', metric, f'in a new workdir one of {known}')
+      names = ', '.join(sorted(name for name in result if '/' in name))
+      raise ConfigError('--metric', metric, f'in a new workdir one of {names}')
     value, state, reason = result.get(metric), TrialState.COMPLETE, ''
     if not result and code is not None and self.stop.is_set():
       state, value = TrialState.FAIL, None  # without a reason: tried again
@@ -340,10 +340,10 @@ def _open(flags: Flags) -> tuple[Any, Any]:
     )
   study.set_user_attr('heartbeats', True)
   for name in ('config', 'fixed', 'metric', 'mode', 'sampler', 'vary'):
-    given = str(getattr(flags, name))
-    saved = study.user_attrs.get(name, given)
-    if saved != given:
+    value = str(getattr(flags, name))
+    saved = study.user_attrs.get(name, value)
+    if saved != value:
       expected = f'{saved}, as the search began, or another --workdir'
-      raise ConfigError(f'--{name}', given, expected)
-    study.set_user_attr(name, given)
+      raise ConfigError(f'--{name}', value, expected)
+    study.set_user_attr(name, value)
   return study, storage

@@ -70,11 +70,11 @@ def read_runs(flags: Flags) -> list[Run]:
   numbers: dict[str, int] = {}
   for number, line in enumerate(lines, 1):
     try:
-      words = shlex.split(os.path.expandvars(line), comments=True)
-      if unset := re.search(r'\$(\w+|\{\w+\})', ' '.join(words)):
+      parts = shlex.split(os.path.expandvars(line), comments=True)
+      if unset := re.search(r'\$(\w+|\{\w+\})', ' '.join(parts)):
         raise UsageError(f'{unset[0]} is not set in the environment')
-      if words:
-        runs.append(_read_line(flags, words, runs, numbers, number))
+      if parts:
+        runs.append(_read_line(flags, parts, runs, numbers, number))
     except ValueError as error:
       raise UsageError(f'{path}, line {number}: {error}') from error
   if not runs:
@@ -84,12 +84,12 @@ def read_runs(flags: Flags) -> list[Run]:
 
 def _read_line(
   flags: Flags,
-  words: Sequence[str],
+  parts: Sequence[str],
   earlier: Sequence[Run],
   numbers: dict[str, int],
   number: int,
 ) -> Run:
-  """Returns the run of a line; `numbers` are those of lines, by their run."""
+  """Returns the run of a line; `numbers` are the line numbers, by run."""
   named = {f'@{run.workdir.name}': run for run in earlier if run.is_named}
   needs: list[Run] = []
 
@@ -99,15 +99,15 @@ def _read_line(
     needs.append(named[match[0]])
     return str(named[match[0]].workdir)
 
-  own = words[0] if words[0].startswith('@') else ''
+  own = parts[0] if parts[0].startswith('@') else ''
   if own in named:
     raise UsageError(f'{own} names an earlier line')
   if own and not re.fullmatch(r'@\w+', own):
     raise UsageError(f'expected a name of letters, digits and _, got {own}')
-  given = [re.sub(r'(?<==)@\w+', directory, w) for w in words[bool(own) :]]
-  files = [w.removeprefix(FILE) for w in given if w.startswith(FILE)]
-  arguments = [word[1:] for word in given if word.startswith(':')]
-  overrides = [w for w in given if not w.startswith((':', FILE))]
+  resolved = [re.sub(r'(?<==)@\w+', directory, w) for w in parts[bool(own) :]]
+  files = [w.removeprefix(FILE) for w in resolved if w.startswith(FILE)]
+  arguments = [word[1:] for word in resolved if word.startswith(':')]
+  overrides = [w for w in resolved if not w.startswith((':', FILE))]
   overrides = [*flags.fixed, *overrides]
   file, *before = (*files, flags.config)[0].split(':', 1)
   config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
@@ -119,10 +119,10 @@ def _read_line(
   if numbers.setdefault(digest, number) != number:
     raise UsageError(f'the same run as in line {numbers[digest]}')
   # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
-  short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in words)
+  short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in parts)
   folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
   workdir = pathlib.Path(flags.workdir, own[1:] or folder)
-  return Run(' '.join(words), config, overrides, workdir, place, (*needs,))
+  return Run(' '.join(parts), config, overrides, workdir, place, (*needs,))
 
 
 def sweep(flags: Flags) -> int:
@@ -132,10 +132,10 @@ def sweep(flags: Flags) -> int:
     expected = 'a list, or else --vary with ranges'
     raise ConfigError('--overrides', flags.overrides, expected)
   for field in dataclasses.fields(Flags):
-    given = getattr(flags, field.name)
+    value = getattr(flags, field.name)
     kind, _, _ = field.metadata['words'].partition(': ')
-    if kind == ('list' if flags.vary else 'search') and given != field.default:
-      raise ConfigError(f'--{field.name}', given, f'it only with a {kind}')
+    if kind == ('list' if flags.vary else 'search') and value != field.default:
+      raise ConfigError(f'--{field.name}', value, f'it only with a {kind}')
   if flags.vary:
     from launch import search
 
@@ -146,7 +146,7 @@ def sweep(flags: Flags) -> int:
     if run.result() is not None:
       print(f'[{place}/{len(runs)}] finished before: {run.name}', flush=True)
       continue
-    if missing := [one.name for one in run.needs if one.result() is None]:
+    if missing := [r.name for r in run.needs if r.result() is None]:
       print(f'not run, without {missing}: {run.name}', file=sys.stderr)
       continue
     print(f'[{place}/{len(runs)}] {run.name}', flush=True)
@@ -185,10 +185,10 @@ def train(command: Sequence[str]) -> int:
 def _report(flags: Flags, runs: Sequence[Run]) -> None:
   """Prints the table, writes the files, draws the picture."""
   metric, results = flags.metric, [run.result() or {} for run in runs]
-  known = sorted({name for row in results for name in row if '/' in name})
-  if known and metric not in known:
+  names = sorted({name for row in results for name in row if '/' in name})
+  if names and metric not in names:
     command_line.fail(
-      f'--metric: expected one of {", ".join(known)}, got {metric!r}; '
+      f'--metric: expected one of {", ".join(names)}, got {metric!r}; '
       'finished runs are kept, repeat the command with another'
     )
   sweep_runs.report(

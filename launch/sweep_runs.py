@@ -174,14 +174,14 @@ def report(
   from eval_lib.report import print_table, write_csv
 
   metric, sign = flags.metric, -1 if flags.mode == 'max' else 1
-  found: list[tuple[Run, dict[str, Any]]] = []
+  ranked: list[tuple[Run, dict[str, Any]]] = []
   for run, result, others in results:
     row = {'run': run.name, metric: None, 'workdir': str(run.workdir)} | others
     # A value that is not finite is a string.
     finite = {k: v for k, v in result.items() if isinstance(v, float)}
-    found.append((run, row | {k: v for k, v in finite.items() if '/' in k}))
-  found.sort(key=lambda f: (f[1][metric] is None, sign * (f[1][metric] or 0.0)))
-  rows = [row for _, row in found]
+    ranked.append((run, row | {k: v for k, v in finite.items() if '/' in k}))
+  ranked.sort(key=lambda r: (r[1][metric] is None, sign * (r[1][metric] or 0)))
+  rows = [row for _, row in ranked]
   path = pathlib.Path(flags.workdir, 'sweep.csv')
   write_csv(path, rows)
   print_table(f'best first, {path}', [
@@ -189,9 +189,9 @@ def report(
     | {name: row[name] for name in ('trial', 'state') if name in row}
     for row in rows
   ])  # fmt: skip
-  write_seeds(path.parent / 'seeds.csv', [row for _, row in found], metric)
+  write_seeds(path.parent / 'seeds.csv', [row for _, row in ranked], metric)
   if rows and rows[0][metric] is not None:
-    run = found[0][0]
+    run = ranked[0][0]
     config = command_line.load_config(run.config, run.overrides).to_dict()
     again = run._replace(workdir=path.parent / 'best').command()
     best = rows[0] | {'command': shlex.join(['python', *again])}
@@ -214,12 +214,12 @@ def write_seeds(
   lines = {row['run'].split()[0]: row['run'] for row in rows}
 
   def unnamed(line: str) -> str:
-    words = [w for w in line.split() if not w.startswith(('@', 'seed='))]
+    parts = [w for w in line.split() if not w.startswith(('@', 'seed='))]
 
     def read(name: re.Match[str]) -> str:
       return f'({unnamed(lines[name[0]])})'
 
-    return re.sub(r'(?<==)@\w+', read, ' '.join(words))
+    return re.sub(r'(?<==)@\w+', read, ' '.join(parts))
 
   groups = collections.defaultdict[str, list[dict[str, Any]]](list)
   for row in rows:
@@ -242,13 +242,13 @@ def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
   if len(group) > 1:
     run = re.sub(r'(?<!\S)seed=\S+\s*', '', run).strip()
     run = re.sub(r'(@[A-Za-z_]\w*?)(_?\d+)+\b', r'\1', run)
-  found: dict[str, Any] = {'run': run, 'seeds': len(group)}
+  means: dict[str, Any] = {'run': run, 'seeds': len(group)}
   for key in dict.fromkeys(k for row in group for k in row if '/' in k):
     values = [row[key] for row in group if row.get(key) is not None]
     if values and len(values) < len(group):
-      found[f'{key} seeds'] = len(values)
+      means[f'{key} seeds'] = len(values)
     if values:
-      found[f'{key} mean'] = statistics.mean(values)
+      means[f'{key} mean'] = statistics.mean(values)
       several = len(values) > 1
-      found[f'{key} deviation'] = statistics.stdev(values) if several else None
-  return found
+      means[f'{key} deviation'] = statistics.stdev(values) if several else None
+  return means

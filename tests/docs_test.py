@@ -20,6 +20,7 @@ from halting import token_rules
 from tests.golden import standin
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / 'docs/mechanisms.md'
 PAGES = ('README.md', *sorted(f'docs/{p.name}' for p in ROOT.glob('docs/*.md')))
 
 # What a command gets in addition, by what stands in it: fewer steps, smaller
@@ -230,6 +231,24 @@ def test_links_of_a_page_lead_somewhere(page):
   text = (ROOT / page).read_text()
   for link in re.findall(r'\]\(([^)#]+)', text):
     assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_the_mechanisms_of_the_page_run():
+  names = {}
+  for block in re.findall(
+    r'^```python\n(.*?)^```$', PAGE.read_text(), re.M | re.S
+  ):
+    exec(compile(block, str(PAGE), 'exec'), names)
+  assert names['result'].output.shape == (3, 8)
+  assert [*names['state'].steps] == [1, 2]
+  assert [*names['rule'].first(names['heads'])] == [0, 1]
+  tokens, tape = names['gathered'], names['tape']
+  assert [*tokens.length] == [12, 9]
+  assert tokens.x.shape == (2, names['size'], 8)
+  kept = names['masked'].positions[:, : names['size']]
+  assert (kept == tokens.positions)[0].all()
+  assert tape.tokens.shape == (3, 10, 64)
+  assert abs(names['gradients'].score.kernel[...]).max() > 0
 
 
 def test_the_grids_of_certificates_are_those_of_the_code():
