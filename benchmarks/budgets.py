@@ -303,7 +303,8 @@ def _time(
 def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
   """Returns chain and policy for items as batches of the data set have them."""
   chain, policy = task.serve(variables, {})
-  policy.reader = dataclasses.replace(policy.reader, convert=np.asarray)
+  # A reader is frozen, and its own conversion resizes and crops.
+  object.__setattr__(policy.reader, 'convert', np.asarray)
   return chain, policy
 
 

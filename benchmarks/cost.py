@@ -109,8 +109,9 @@ class Flags(command.Timing):
       overrides.append('loss.mixup=0.0')  # needs an even number of rows
     else:
       model += ',data=none,fewshot=none'
-    file = f'configs/adatape/table{table}.py:{model}'
-    return command_line.load_config(file, overrides)
+    file = 'imagenet' if table == 6 else 'jft'
+    flag = f'configs/adatape/{file}.py:{model}'
+    return command_line.load_config(flag, overrides)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:

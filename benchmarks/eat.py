@@ -75,6 +75,7 @@ class Flags(command.Served, command.Run):
   ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
   limit: Count = flag('number of first rows of the split; 0 for all', 0)
   prune_scales: tuple[Scale, ...] = flag('prune-ratio factors', (0.0, 0.5, 1.0))
+  rules: tuple[str, ...] = flag('exit rules of yours to sweep too', (), 'NAME')
   time: str = flag(
     'auto (never, the default and the frontier), all, none, or names such as '
     'confidence=0.9,prune_0.5/never',

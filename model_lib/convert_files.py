@@ -50,7 +50,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Reads a safetensors file, or a directory; no floats become uint8."""
   if path.is_file():
     return _read_file(path)
-  if (path / WEIGHTS).is_file():
+  if (path / WEIGHTS).exists():
     return _read_file(path / WEIGHTS)
   if not (path / INDEX).is_file():
     fix = ''
@@ -76,11 +76,13 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
-  content = files.read_bytes(path, files.MAX_WEIGHTS)
+  with files.damage_of(path), files.opened(path, files.MAX_WEIGHTS):
+    pass  # A pipe is not opened below.
   # `safetensors.numpy.load` knows no bfloat16.
   try:
     with safetensors.safe_open(path, 'numpy'):
       pass  # The sizes in its header are checked before all is read.
+    content = files.read_bytes(path, files.MAX_WEIGHTS)
     entries = safetensors.deserialize(content)
   except safetensors.SafetensorError as error:
     raise ValueError(

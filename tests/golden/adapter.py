@@ -179,6 +179,10 @@ def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
     if name.startswith('table6'):
       file, data = 'imagenet', 'root={images}'
     table[name] = f'configs/adatape/{file}.py:{data},{arguments}', overrides
+  table['vit imagenet'] = (
+    'configs/vit/imagenet.py:root={images},variant=Ti/16',
+    [*images, 'dtype=float32'],
+  )
   photographs = 'configs/adatape/photographs.py:root={images},model='
   for model in ('learn', 'uvit', 'avit'):
     table[f'photographs {model}'] = photographs + model, []

@@ -20,7 +20,7 @@ from tests.golden import adapter
 from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
-from train_lib.expected_loss import check_training
+from train_lib.expected_loss import ExpectedLoss
 from train_lib.stages import Stage
 from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
@@ -62,9 +62,7 @@ def test_a_model_whose_loss_reads_every_step_does_not_stop_early():
   )
   assert Setup(config).task.model.dynamic
   with (
-    mock.patch.object(
-      Task, 'check_training', lambda task: check_training(task.model)
-    ),
+    mock.patch.object(Task, 'check_training', ExpectedLoss.check_training),
     pytest.raises(ConfigError, match=r'model\.dynamic: .*reads every step'),
   ):
     Setup(config)
