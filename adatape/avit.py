@@ -20,14 +20,13 @@ theirs the mean: at depth 12 their 1e-3 is a `prior_weight` of 2.7e-4.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from adatape.task import PonderClassification
 from halting import loop
@@ -37,6 +36,7 @@ from model_lib import row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
+from model_lib.tokens import compacted
 from model_lib.vit import Encoder, ViT
 from train_lib.terms import Term, Weight
 
@@ -106,42 +106,13 @@ class HaltingEncoder(Encoder):
     return constrain(out, 'batch', 'length', 'embed'), ponder
 
 
-def compacted(
-  block: Callable[..., Any],
-  x: Float[Array, 'B L D'],
-  running: Bool[Array, 'B L'],
-) -> Float[Array, 'B L D']:
-  """Applies a block to the running tokens, in quarters of the length.
-
-  The row with most running tokens chooses the quarter; without any, the block
-  is skipped. Running tokens have the states that `block(x, running)` gives.
-  """
-  length = x.shape[1]
-
-  def branch(size: int) -> Callable[[Any, Any], Any]:
-    def gathered(x: Any, running: Any) -> Any:
-      # Stable: the running tokens first, in their order.
-      order = jnp.argsort(~running, axis=1)[:, :size]
-      part = jnp.take_along_axis(x, order[..., None], axis=1)
-      part = block(part, jnp.take_along_axis(running, order, axis=1))
-      rows = jnp.arange(len(x))[:, None]
-      return x.at[rows, order].set(part, unique_indices=True)
-
-    if not size:
-      return lambda x, running: x
-    return block if size == length else gathered
-
-  sizes = sorted({-(-length * quarter // 4) for quarter in range(5)})
-  longest = running.sum(1).max()
-  index = (longest > jnp.asarray(sizes)).sum()
-  return jax.lax.switch(index, [branch(size) for size in sizes], x, running)
-
-
 class AViT(ViT):
   """A ViT whose tokens halt in depth.
 
   `out['ponder']`: see `HaltingEncoder`.
   """
+
+  SHRINKS: ClassVar[bool] = False
 
   # The halting score is `sigmoid(gamma * x[..., 0] + beta)`.
   gamma: Annotated[float, Interval(ge=-1e4, le=1e4)] = 10.0

@@ -11,7 +11,7 @@ added to a trainable vector.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from train_lib.terms import Term
 
 class DeiT(ViT):
   """A ViT with a second class token and head, for distillation."""
+
+  SHRINKS: ClassVar[bool] = False
 
   pool: Literal['cls'] = 'cls'
 

@@ -47,6 +47,7 @@ class ViT3FFN(ViT):
   """A ViT with three feed-forward networks in its blocks."""
 
   ENCODER: ClassVar[type[Encoder]] = SplitEncoder
+  SHRINKS: ClassVar[bool] = False
 
   pool: Literal['cls'] = 'cls'  # [CLS] has a network of its own
 

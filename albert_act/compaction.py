@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int
 from albert_act.encoder import Albert
 from albert_act.packed_attention import Packed, PackedAttention
 from halting import loop
-from model_lib.bert import valid_tokens
+from model_lib.layers import valid_tokens
 
 # Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
 # are close below a half, where most of the time is saved.

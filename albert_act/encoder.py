@@ -26,7 +26,8 @@ from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
 from model_lib import flops, row_random
-from model_lib.bert import INIT, Activation, TextEncoder, valid_tokens
+from model_lib.bert import INIT, Activation, TextEncoder
+from model_lib.layers import valid_tokens
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size, Sizes

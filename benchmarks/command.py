@@ -100,11 +100,12 @@ def timed(
   cases: Callable[[Any], Iterable[tuple[Any, Any]]],
   panels: Callable[[report.Rows], list[plots.Panel]] | None = None,
   note: str = '',
+  then: Callable[[Any, report.Rows], None] = lambda flags, table: None,
 ) -> command_line.Command:
   """Returns a command that times the candidates of `cases(flags)` in turns.
 
   A case is its labels and candidates; `panels` of all rows are drawn instead of
-  bars, unless there are none.
+  bars, unless there are none. `then` is called with flags and rows.
   """
 
   def run(flags: Any) -> None:
@@ -116,6 +117,7 @@ def timed(
     if flags.out:
       _draw(flags, bars, panels(table) if panels else [])
       print(f'written: {flags.out}')
+    then(flags, table)
 
   return command_line.Command(name, f'{text}{TURNS}', flags, run, 'benchmarks')
 

@@ -15,18 +15,16 @@ import jax.numpy as jnp
 from annotated_types import Interval, Predicate
 from jaxtyping import Array, Float, Int
 
-from core.errors import ConfigError
-from eat import pruning
-from eat.pruning import Tokens
 from eat.window_attention import window_attend, window_scores
 from model_lib import blocks, flops, row_random
+from model_lib import tokens as pruning
 from model_lib.attention import KeysValues, attend
-from model_lib.bert import Activation, Pooler, TextEncoder, valid_tokens
-from model_lib.layers import build, classifier
+from model_lib.bert import Activation, Pooler, TextEncoder
+from model_lib.layers import build, classifier, valid_tokens
+from model_lib.logical import partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Size
-
-Layers = Annotated[Sequence[int], 'a tuple of ascending layers, from 1']
+from model_lib.tokens import Layers, Ratios, Tokens, check_layers, check_ratios
 
 
 class Head(nn.Module):
@@ -50,6 +48,27 @@ class Head(nn.Module):
     )
 
 
+class TokenScorer(nn.Module):
+  """A learned score of every token, trained through a straight-through gate.
+
+  Forward: the identity. Backward: as `x * (1 + sigmoid(score))`. [CLS] is never
+  pruned and has no gate.
+  """
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, 'B S D']
+  ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
+    """Returns `x` with the gradient of the gates, and float32 scores."""
+    score = partitioned_dense(1, 'embed', None, 'score')
+    scores = score(x.astype(jnp.float32))[..., 0]
+    gate = jax.nn.sigmoid(scores)
+    gate = jnp.where(jnp.arange(x.shape[1])[None] > 0, gate, 0.0)
+    factor = 1.0 + (gate - jax.lax.stop_gradient(gate))
+    gated = (x.astype(jnp.float32) * factor[..., None]).astype(x.dtype)
+    return gated, jax.lax.stop_gradient(scores)
+
+
 class Encoded(NamedTuple):
   """The output of a run of blocks."""
 
@@ -69,11 +88,7 @@ class EatClassifier(TextEncoder, kw_only=True):
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
   prune_layers: Layers = (2, 4)  # layers after which tokens are pruned
-  prune_ratios: Annotated[
-    Sequence[float],
-    Predicate(lambda ratios: all(0.0 <= ratio < 1.0 for ratio in ratios)),
-    'a tuple of shares in [0, 1)',
-  ] = (0.3, 0.3)
+  prune_ratios: Ratios = (0.3, 0.3)
   prune_scores: Literal['norm', 'attention', 'learned'] = 'norm'
   # Least tokens that pruning leaves in a row.
   min_tokens: Annotated[int, Interval(ge=1, le=2**20)] = 1
@@ -98,10 +113,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     super().__post_init__()
     check_layers('prune_layers', self.prune_layers, self.depth - 1)
     check_layers('exit_layers', self.exit_layers, self.depth)
-    if len(self.prune_ratios) != len(self.prune_layers):
-      layers = tuple(self.prune_layers)
-      expected = f'a share in [0, 1) for each of prune_layers={layers}'
-      raise ConfigError('prune_ratios', tuple(self.prune_ratios), expected)
+    check_ratios(self.prune_ratios, self.prune_layers)
 
   @nn.nowrap
   def heads(self) -> tuple[int, ...]:
@@ -121,9 +133,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
     self.head = classifier(self.num_classes)
     if self.prune_scores == 'learned':
-      self.scorer = {
-        str(layer): pruning.TokenScorer() for layer in self.prune_layers
-      }
+      self.scorer = {str(layer): TokenScorer() for layer in self.prune_layers}
 
   def __call__(
     self,
@@ -172,8 +182,7 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Tokens:
     """Embeds token ids, at their original positions."""
     x = self.embeddings(tokens, token_types, row_keys)
-    places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    return Tokens(x, length, jnp.broadcast_to(places[None], tokens.shape))
+    return pruning.whole(x, length)
 
   def encode(
     self,
@@ -334,10 +343,3 @@ def branch(
     for share in shares[gradient]
   )
   return own, rest
-
-
-def check_layers(field: str, layers: Sequence[int], depth: int) -> None:
-  """Raises ConfigError unless the layers ascend within [1, depth]."""
-  if list(layers) != [n for n in range(1, depth + 1) if n in layers]:
-    expected = f'ascending layers in [1, {depth}]'
-    raise ConfigError(field, tuple(layers), expected)

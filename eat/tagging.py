@@ -13,14 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from core.errors import ConfigError
 from dataset_lib.tagged_words import IGNORED
-from eat import pruning
-from eat.model import EatClassifier, Layers
+from eat.model import EatClassifier
 from eat.task import retention
 from eval_lib import spans
 from eval_lib.metrics import Average
 from model_lib import flops, row_random
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
+from model_lib.tokens import Layers, restore
 from train_lib.task import NO_RUN, Task
 from train_lib.terms import Term
 from train_lib.text_classification import TextClassification
@@ -49,7 +49,7 @@ class EatTagger(EatClassifier, kw_only=True):
     start = self.embed(tokens, token_types, length, row_keys)
     options: Any = dict(row_keys=row_keys, prune_scale=prune_scale)
     encoded = self.encode(start, 1, self.depth, **options)
-    states = pruning.restore(encoded.full, encoded.tokens).astype(jnp.float32)
+    states = restore(encoded.full, encoded.tokens).astype(jnp.float32)
     rate = self.classifier_dropout
     logits = self.head(row_random.drop(states, rate, row_keys, 'classifier'))
     out = {'tokens': states, 'features': states[:, 0], 'kept': encoded.kept}

@@ -7,7 +7,7 @@ Heads precede the length (BHTD). Speed over BTHD on a CPU at 206 tokens: forward
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -34,21 +34,30 @@ def attend(
   valid: Bool[Array, 'B S'] | None = None,
   *,
   drop: Callable[[Any], Any] | None = None,
-  received: bool = False,
+  received: bool | Literal['cls'] = False,
+  sizes: Float[Array, 'B S'] | None = None,
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B S'] | None]:
   """Computes scaled dot-product attention with the softmax in float32.
 
   Only keys whose `valid` is True are read; `drop` is dropout of the weights
   `[B, ...]`. If `received`, the second result is `mean_received` of the weights
-  before dropout, else None.
+  before dropout, those of [CLS] only with 'cls', else None. A key of size s
+  counts as s equal ones (proportional attention; Bolya et al. 2023, section 3).
   """
   scores = masked_scores(query, key, valid)
+  if sizes is not None:
+    scores = scores + jnp.log(sizes)[:, None, None, :]
   if valid is not None:
     # Without a valid key the softmax is uniform; zero values then give a zero
     # result, and keep NaN of masked tokens out of every result.
     value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
   weights = jax.nn.softmax(scores, axis=-1)
-  mean = mean_received(weights, valid) if received else None
+  mean = None
+  if received:
+    cls_only = received == 'cls'
+    mean = (
+      weights[:, :, 0].mean(1) if cls_only else mean_received(weights, valid)
+    )
   if drop is not None:
     weights = drop(weights)
   return jnp.einsum('bnls,bnsh->bnlh', weights.astype(value.dtype), value), mean
@@ -122,7 +131,7 @@ class MultiHeadAttention(nn.Module):
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: RowKeys = None,
-    received: bool = False,
+    received: bool | Literal['cls'] = False,
     num_queries: int | None = None,
     keys_values: KeysValues | None = None,
   ) -> Attended:
@@ -133,7 +142,8 @@ class MultiHeadAttention(nn.Module):
       mask: non-zero for a valid key, None if all are; others are ignored. A row
         without a valid key has zeros before the output projection.
       row_keys: one key per row turns dropout on.
-      received: also return the attention that each token received.
+      received: also return the attention that each token received; 'cls': from
+        the first one.
       num_queries: only the leading `num_queries` tokens attend; None for all.
       keys_values: of an earlier call; computed from `x` if None.
     """

@@ -23,6 +23,7 @@ from model_lib.layers import (
   activation_function,
   build,
   classifier,
+  valid_tokens,
 )
 from model_lib.logical import constrain, partitioned
 from model_lib.row_random import RowKeys
@@ -265,10 +266,3 @@ class BertClassifier(TextEncoder, kw_only=True):
     tokens = input_shape[0]
     blocks = self.depth * flops.block(tokens, self.width, self.mlp_dim)
     return blocks + flops.dense(1, self.width, self.width + self.num_classes)
-
-
-def valid_tokens(
-  x: Float[Array, 'B L D'] | Int[Array, 'B L'], length: Int[Array, ' B']
-) -> Bool[Array, 'B L']:
-  """Returns True for the first `length` tokens of each row."""
-  return jnp.arange(x.shape[1])[None] < length[:, None]

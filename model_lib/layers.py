@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError, check_option
 from model_lib import row_random
-from model_lib.attention import MultiHeadAttention
+from model_lib.attention import Attended, MultiHeadAttention, attend
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -133,12 +133,33 @@ class EncoderBlock(nn.Module):
     Keys with mask 0 are not read; `row_keys` turn dropout on; `options` are
     those of `feed_forward`.
     """
+    x = self.attended(x, mask, row_keys)[0]
+    return self.fed(x, row_keys, **options)
+
+  def attended(
+    self,
+    x: Any,
+    mask: Any,
+    row_keys: RowKeys,
+    attend: Any = attend,
+    **options: Any,
+  ) -> tuple[Float[Array, 'B L D'], Attended]:
+    """Returns tokens after the attention, and what it returned for them."""
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
-    attended: Any = MultiHeadAttention(
-      num_heads=self.num_heads, name='attention', dtype=self.dtype
-    )(normed, mask).x
-    attended = row_random.drop(attended, self.dropout, row_keys, 'attention')
-    x = x.astype(self.dtype) + attended
+    layer = MultiHeadAttention(
+      num_heads=self.num_heads,
+      attend=attend,
+      name='attention',
+      dtype=self.dtype,
+    )
+    found: Any = layer(normed, mask, **options)
+    added = row_random.drop(found.x, self.dropout, row_keys, 'attention')
+    return x.astype(self.dtype) + added, found
+
+  def fed(
+    self, x: Float[Array, 'B L D'], row_keys: RowKeys, **options: Any
+  ) -> Float[Array, 'B L D']:
+    """Returns tokens after the norm and the feed-forward network."""
     normed = LayerNorm(name='mlp_norm', dtype=self.dtype)(x)
     out = x + self.feed_forward(normed, row_keys, **options)
     return constrain(out, 'batch', 'length', 'embed')
@@ -183,3 +204,10 @@ def masked_mean(
   total = jnp.where(valid[:, :, None], x, 0.0).sum(axis=1)
   count = valid.astype(jnp.float32).sum(axis=1)
   return total / jnp.maximum(count, 1.0)[:, None]
+
+
+def valid_tokens(
+  x: Float[Array, 'B L D'] | Int[Array, 'B L'], length: Int[Array, ' B']
+) -> Bool[Array, 'B L']:
+  """Returns True for the first `length` tokens of each row."""
+  return jnp.arange(x.shape[1])[None] < length[:, None]

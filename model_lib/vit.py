@@ -14,11 +14,13 @@ from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError, check_option
-from model_lib import blocks, flops, row_random, sizes
+from model_lib import blocks, flops, row_random, sizes, token_encoder
 from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
+from model_lib.token_encoder import TokenEncoder
+from model_lib.tokens import Layers, Ratios
 
 MAX_PERIOD = 10_000.0
 
@@ -223,9 +225,13 @@ class ImageModel(nn.Module, kw_only=True):
 
 
 class ViT(ImageModel):
-  """The Vision Transformer."""
+  """The Vision Transformer; may prune or merge tokens, for fewer FLOPs.
+
+  Layers are counted from 1. Shares of tokens are of those but [CLS].
+  """
 
   ENCODER: ClassVar[type[Encoder]] = Encoder
+  SHRINKS: ClassVar[bool] = True  # False: the fields of tokens must be unset
 
   num_classes: int
   variant: str = ''  # sizes that are None, as 'B/16'
@@ -234,13 +240,41 @@ class ViT(ImageModel):
   activation: Literal['gelu', 'gelu_new'] = 'gelu'
   dropout: Rate = 0.0  # in the blocks
   dtype: Any = jnp.float32  # of the computation
+  prune_layers: Layers = ()  # layers after which tokens are pruned
+  prune_ratios: Ratios = ()  # share of the tokens that each prunes
+  # Attention received from all tokens, or from [CLS]; or the states' L2 norm.
+  prune_scores: Literal['attention', 'cls', 'norm'] = 'attention'
+  prune_masked: bool = False  # mask pruned tokens: equal results, not faster
+  merge_layers: Layers = ()  # layers in which tokens are merged, as in ToMe
+  merge_count: Annotated[int, Interval(ge=0, le=2**20)] = 0  # tokens in each
+
+  def __post_init__(self):
+    super().__post_init__()
+    token_encoder.check(self)
+    if not self.SHRINKS and (layers := self._shrinking()):
+      expected = f'() in {type(self).__name__}'
+      raise ConfigError('prune_layers, merge_layers', layers, expected)
+
+  def _shrinking(self) -> tuple[int, ...]:
+    return *self.prune_layers, *self.merge_layers
 
   def _encode(self, x: Any, row_keys: Any) -> tuple[Any, dict[str, Any]]:
-    return build(self.ENCODER, self, name='encoder')(x, None, row_keys), {}
+    if not self._shrinking():
+      return build(self.ENCODER, self, name='encoder')(x, None, row_keys), {}
+    encoder = build(TokenEncoder, self, name='encoder')
+    x, tokens = encoder(x, row_keys)
+    return x, {'positions': tokens.positions, 'length': tokens.length}
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    return self.image_flops(input_shape, self.depth)
+    blocks = (
+      flops.attention(attended, self.width)
+      + flops.mlp(fed, self.width, self.mlp_dim)
+      for attended, fed in token_encoder.counts(
+        self, self.image_tokens(input_shape)
+      )
+    )
+    return self.image_flops(input_shape, 0) + sum(blocks)
 
 
 class TokenTransformer(nn.Module):

@@ -51,6 +51,10 @@ BERT = TEXTS | plain.TINY | dict(vocab_size=11, max_positions=20)
 MODELS = {
   'vit': (ViT(**VIT), [IMAGES]),
   'vit gap': (ViT(**VIT, pool='gap', positions='sincos2d'), [IMAGES]),
+  'vit pruned': (
+    ViT(**VIT, pool='gap', prune_layers=(1,), prune_ratios=(0.5,)), [IMAGES]
+  ),
+  'vit merged': (ViT(**VIT, merge_layers=(1, 2), merge_count=1), [IMAGES]),
   'avit': (AViT(**VIT, gamma=1.0, beta=-0.5), [IMAGES]),
   'avit dynamic': (AViT(**VIT, beta=0.5, gamma=1.0, dynamic=True), [IMAGES]),
   'deit': (DeiT(**VIT), [IMAGES]),

@@ -9,7 +9,13 @@ RandAugment and mixup, batches of 1,024, 90 epochs; the paper's S/16 reaches
 
 Arguments: `root` is a folder root/{train,val}/class/*, or else TFDS has
 prepared imagenet2012; `variant` S/16 or another (Ti/16, B/16, S/32, ...).
-Everything else is a field: `--config.stages.stage1.epochs=300`.
+Everything else is a field: `--config.stages.stage1.epochs=300`. A ViT that
+prunes 30 % of the patches after each of three layers:
+
+  python -m launch.train --workdir=/tmp/vit_s16_pruned \
+      --config=configs/vit/imagenet.py:root=/data/imagenet \
+      --config.model.prune_layers=3,6,9 \
+      --config.model.prune_ratios=0.3,0.3,0.3
 """
 
 import ml_collections

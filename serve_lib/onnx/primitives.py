@@ -183,6 +183,12 @@ def _top(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
   return [best, graph.add('Cast', places, shape=shape, to=TensorProto.INT32)]
 
 
+def _argmax(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  (axis,) = params['axes']
+  place = graph.add('ArgMax', *given, shape=shape, axis=axis, keepdims=0)
+  return graph.add('Cast', place, shape=shape, to=TensorProto.INT32)
+
+
 def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Translates `dot_general`: batch axes, free axes, one contracted axis."""
   (contract, batch), parts = params['dimension_numbers'], []
@@ -294,6 +300,7 @@ def _dim_as_value(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
 _WIDE = 'broadcast_in_dim'
 _OTHERS: Mapping[str, Callable[..., Any]] = {
   _WIDE: _broadcast,
+  'argmax': _argmax,
   'dot_general': _product,
   'expand_dims': _reshape,
   'gather': _gather,

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from scipy.special import log_softmax
 
 from adatape import avit
+from model_lib import tokens
 from model_lib.layers import EncoderBlock
 from model_lib.vit import ViT
 from tests.adatape import plain_vit
@@ -147,7 +148,7 @@ def test_the_dynamic_form_computes_quarters_of_the_tokens(most, computed):
   draw = np.random.default_rng(most)
   running = draw.permuted(np.arange(17)[None] < [[most], [most // 2]], axis=1)
   x = draw.normal(size=(2, 17, 4)).astype(np.float32)
-  got = jax.jit(lambda *args: avit.compacted(block, *args))(x, running)
+  got = jax.jit(lambda *args: tokens.compacted(block, *args))(x, running)
   jax.effects_barrier()
   assert seen == computed
   np.testing.assert_array_equal(got, np.where(running[..., None], 2 * x, x))

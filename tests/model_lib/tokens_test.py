@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from eat import pruning
-from eat.pruning import Tokens
+from model_lib import tokens as pruning
+from model_lib.tokens import Tokens
 
 
 def exact_count(length, ratio):

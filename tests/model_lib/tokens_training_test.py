@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eat import pruning
+from eat.model import TokenScorer
+from model_lib import tokens as pruning
 from tests.contexts import rows_on
-from tests.eat.pruning_test import case, prune, start
+from tests.model_lib.tokens_test import case, prune, start
 
 
 @pytest.mark.parametrize('merge', [False, True])
@@ -87,7 +88,7 @@ def test_norm_scores():
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_learned_scores_train_through_gates_of_one(dtype):
   x = jnp.asarray(case(2, 5, 8, 1)[0], dtype)
-  scorer = pruning.TokenScorer()
+  scorer = TokenScorer()
   variables = scorer.init(jax.random.key(0), x)
   gated, scores = scorer.apply(variables, x)
   np.testing.assert_array_equal(gated, x)

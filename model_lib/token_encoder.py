@@ -1,0 +1,158 @@
+"""The encoder of a ViT that prunes or merges its tokens.
+
+Parameters have the names of `model_lib.vit.Encoder`. All rows have as many
+tokens, so shapes are static, in training too.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from core.errors import ConfigError
+from model_lib import blocks, row_random
+from model_lib.attention import attend, split_heads
+from model_lib.layers import (
+  EncoderBlock,
+  LayerNorm,
+  build,
+  masked_mean,
+  valid_tokens,
+)
+from model_lib.row_random import RowKeys
+from model_lib.tokens import (
+  Tokens,
+  check_layers,
+  check_ratios,
+  merge_pairs,
+  merged_count,
+  norm_scores,
+  prune,
+  static_size,
+  whole,
+)
+
+RECEIVED: dict[str, Any] = {'attention': True, 'cls': 'cls', 'norm': False}
+
+
+class TokenBlock(EncoderBlock):
+  """An `EncoderBlock` of `Tokens`."""
+
+  @nn.compact
+  def __call__(  # type: ignore[override]
+    self,
+    tokens: Tokens,
+    row_keys: RowKeys = None,
+    masked: bool = False,
+    received: Any = False,
+    merge: int = 0,
+    first: int = 1,
+  ) -> tuple[Tokens, Float[Array, 'B L'] | None]:
+    """Returns the tokens and, if `received`, the attention they received.
+
+    Between attention and feed-forward network `merge` tokens are merged by the
+    mean of their keys over the heads (ToMe). `masked`: not all are valid.
+    """
+    mask = valid_tokens(tokens.x, tokens.length) if masked else None
+    proportional = functools.partial(attend, sizes=tokens.sizes)
+    x, found = self.attended(
+      tokens.x, mask, row_keys, proportional, received=received
+    )
+    tokens = tokens._replace(x=x)
+    if merge:
+      keys: Any = split_heads(found.keys_values[0], self.num_heads)
+      tokens = merge_pairs(tokens, keys.mean(1), merge, first)
+    return tokens._replace(x=self.fed(tokens.x, row_keys)), found.received
+
+
+class TokenEncoder(nn.Module):
+  """Blocks with pruning and merging, and a norm; fields as in `ViT`."""
+
+  depth: int
+  num_heads: int
+  mlp_dim: int
+  pool: str = 'cls'
+  prune_layers: Sequence[int] = ()
+  prune_ratios: Sequence[float] = ()
+  prune_scores: str = 'attention'
+  prune_masked: bool = False
+  merge_layers: Sequence[int] = ()
+  merge_count: int = 0
+  dropout: float = 0.0
+  activation: str = 'gelu'
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
+  ) -> tuple[Float[Array, 'B K D'], Tokens]:
+    """Encodes tokens; returns (what is pooled, all that are left).
+
+    With the pool 'gap' the first is the mean `[B, 1, D]` of the tokens left, in
+    which a merged one counts as often as its originals.
+    """
+    first = int(self.pool == 'cls')
+    tokens = whole(x, jnp.full(x.shape[:1], x.shape[1], jnp.int32))
+    ratios = dict(zip(self.prune_layers, self.prune_ratios, strict=True))
+    for layer in range(1, self.depth + 1):
+      name = f'block_{layer - 1}'
+      tokens, received = blocks.call(
+        build(TokenBlock, self, name=name),
+        tokens,
+        row_random.fold_rows(row_keys, name),
+        masked=self.prune_masked and any(n < layer for n in ratios),
+        received=layer in ratios and RECEIVED[self.prune_scores],
+        merge=self.merge_count if layer in self.merge_layers else 0,
+        first=first,
+      )
+      if layer in ratios:
+        scores = norm_scores(tokens.x) if received is None else received
+        count = size = tokens.x.shape[1]
+        if not self.prune_masked:
+          size = static_size(count, ratios[layer], first=first)
+        tokens = prune(tokens, scores, ratios[layer], size, first=first)
+    x = LayerNorm(name='norm', dtype=self.dtype)(tokens.x)
+    tokens = tokens._replace(x=x)
+    return (x if first else self._mean(tokens)), tokens
+
+  def _mean(self, tokens: Tokens) -> Float[Array, 'B 1 D']:
+    if tokens.sizes is None:
+      valid = valid_tokens(tokens.x, tokens.length)
+      return masked_mean(tokens.x, valid)[:, None]
+    share = tokens.sizes / tokens.sizes.sum(1, keepdims=True)
+    x = tokens.x.astype(jnp.float32)
+    return (x * share[..., None]).sum(1, keepdims=True)
+
+
+def check(model: Any) -> None:
+  """Raises ConfigError unless the fields of a `ViT` fit each other."""
+  check_layers('prune_layers', model.prune_layers, model.depth - 1)
+  check_layers('merge_layers', model.merge_layers, model.depth)
+  check_ratios(model.prune_ratios, model.prune_layers)
+  if set(model.prune_layers) & {*model.merge_layers}:
+    expected = f'none of prune_layers={tuple(model.prune_layers)}'
+    raise ConfigError('merge_layers', tuple(model.merge_layers), expected)
+  if bool(model.merge_layers) != bool(model.merge_count):
+    expected = '>= 1 with merge_layers, else 0'
+    raise ConfigError('merge_count', model.merge_count, expected)
+  if model.prune_masked and model.merge_layers:
+    raise ConfigError('prune_masked', True, 'False with merge_layers')
+  if model.prune_scores == 'cls' and model.pool != 'cls':
+    raise ConfigError('prune_scores', 'cls', f'another with pool={model.pool}')
+
+
+def counts(model: Any, tokens: int) -> list[tuple[int, int]]:
+  """Returns tokens in the attention and in the network of each block."""
+  first, found = int(model.pool == 'cls'), []
+  ratios = dict(zip(model.prune_layers, model.prune_ratios, strict=True))
+  for layer in range(1, model.depth + 1):
+    before = tokens
+    if layer in model.merge_layers:
+      tokens -= merged_count(tokens, model.merge_count, first)
+    found.append((before, tokens))
+    if layer in ratios:
+      tokens = static_size(tokens, float(ratios[layer]), first=first)
+  return found
