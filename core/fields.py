@@ -61,14 +61,26 @@ def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     *groups, name = key.split('.')
     node, place = config, ''
     for group in groups:
-      if group not in node:
-        raise ConfigError(place + group, value, unknown(group, node))
-      node, place = node[group], f'{place}{group}.'
-      if not isinstance(node, dict):
+      legal = _members(node)
+      if group not in legal:
+        kind = 'field' if isinstance(node, dict) else 'item'
+        raise ConfigError(place + group, value, unknown(group, legal, kind))
+      node, place = legal[group], f'{place}{group}.'
+      if node and not _members(node):
         expected = f'{group!r} to be a group of fields, not a value'
         raise ConfigError(f'--config.{key}', value, expected)
+    if not isinstance(node, dict):
+      expected = f'a field of one of them, such as {place}0.FIELD'
+      raise ConfigError(f'--config.{key}', value, expected)
     node[name] = Unread(value)
   return config
+
+
+def _members(node: Any) -> dict[str, Any]:
+  """Returns the fields of a group, or a tuple of groups by their places."""
+  if isinstance(node, tuple) and all(isinstance(item, dict) for item in node):
+    return {str(place): item for place, item in enumerate(node)}
+  return node if isinstance(node, dict) else {}
 
 
 def flag(
@@ -92,9 +104,9 @@ def check(
 ) -> dict[str, Any]:
   """Returns the fields of `cls` as given, completed with their defaults.
 
-  Lists become tuples, nested dataclasses dicts. Defaults are not checked.
-  Fields in `without` cannot be given. Raises ConfigError if `prefix.field` is
-  unknown, missing or has an illegal value.
+  Lists become tuples, nested dataclasses dicts, also in tuples. Defaults are
+  not checked. Fields in `without` cannot be given. Raises ConfigError if
+  `prefix.field` is unknown, missing or has an illegal value.
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
@@ -135,9 +147,14 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
 
     return registry.check_named(value, field, hint)
   if dataclasses.is_dataclass(hint):
-    return check(hint, value, field)
+    given = dataclasses.asdict(value) if isinstance(value, hint) else value
+    return check(hint, given, field)
   if not accepts(hint, value):
     raise ConfigError(field, value, describe(hint))
+  items = typing.get_args(hint)
+  if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(items[0]):
+    places = enumerate(value)
+    return tuple(check_value(f'{field}.{n}', v, items[0]) for n, v in places)
   if typing.get_origin(hint) is dict:
     kind = typing.get_args(hint)[1]
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
@@ -205,7 +222,7 @@ def accepts(hint: Any, value: Any) -> bool:
     is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
     return is_number and is_short and math.isfinite(value)
   if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
-    return isinstance(value, ConfigLike)
+    return isinstance(value, ConfigLike | kind)
   return kind is Any or isinstance(value, kind)
 
 
@@ -225,7 +242,7 @@ def describe(hint: Any) -> str:
     is_open = origin is Sequence or arguments[-1] is ...
     size = '' if is_open else f' of {len(arguments)}'
     return f'a tuple{size}, each {describe(arguments[0])}'
-  kind = origin or hint
+  kind = dict if dataclasses.is_dataclass(hint) else origin or hint
   return _WORDS.get(kind) or kind.__name__
 
 

@@ -22,7 +22,7 @@ from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from halting import older
-from train_lib.stages import Config
+from train_lib.phases import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
 
@@ -52,7 +52,7 @@ class Task(abc.ABC):
   # Metrics of its mechanism that the terminal and the figure of a run show:
   # title, unit, scale, {metric: legend label}.
   PANELS: ClassVar[tuple[tuple[str, str, float, dict[str, str]], ...]] = ()
-  # Names of the knobs that the loss reads; a stage may schedule no others.
+  # Names of the knobs that the loss reads; a phase may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
   MODEL_KNOBS: ClassVar[tuple[str, ...]] = ()  # keywords of the model
 
@@ -69,7 +69,7 @@ class Task(abc.ABC):
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model`, and adds their defaults in place.
 
-    Also runs for the `model` of each stage. Touches no device; it may open data
+    Also runs for the `model` of each phase. Touches no device; it may open data
     for sizes of the model, e.g. a corpus' tokenizer.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
@@ -147,7 +147,7 @@ class Task(abc.ABC):
 
     `norm` are the `normalizers` of the whole batch, all noise of a row comes
     from its key (None in evaluation), `knobs` are traced scalars from the
-    stage's schedules.
+    phase's schedules.
     """
     read, targets = self.mixed(batch, row_keys)
     options = {name: knobs[name] for name in self.MODEL_KNOBS if name in knobs}
@@ -218,7 +218,7 @@ class Task(abc.ABC):
 
 
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
-  """Builds the configured task; a stage may change model keywords."""
+  """Builds the configured task; a phase may change model keywords."""
   config = with_model(config, changes)
   return registry.locate(config['task'], 'task', Task)(config, info)
 

@@ -20,6 +20,7 @@ from serve_lib import bundle
 from tests import contexts
 from train_lib import build, loading, run_directory
 from train_lib.distillation import Student
+from train_lib.phases import Phase
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 
 REFUSALS = ConfigError, InvalidDataError, ConfigChangedError, SystemExit
@@ -278,7 +279,7 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
   config = copy.deepcopy(run.config).unlock()
   config.allow_other_rows = True
   longer = copy.deepcopy(config)
-  longer.stages.stage1.update(steps=0, epochs=3.0)
+  longer.phases = (Phase(epochs=3.0),)
   fewer = run.info.num_examples - 640
   with saved(run, dataclasses.replace(run.info, num_examples=fewer)):
     setup = build.Setup(longer, str(run.folder))

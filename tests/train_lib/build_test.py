@@ -20,12 +20,12 @@ from tests.golden import adapter
 from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
-from train_lib.expected_loss import check_training
-from train_lib.stages import Stage
+from train_lib.expected_loss import ExpectedLoss
+from train_lib.phases import Planned
 from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
 
-STAGE = Stage('stage1', 0, 10, {}, '.*', {})
+PHASE = Planned(stop=10)
 
 
 def load(*overrides, model='adatape'):
@@ -46,8 +46,8 @@ def setup():
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    (['stages.stage1.trainable=nomatch'],
-     r"stages\.stage1\.trainable: .*got 'nomatch'"),
+    (['phases.0.trainable=nomatch'],
+     r"phases\.0\.trainable: .*got 'nomatch'"),
     (['mesh.data=3', 'num_micro=2'], 'batch_size: expected a multiple of 6'),
   ],
 )  # fmt: skip
@@ -62,9 +62,7 @@ def test_a_model_whose_loss_reads_every_step_does_not_stop_early():
   )
   assert Setup(config).task.model.dynamic
   with (
-    mock.patch.object(
-      Task, 'check_training', lambda task: check_training(task.model)
-    ),
+    mock.patch.object(Task, 'check_training', ExpectedLoss.check_training),
     pytest.raises(ConfigError, match=r'model\.dynamic: .*reads every step'),
   ):
     Setup(config)
@@ -79,19 +77,19 @@ def test_the_start_fits_on_one_screen(setup):
     assert word in text
 
 
-def test_a_dry_run_prints_the_largest_memory_of_the_stages(
+def test_a_dry_run_prints_the_largest_memory_of_the_phases(
   setup, monkeypatch, capsys
 ):
-  def step(stage, batch):
+  def step(phase, batch):
     used = SimpleNamespace(
-      argument_size_in_bytes=stage << 20, temp_size_in_bytes=(10 - stage) << 20
+      argument_size_in_bytes=phase << 20, temp_size_in_bytes=(10 - phase) << 20
     )
     program = SimpleNamespace(
-      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': stage}
+      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': phase}
     )
     return program, 0.0
 
-  monkeypatch.setattr(setup, 'stages', (2, 5, 3))
+  monkeypatch.setattr(setup, 'phases', (2, 5, 3))
   monkeypatch.setattr(setup, 'step', step)
   console.print_dry_run(setup)
   printed = capsys.readouterr().out
@@ -160,16 +158,16 @@ def plan():
 
   plan = Plan.__new__(Plan)
   plan.config, plan.mesh, plan.abstract = mock.Mock(blocks={}), mesh, state
-  plan.tasks = dict.fromkeys(('stage1', 'stage2'), mock.Mock(spec=Task))
+  plan.tasks = [mock.Mock(spec=Task)] * 2
   plan.make_step, plan.frozen, plan._steps = make, {}, {}
   return plan
 
 
 @pytest.mark.parametrize(
-  ('stage', 'other', 'shared'),
+  ('phase', 'other', 'shared'),
   [
     ({}, batch(8), True),
-    ({'name': 'stage2', 'start': 10}, batch(8), True),
+    ({'index': 1, 'start': 10}, batch(8), True),
     ({'trainable': '^head/'}, batch(8), False),
     ({'model': {'depth': 1}}, batch(8), False),
     ({'knobs': {'tau': 1.0}}, batch(8), False),
@@ -178,13 +176,13 @@ def plan():
   ],
 )
 def test_a_step_is_compiled_once_per_static_part_and_shape(
-  plan, stage, other, shared
+  plan, phase, other, shared
 ):
-  first, seconds = plan.step(STAGE, batch(8))
+  first, seconds = plan.step(PHASE, batch(8))
   assert seconds > 0
-  second, seconds = plan.step(dataclasses.replace(STAGE, **stage), other)
+  second, seconds = plan.step(dataclasses.replace(PHASE, **phase), other)
   assert (second is first, seconds == 0) == (shared, shared)
-  assert plan.step(STAGE, batch(8)) == (first, 0)
+  assert plan.step(PHASE, batch(8)) == (first, 0)
 
 
 @pytest.mark.parametrize(
