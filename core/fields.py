@@ -52,35 +52,57 @@ class Unread(str):
   """Text of a command line; `check` reads it as the type of its field."""
 
 
-def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-  """Stores each 'group.field=text'; `check` parses the text by the type."""
+def override(
+  cls: type, config: ConfigLike, texts: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a configuration with the defaults of `cls` and 'group.field=text's.
+
+  `check` parses a text by its type. A field of a group in a tuple is
+  'groups.0.field'.
+  """
+  changed = _completed(config, cls)
   for text in texts:
     key, separator, value = text.partition('=')
     if not separator:
       raise ConfigError(f'--config.{key}', 'no value', f'--config.{key}=value')
     *groups, name = key.split('.')
-    node, place = config, ''
+    node, place = changed, ''
     for group in groups:
-      legal = _members(node)
+      legal = _members(node) or {}
       if group not in legal:
         kind = 'field' if isinstance(node, dict) else 'item'
         raise ConfigError(place + group, value, unknown(group, legal, kind))
       node, place = legal[group], f'{place}{group}.'
-      if node and not _members(node):
+      if _members(node) is None:
         expected = f'{group!r} to be a group of fields, not a value'
         raise ConfigError(f'--config.{key}', value, expected)
     if not isinstance(node, dict):
       expected = f'a field of one of them, such as {place}0.FIELD'
       raise ConfigError(f'--config.{key}', value, expected)
     node[name] = Unread(value)
-  return config
+  return changed
 
 
-def _members(node: Any) -> dict[str, Any]:
+def _completed(value: Any, hint: Any) -> Any:
+  """Returns a copy in which all groups are dicts, with their defaults."""
+  if isinstance(value, tuple | list):
+    item = (*typing.get_args(hint), None)[0]
+    return tuple(_completed(one, item) for one in value)
+  is_group = dataclasses.is_dataclass(hint)
+  if is_group and isinstance(value, typing.cast(type, hint)):
+    value = vars(value)
+  if not isinstance(value, ConfigLike):
+    return value
+  kinds = hints(hint) if is_group else {}
+  complete = (vars(hint()) if is_group else {}) | dict(value.items())
+  return {k: _completed(one, kinds.get(k)) for k, one in complete.items()}
+
+
+def _members(node: Any) -> dict[str, Any] | None:
   """Returns the fields of a group, or a tuple of groups by their places."""
   if isinstance(node, tuple) and all(isinstance(item, dict) for item in node):
     return {str(place): item for place, item in enumerate(node)}
-  return node if isinstance(node, dict) else {}
+  return node if isinstance(node, dict) else None
 
 
 def flag(
@@ -147,8 +169,7 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
 
     return registry.check_named(value, field, hint)
   if dataclasses.is_dataclass(hint):
-    given = dataclasses.asdict(value) if isinstance(value, hint) else value
-    return check(hint, given, field)
+    return check(hint, value, field)
   if not accepts(hint, value):
     raise ConfigError(field, value, describe(hint))
   items = typing.get_args(hint)
@@ -222,7 +243,7 @@ def accepts(hint: Any, value: Any) -> bool:
     is_short = not isinstance(value, int) or -(2**63) <= value < 2**63
     return is_number and is_short and math.isfinite(value)
   if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
-    return isinstance(value, ConfigLike | kind)
+    return isinstance(value, ConfigLike)
   return kind is Any or isinstance(value, kind)
 
 

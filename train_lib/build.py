@@ -180,6 +180,7 @@ def build_dataset(config: Any) -> builder.Dataset:
     host_count=jax.process_count() if distributed else 1,
     num_threads=None if threads < 0 else threads,
     prefetch=config.loader.prefetch,
+    is_checked=True,
   )
 
 

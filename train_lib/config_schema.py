@@ -17,7 +17,7 @@ from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
-from model_lib import blocks
+from model_lib.blocks import Options
 from train_lib.phases import Pattern, Phase, Steps, is_pattern
 from train_lib.task import Task, with_model
 
@@ -126,7 +126,7 @@ class Profile:
   steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
   """All fields of a configuration; phases run in their order.
 
@@ -155,18 +155,18 @@ class Run:
     str, MinLen(1), "the name of a split, e.g. 'train'"
   ] = 'train'
   allow_other_rows: bool = False
-  mesh: Mesh
-  blocks: blocks.Options
+  mesh: Mesh = Mesh()
+  blocks: Options = dataclasses.field(default_factory=Options)
   model: dict = dataclasses.field(default_factory=dict)
   loss: dict = dataclasses.field(default_factory=dict)
   dataset: dict = dataclasses.field(default_factory=dict)
-  loader: Loader
-  optimizer: Optimizer
+  loader: Loader = Loader()
+  optimizer: Optimizer = Optimizer()
   phases: tuple[Phase, ...] = ()
   evals: dict = dataclasses.field(default_factory=dict)
-  checkpoint: Checkpoint
-  warm_start: WarmStart
-  profile: Profile
+  checkpoint: Checkpoint = Checkpoint()
+  warm_start: WarmStart = WarmStart()
+  profile: Profile = Profile()
 
 
 def validate(
@@ -178,16 +178,15 @@ def validate(
   checkpoints; a task may open its data for sizes of the model, e.g. a corpus'
   tokenizer. Touches no device. Raises ConfigError for the first illegal field.
   """
-  given = config.to_dict() if hasattr(config, 'to_dict') else config
-  _refuse_stages(given, overrides)
-  run = fields.check(Run, given, '')  # so that overrides find every field
-  run = fields.check(Run, fields.override(run, overrides), '')
+  _refuse_stages(config, overrides)
+  run = fields.check(Run, fields.override(Run, config, overrides), '')
   if run['batch_size'] % run['num_micro']:
     expected = f'a divisor of {run["batch_size"]} rows'
     raise ConfigError('num_micro', run['num_micro'], expected)
   if [*run['mesh'].values()].count(-1) > 1:
     raise ConfigError('mesh', run['mesh'], 'at most one size of -1')
-  run['dataset'] = builder.validate(run['dataset'], run['train_split'])
+  run['dataset'] = builder.validate(run['dataset'])
+  builder.check_split(run['dataset'], run['train_split'])
   run['evals'] = evaluator.validate(run)
   metric = run['checkpoint']['best_metric']
   if metric and metric.partition('/')[0] not in run['evals']:

@@ -63,7 +63,7 @@ def split_of(config: Any, split: str) -> str:
   splits = (entry.get('split') for entry in config.evals.values())
   split = split or next(filter(None, splits), 'test')
   try:
-    builder.validate(config.dataset, split)
+    builder.check_split(config.dataset, split)
   except ConfigError as error:
     raise ConfigError('--split', error.given, error.expected) from error
   return split

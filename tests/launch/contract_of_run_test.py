@@ -54,8 +54,8 @@ def opened(run, info, patch, kind, **splits):
   """Builds an evaluator on data with another contract."""
   real = builder.build_source
 
-  def build_source(*given):
-    source = real(*given)
+  def build_source(*given, **more):
+    source = real(*given, **more)
     rows = source.info.num_examples
     source.info = dataclasses.replace(info, num_examples=rows)
     return source
@@ -234,7 +234,9 @@ PAIRS = {
 )  # fmt: skip
 def test_other_data_are_prepared_as_those_of_the_run(run, given, expected):
   entries = {'x': {'type': 'fewshot', 'dataset': given}}
-  complete = evaluator.validate({'dataset': run, 'evals': entries})
+  complete = evaluator.validate(
+    {'dataset': builder.validate(run), 'evals': entries}
+  )
   assert complete['x']['dataset'].items() >= expected.items()
 
 

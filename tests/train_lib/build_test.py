@@ -1,5 +1,6 @@
 """Building a run, its layouts, compiled steps and start on one screen."""
 
+import collections
 import dataclasses
 import io
 import re
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 import rich.console
 
+from core import fields, registry
 from core.errors import ConfigError
+from dataset_lib import builder
+from eval_lib import evaluator
 from launch import command_line
 from serve_lib import classifier
 from tests.golden import adapter
@@ -41,6 +45,40 @@ def load(*overrides, model='adatape'):
 @pytest.fixture(scope='module')
 def setup():
   return Setup(load())
+
+
+@pytest.mark.parametrize('name', ['adatape/parity', 'recurrent_act/graves'])
+def test_all_is_checked_once_and_a_model_is_built_once(name, monkeypatch):
+  counts: collections.Counter[str] = collections.Counter()
+
+  def counted(place, function, key=lambda *given: ''):
+    real = getattr(place, function)
+
+    def call(*given, **more):
+      counts[f'{place.__name__}.{function} {key(*given)}'] += 1
+      return real(*given, **more)
+
+    monkeypatch.setattr(place, function, call)
+
+  counted(fields, 'check', lambda cls, *_: cls.__qualname__)
+  counted(registry, 'build', lambda cls, *_: cls.__qualname__)
+  counted(registry, 'check_named')
+  counted(builder, 'validate')
+  counted(evaluator, 'validate')
+  validate_config = Task.validate_config.__func__
+
+  def validated(cls, config):
+    counts['validate_config'] += 1
+    validate_config(cls, config)
+
+  monkeypatch.setattr(Task, 'validate_config', classmethod(validated))
+  config = command_line.load_config(f'configs/{name}.py', ['batch_size=8'])
+  Setup(config)
+  kind = config.model.name.partition(':')[2]
+  # A rule checks itself, whoever makes it.
+  often = {key for key, count in counts.items() if count > 1}
+  assert often <= {'core.fields.check ACT'}
+  assert counts[f'core.registry.build {kind}'] == 1
 
 
 @pytest.mark.parametrize(

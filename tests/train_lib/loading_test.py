@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from core import files
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
@@ -129,7 +130,7 @@ def test_a_run_of_named_stages_is_resumed_and_keeps_their_names(tmp_path):
   with pytest.raises(ConfigChangedError, match=r'phases\.1\.steps: saved 3'):
     RunDirectory(tmp_path, changed, info=info).__enter__()
   older['stages'].pop('stage10')
-  (tmp_path / 'config.json').write_text(json.dumps(older, default=str))
+  (tmp_path / 'config.json').write_text(files.dumps(older))
   with pytest.raises(ConfigError, match='phases: expected that of the check'):
     loading.restore(tmp_path, loading.load_config(tmp_path), 4)
 

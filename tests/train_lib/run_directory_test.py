@@ -227,9 +227,10 @@ def test_a_field_newer_than_the_run_has_its_default():
   file = 'configs/recurrent_act/graves.py'
   given = command_line.load_config(file, []).to_dict()
   old = copy.deepcopy(given)
+  old['model'] = dict(old['model'])
   del old['optimizer']['scales'], old['model']['halting_bias']
   assert not run_directory.changes(old, given)
-  given['model']['halting_bias'] = 0.5
+  given['model'] |= {'halting_bias': 0.5}
   assert run_directory.changes(old, given) == [
     'model.halting_bias: saved 1.0, given 0.5'
   ]
