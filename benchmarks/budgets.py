@@ -252,7 +252,7 @@ def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
   for name, seed, workdir, key in dict.fromkeys(places):
     config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
-      config.model.dynamic = True
+      config.model = {**config.model, 'dynamic': True}
     other = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
     contract.check(loaded.task.info, other.task.info, same, key)

@@ -90,7 +90,7 @@ def merged(x: Any, sizes: Any, metric: Any, count: int) -> tuple[Any, Any]:
 
 def _patches(model: ViT, images: Any) -> Any:
   rows, height, width, depth = images.shape
-  p: int = model.patch_size  # type: ignore[assignment]
+  p: Any = model.patch_size
   grid = images.reshape(rows, height // p, p, width // p, p, depth)
   return grid.permute(0, 1, 3, 2, 4, 5).reshape(rows, -1, p * p * depth)
 

@@ -52,23 +52,57 @@ class Unread(str):
   """Text of a command line; `check` reads it as the type of its field."""
 
 
-def override(config: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-  """Stores each 'group.field=text'; `check` parses the text by the type."""
+def override(
+  cls: type, config: ConfigLike, texts: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a configuration with the defaults of `cls` and 'group.field=text's.
+
+  `check` parses a text by its type. A field of a group in a tuple is
+  'groups.0.field'.
+  """
+  changed = _completed(config, cls)
   for text in texts:
     key, separator, value = text.partition('=')
     if not separator:
       raise ConfigError(f'--config.{key}', 'no value', f'--config.{key}=value')
     *groups, name = key.split('.')
-    node, place = config, ''
+    node, place = changed, ''
     for group in groups:
-      if group not in node:
-        raise ConfigError(place + group, value, unknown(group, node))
-      node, place = node[group], f'{place}{group}.'
-      if not isinstance(node, dict):
+      legal = _members(node) or {}
+      if group not in legal:
+        kind = 'field' if isinstance(node, dict) else 'item'
+        raise ConfigError(place + group, value, unknown(group, legal, kind))
+      node, place = legal[group], f'{place}{group}.'
+      if _members(node) is None:
         expected = f'{group!r} to be a group of fields, not a value'
         raise ConfigError(f'--config.{key}', value, expected)
+    if not isinstance(node, dict):
+      expected = f'a field of one of them, such as {place}0.FIELD'
+      raise ConfigError(f'--config.{key}', value, expected)
     node[name] = Unread(value)
-  return config
+  return changed
+
+
+def _completed(value: Any, hint: Any) -> Any:
+  """Returns a copy in which all groups are dicts, with their defaults."""
+  if isinstance(value, tuple | list):
+    item = (*typing.get_args(hint), None)[0]
+    return tuple(_completed(one, item) for one in value)
+  is_group = dataclasses.is_dataclass(hint)
+  if is_group and isinstance(value, typing.cast(type, hint)):
+    value = vars(value)
+  if not isinstance(value, ConfigLike):
+    return value
+  kinds = hints(hint) if is_group else {}
+  complete = (vars(hint()) if is_group else {}) | dict(value.items())
+  return {k: _completed(one, kinds.get(k)) for k, one in complete.items()}
+
+
+def _members(node: Any) -> dict[str, Any] | None:
+  """Returns the fields of a group, or a tuple of groups by their places."""
+  if isinstance(node, tuple) and all(isinstance(item, dict) for item in node):
+    return {str(place): item for place, item in enumerate(node)}
+  return node if isinstance(node, dict) else None
 
 
 def flag(
@@ -92,9 +126,9 @@ def check(
 ) -> dict[str, Any]:
   """Returns the fields of `cls` as given, completed with their defaults.
 
-  Lists become tuples, nested dataclasses dicts. Defaults are not checked.
-  Fields in `without` cannot be given. Raises ConfigError if `prefix.field` is
-  unknown, missing or has an illegal value.
+  Lists become tuples, nested dataclasses dicts, also in tuples. Defaults are
+  not checked. Fields in `without` cannot be given. Raises ConfigError if
+  `prefix.field` is unknown, missing or has an illegal value.
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
@@ -138,6 +172,10 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     return check(hint, value, field)
   if not accepts(hint, value):
     raise ConfigError(field, value, describe(hint))
+  items = typing.get_args(hint)
+  if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(items[0]):
+    places = enumerate(value)
+    return tuple(check_value(f'{field}.{n}', v, items[0]) for n, v in places)
   if typing.get_origin(hint) is dict:
     kind = typing.get_args(hint)[1]
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
@@ -225,7 +263,7 @@ def describe(hint: Any) -> str:
     is_open = origin is Sequence or arguments[-1] is ...
     size = '' if is_open else f' of {len(arguments)}'
     return f'a tuple{size}, each {describe(arguments[0])}'
-  kind = origin or hint
+  kind = dict if dataclasses.is_dataclass(hint) else origin or hint
   return _WORDS.get(kind) or kind.__name__
 
 

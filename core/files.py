@@ -7,6 +7,7 @@ NaN and infinity become the strings 'NaN', 'Infinity' and '-Infinity', which
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import fcntl
 import json
 import math
@@ -131,7 +132,7 @@ def lock_directory(path: Path) -> int:
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-  """Serialises mappings, sequences, numbers, arrays [], strings and None."""
+  """Serialises mappings, dataclasses, sequences, numbers, strings and None."""
   text = json.dumps(value, default=_plain)
   return json.dumps(json.loads(text, parse_constant=str), indent=indent)
 
@@ -139,6 +140,8 @@ def dumps(value: Any, indent: int | None = None) -> str:
 def _plain(value: Any) -> Any:
   if isinstance(value, Mapping):
     return dict(value)
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return dataclasses.asdict(value)
   if getattr(value, 'ndim', None) == 0:
     return value.item()
   raise TypeError(f'a value of type {type(value).__name__} is not JSON')

@@ -97,7 +97,7 @@ def build(cls: type, values: Any, **others: Any) -> Any:
   """
   hints = fields.hints(cls)
   made = {
-    name: named(value, name, hints[name])
+    name: _made(value, name, hints[name])
     if fields.is_open(hints[name])
     else value
     for name, value in dict(values).items()
@@ -112,22 +112,33 @@ def named(values: Any, field: str, base: type) -> Any:
   """
   if isinstance(values, base):
     return values
-  checked = dict(check_named(values, field, base))
-  return build(locate(checked.pop('name'), f'{field}.name', base), checked)
+  return _made(check_named(values, field, base), field, base)
+
+
+def _made(values: Any, field: str, base: type) -> Any:
+  if isinstance(values, base):
+    return values
+  kind, given = _named(values, field, base)
+  return build(kind, given)
 
 
 def check_named(values: Any, field: str, base: type) -> dict[str, Any]:
   """Returns 'name' and all fields of the dataclass that the values name."""
   if isinstance(values, base):
     return described(values)
+  kind, given = _named(values, field, base)
+  return {'name': str(values['name']), **fields.check(kind, given, field)}
+
+
+def _named(values: Any, field: str, base: type) -> tuple[type, dict[str, Any]]:
+  """Returns the class that values name, a subclass of `base`, and the rest."""
   if not isinstance(values, ConfigLike):
     example = f"dict(name='module:Class', ...) of a {base.__name__}"
     raise ConfigError(field, values, example)
   settings = dict(values.items())
   name = str(settings.pop('name', ''))
   expected = f"'package.module:Class' of a {base.__name__}"
-  kind = locate(name, f'{field}.name', base, expected)
-  return {'name': name, **fields.check(kind, settings, field)}
+  return locate(name, f'{field}.name', base, expected), settings
 
 
 def described(value: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-import typing
 from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
@@ -41,10 +40,10 @@ _MAX_THREADS = 32  # more threads are limited by the GIL
 _ROWS_PER_BLOCK = 32
 
 
-def validate(config: Any, split: Any = None) -> dict[str, Any]:
+def validate(config: Any) -> dict[str, Any]:
   """Returns a configuration completed with defaults, without reading data.
 
-  Raises ConfigError if a field, or the split where given, is not legal.
+  Raises ConfigError if a field is not legal.
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
@@ -53,10 +52,13 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   kind = source_class(name)
   complete = fields.check(kind, given, 'dataset', without=('split',))
   kind.check_fields(complete)
-  if split is not None:
-    legal = typing.get_type_hints(kind, include_extras=True)['split']
-    fields.check_value('split', split, legal)
   return {'name': str(name), **complete}
+
+
+def check_split(config: ConfigLike, split: Any) -> None:
+  """Raises ConfigError for the field 'split' if the data cannot have it."""
+  legal = fields.hints(source_class(config['name']))['split']
+  fields.check_value('split', split, legal)
 
 
 def source_class(name: Any) -> Any:
@@ -96,15 +98,21 @@ def preprocessing(config: ConfigLike) -> dict[str, Any]:
 
 
 def build_source(
-  config: ConfigLike, split: str, run: DatasetInfo | None = None
+  config: ConfigLike,
+  split: str,
+  run: DatasetInfo | None = None,
+  is_checked: bool = False,
 ) -> Source:
   """Opens the raw records of a split, for a `run` of its inputs and classes.
 
-  Raises ConfigError, MissingDataError if the data is not there, or
-  InvalidDataError if its layout is not usable.
+  `is_checked`: by `validate` and `check_split`, as those of a run are. Raises
+  ConfigError, MissingDataError if the data is not there, or InvalidDataError if
+  its layout is not usable.
   """
-  complete = validate(config, split)
-  opened = source_class(complete.pop('name'))(split=split, **complete)
+  given = dict(config.items()) if is_checked else validate(config)
+  if not is_checked:
+    check_split(given, split)
+  opened = source_class(given.pop('name'))(split=split, **given)
   if run is not None:
     contract.check_inputs(run, opened.info)
     contract.check(run, opened.info, contract.LABELS, 'dataset')
@@ -127,6 +135,7 @@ def build(
   host_count: int = 1,
   num_threads: int | None = None,
   prefetch: int = 2,
+  is_checked: bool = False,
 ) -> 'Dataset':
   """Builds the data set of one split; raises the errors of `build_source`.
 
@@ -135,13 +144,14 @@ def build(
       `seed` and tolerance for bad records, False for one ordered pass.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     num_threads: reading threads; None for one per core, 0 reads in the caller.
+    is_checked: see `build_source`.
   """
   size, rest = divmod(batch_size, host_count)
   if rest:
     expected = f'a positive multiple of {host_count} hosts'
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
-  source = build_source(config, split)
+  source = build_source(config, split, is_checked=is_checked)
   threads = default_num_threads() if num_threads is None else num_threads
   return Dataset(source, batch_size, seed, train, rows, threads, prefetch)
 

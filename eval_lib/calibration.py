@@ -318,7 +318,7 @@ class Evaluator(predictions.Evaluator):
     names = predictions.head_layers(self.layers, len(logits))
     report: dict[str, Any] = {
       'parameters': fingerprint(variables),
-      'dataset': builder.validate(self.data),
+      'dataset': self.data,
       'calibration_split': self.calibration_split,
       'calibration_rows': len(fitted_labels),
       'calibration_ece': errors(fitted, fitted_labels, self.bins),

@@ -12,7 +12,6 @@ from annotated_types import Interval
 
 from core import files, registry
 from core.errors import ConfigError
-from dataset_lib import builder
 from eval_lib import calibration, predictions, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 
@@ -159,7 +158,7 @@ class Evaluator(predictions.Evaluator):
       'rows': len(grid.losses),
       'bound': None if best is None else bound,
       **dict(zip(('mean', 'saved', 'early'), map(float, parts), strict=True)),
-      'dataset': builder.validate(self.data),
+      'dataset': self.data,
       'split': self.split,
       'drift': drift,
     }

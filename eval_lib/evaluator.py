@@ -129,6 +129,7 @@ class Evaluator:
       batch_size=self.context.batch_size,
       host_index=jax.process_index(),
       host_count=jax.process_count(),
+      is_checked=True,
     )
     if (run := self.context.info) is not None:
       contract.check_inputs(run, opened.info)
@@ -204,7 +205,10 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
 
 
 def validate(config: ConfigLike) -> dict[str, Any]:
-  """Returns the `evals` of a run's configuration, complete; reads no data."""
+  """Returns the `evals` of a run's configuration, complete; reads no data.
+
+  `dataset` is complete.
+  """
   settings = dict(config.items())
   return {
     name: _complete(f'evals.{name}', entry, settings.get('dataset', {}))
@@ -219,21 +223,17 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   name = settings.pop('type', None)
   kind = locate(name, f'{prefix}.type')
   complete = fields.check(kind, settings, prefix, without=('context',))
-  own = complete['dataset']
-  if own is not None:
-    run_dataset = builder.validate(run_dataset)
+  if complete['dataset'] is not None:
     with fields.errors_under(prefix):
-      own = builder.prepared_alike(own, run_dataset)
-  dataset = run_dataset if own is None else own
+      own = builder.prepared_alike(complete['dataset'], run_dataset)
+      complete['dataset'] = run_dataset = builder.validate(own)
   for field, split in complete.items():
     if field.endswith('split'):
       try:
-        dataset = builder.validate(dataset, split)
+        builder.check_split(run_dataset, split)
       except ConfigError as error:
-        wrong = f'{prefix}.{field if error.field == "split" else error.field}'
+        wrong = f'{prefix}.{field}'
         raise ConfigError(wrong, error.given, error.expected) from error
-  if own is not None:
-    complete['dataset'] = builder.validate(dataset)
   return {'type': str(name), **complete}
 
 

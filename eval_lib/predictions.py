@@ -199,7 +199,9 @@ class Evaluator(evaluator.Evaluator):
     )
     if not train_split or (trained == {'train'} and 'train' not in evaluated):
       return
-    rows = builder.build_source(self.context.dataset, train_split)
+    rows = builder.build_source(
+      self.context.dataset, train_split, is_checked=True
+    )
     expected = (
       f'rows that the run is not trained on, it shares {{}} with {train_split=}'
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"

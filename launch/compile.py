@@ -49,16 +49,16 @@ class Flags:
 
 
 class Compiled(NamedTuple):
-  """The step of a stage, as a chip runs it."""
+  """The step of a phase, as a chip runs it."""
 
-  stage: str
+  phase: str
   program: Any  # `train_lib.compiled.Program`
   seconds: float
   processor_seconds: float
 
 
 def run(flags: Flags) -> None:
-  """Compiles the step of each stage; prints tables."""
+  """Compiles the step of each phase; prints tables."""
   # Before jax is imported, which a configuration may do.
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   config = command_line.load_config(flags.config, flags.overrides)
@@ -95,13 +95,13 @@ def steps(plan: Any, rows: Any) -> Iterator[Compiled]:
 
   from train_lib import compiled
 
-  for stage in plan.stages:
+  for phase in plan.phases:
     before = time.process_time()
     with jax.set_mesh(plan.mesh):
-      program, seconds = plan.step(stage, plan.batch_shapes(rows))
-    if seconds:  # it is not that of an earlier stage
+      program, seconds = plan.step(phase, plan.batch_shapes(rows))
+    if seconds:  # it is not that of an earlier phase
       spent = time.process_time() - before
-      yield Compiled(stage.name, compiled.inspect(program), seconds, spent)
+      yield Compiled(phase.label, compiled.inspect(program), seconds, spent)
 
 
 def devices_of(topology: str) -> Any:
@@ -142,7 +142,7 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
     'compiling, s': one.seconds,
     'compiling, s of processor time': one.processor_seconds,
   }
-  print_table(f'{one.stage}: one step of one chip', [
+  print_table(f'{one.phase}: one step of one chip', [
     {'quantity': name, 'value': f'{value:.4g}'}
     for name, value in values.items()
   ])  # fmt: skip

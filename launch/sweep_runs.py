@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from core import files
 from core.errors import ConfigError
-from core.fields import ConfigLike, flag
+from core.fields import flag
 from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
@@ -97,7 +98,7 @@ def read_config(
   config = command_line.load_config(file, overrides)
   saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
   if named and saved.is_file():
-    before = files.read_object(saved)
+    before = run_directory.read_config(saved)
     if changed := run_directory.changes(before, config.to_dict()):
       raise command_line.UsageError(
         f'@{named} was run with another configuration, give this one another '
@@ -120,12 +121,13 @@ def read_config(
 
 def _field(config: Any, flag_name: str, field: str) -> Any:
   """Returns a field of a configuration, such as 'dataset.length'."""
-  value = config
+  value = json.loads(files.dumps(config.to_dict()))
   for name in field.split('.'):
-    if not (isinstance(value, ConfigLike) and name in value):
+    try:
+      value = value[int(name) if isinstance(value, list) else name]
+    except (LookupError, TypeError, ValueError):
       expected = f'a field of the configuration: {", ".join(sorted(config))}'
-      raise ConfigError(f'--{flag_name}', field, expected)
-    value = value[name]
+      raise ConfigError(f'--{flag_name}', field, expected) from None
   return value
 
 

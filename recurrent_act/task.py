@@ -46,7 +46,8 @@ class SequenceTask(Classification):
     """Also sets `model.num_targets`, if it is not given, to the data's."""
     if 'num_targets' not in config['model']:
       data = config['dataset'], config['train_split']
-      targets = getattr(builder.build_source(*data), 'num_targets', 1)
+      source = builder.build_source(*data, is_checked=True)
+      targets = getattr(source, 'num_targets', 1)
       config['model'] = {'num_targets': targets} | dict(config['model'])
     super().validate_config(config)
 

@@ -63,7 +63,7 @@ def one_step(config, layout):
     config.mesh = dict(zip(sharding.AXES, layout, strict=True))
     config.evals = {}
   setup = Setup(config)
-  stage = setup.stages[0]
+  stage = setup.phases[0]
   with (
     jax.set_mesh(setup.mesh),
     contextlib.closing(setup.dataset.batches()) as batches,
@@ -120,7 +120,7 @@ def test_8_devices_do_the_step_of_1(name, layout, folders):
 def test_a_state_is_restored_as_it_was_saved(name, folders, tmp_path):
   state = stepped(name, tuple(folders.items()), 1, 1, 1)[1]
   with checkpoint.Checkpointer(tmp_path) as checkpointer:
-    checkpointer.save(1, state, {'stage': 'stage1'})
+    checkpointer.save(1, state, {'phase': 0})
     checkpointer.wait()
     abstract = jax.eval_shape(lambda: state)
     restored, _ = checkpointer.restore(abstract)

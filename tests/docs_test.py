@@ -26,7 +26,7 @@ PAGES = ('README.md', *sorted(f'docs/{p.name}' for p in ROOT.glob('docs/*.md')))
 # What a command gets in addition, by what stands in it: fewer steps, smaller
 # models. None: not run here, with the reason.
 RUN = '--config.batch_size=8 --config.log_every=1 --config.mesh.data=1'
-STEPS = '--config.stages.stage1.steps=2'
+STEPS = '--config.phases.0.steps=2'
 TEXT = '--config.dataset.max_length=32'
 FEW = '--config.dataset.max_examples=16'
 SMALLER = (
@@ -41,9 +41,9 @@ SMALLER = (
   (
     r'launch\.train.*quick_start\.py',
     f'{RUN} --config.dataset.test_examples=64 '
-    '--config.stages.stage1_learn.steps=1 '
-    '--config.stages.stage2_shorten.steps=1 '
-    '--config.stages.stage3_settle.steps=1',
+    '--config.phases.0.steps=1 '
+    '--config.phases.1.steps=1 '
+    '--config.phases.2.steps=1',
   ),
   (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
   (r'launch\.sweep.*--vary', f'{RUN} {STEPS} --trials=2'),
@@ -57,12 +57,12 @@ SMALLER = (
     '--rows=16 --rounds=1 --warmup=0 --batch_size=4 --thresholds=1 '
     '--max_steps=3',
   ),
-  (r'launch\.train.*digits', f'{RUN} --config.stages.stage1.epochs=0.02'),
+  (r'launch\.train.*digits', f'{RUN} --config.phases.0.epochs=0.02'),
   (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
   (r'launch\.(train|sweep).*adatape/table', None),  # needs ImageNet or JFT
   (
     r'launch\.train.*images\.py',
-    f'{RUN} --config.stages.stage1.epochs=1 --config.model.depth=2 '
+    f'{RUN} --config.phases.0.epochs=1 --config.model.depth=2 '
     '--config.model.bank_size=60 --config.dataset.image_size=32',
   ),
   (
@@ -73,8 +73,7 @@ SMALLER = (
   (r'launch\.train.*eat/(glue|tags)', f'{RUN} {TEXT} {FEW}'),
   (
     r'launch\.train.*tau_from',
-    f'{RUN} --config.stages.stage1_free.steps=1 '
-    '--config.stages.stage2_ponder.steps=1',
+    f'{RUN} --config.phases.0.steps=1 --config.phases.1.steps=1',
   ),
   (r'launch\.train.*pretrain\.py', f'{RUN} {STEPS}'),
   (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),

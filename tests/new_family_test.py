@@ -121,7 +121,7 @@ def get_config(arg=''):
   c.task = 'unsure.task:Unsure'
   c.model = dict(name='unsure.model:Linear')
   c.dataset = dict(name='parity', length=8)
-  c.stages = dict(stage1=dict(steps=100))
+  c.phases = (dict(steps=100),)
   c.evals = dict(test=dict(type='classification', split='test'))
   return c
 ''',
@@ -194,7 +194,7 @@ def test_it_is_installed(tree):
 def test_its_configuration_trains(tree, family, tmp_path):
   python(
     tree, '-m', 'launch.train', f'--config=configs/{family}/parity.py',
-    f'--workdir={tmp_path}/run', '--config.stages.stage1.steps=2',
+    f'--workdir={tmp_path}/run', '--config.phases.0.steps=2',
     '--config.batch_size=8', '--config.dataset.test_examples=16',
   )  # fmt: skip
   result = json.loads((tmp_path / 'run' / 'result.json').read_text())
@@ -206,7 +206,7 @@ def test_its_configuration_trains(tree, family, tmp_path):
 def test_a_policy_of_its_own_is_bundled(tree, tmp_path):
   python(
     tree, '-m', 'launch.train', '--config=configs/unsure/parity.py',
-    f'--workdir={tmp_path}/run', '--config.stages.stage1.steps=2',
+    f'--workdir={tmp_path}/run', '--config.phases.0.steps=2',
     '--config.batch_size=8', '--config.dataset.test_examples=16',
   )  # fmt: skip
   place = f'--bundle={tmp_path}/model'
@@ -242,14 +242,14 @@ def test_its_tests_and_the_contract_find_it(tree):
 
 RULES = {  # (configuration, overrides, options of serving)
   'token': ('hasty.py:task=sst2,data={glue}', [
-    *adapter.FINE_TUNED, 'stages.stage1.steps=2', 'stages.stage1.epochs=0',
+    *adapter.FINE_TUNED, 'phases.0.steps=2', 'phases.0.epochs=0',
   ], ''),
   'row': (
     'eat/glue.py:task=sst2,data={glue},vocabulary={vocabulary},variant=tiny,'
     'parts=pe,exits=1-2,recipe=paper', [
       *adapter.EAT, 'dataset.max_length=32',
-      'stages.stage1_warm.steps=1', 'stages.stage1_warm.epochs=0',
-      'stages.stage2_anneal.steps=1', 'stages.stage2_anneal.epochs=0',
+      'phases.0.steps=1', 'phases.0.epochs=0',
+      'phases.1.steps=1', 'phases.1.epochs=0',
     ], '--serve=rule=hasty:Odds,rule.least=1',
   ),
 }  # fmt: skip

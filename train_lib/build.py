@@ -18,8 +18,7 @@ from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from model_lib import blocks
-from train_lib import optimizers, run_directory, sharding, train_step
-from train_lib.stages import Stage, build_stages
+from train_lib import optimizers, phases, run_directory, sharding, train_step
 from train_lib.task import Task, build_task, model_errors
 from train_lib.train_step import TrainState
 
@@ -39,15 +38,13 @@ class Plan:
     devices: Sequence[Any] | None = None,
   ):
     self.config = config = ml_collections.FrozenConfigDict(config)
-    self.stages = build_stages(config.stages, steps_per_epoch)
-    self.total_steps = self.stages[-1].stop
-    # One task per stage name, with the model of that stage.
-    self.tasks: dict[str, Task] = {
-      stage.name: build_task(config, info, stage.model) for stage in self.stages
-    }
-    for task in self.tasks.values():
+    self.phases = phases.plan(config.phases, steps_per_epoch)
+    self.total_steps = self.phases[-1].stop
+    # The task of each phase, with the model of that phase.
+    self.tasks = [build_task(config, info, one.model) for one in self.phases]
+    for task in self.tasks:
       task.check_training()
-    self.task = self.tasks[self.stages[0].name]
+    self.task = self.tasks[0]
     rate = optimizers.build_schedule(config.optimizer, self.total_steps)
     self.optimizer = optimizers.build_optimizer(
       config.optimizer, rate, self.task.DECAY
@@ -57,7 +54,7 @@ class Plan:
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
     scales = config.optimizer.scales
-    optimizers.check_patterns(self.stages, scales, boxed.params)
+    optimizers.check_patterns(self.phases, scales, boxed.params)
     self.mesh = sharding.make_mesh(config.mesh, devices)
     together = self.task.rows_together
     sharding.check_batch_size(config, self.mesh, together)
@@ -83,22 +80,22 @@ class Plan:
     """Constants of the loss, such as a teacher; of a plan their shapes."""
     return jax.eval_shape(self.task.init_frozen)
 
-  def step(self, stage: Stage, batch: Any) -> tuple[Any, float]:
+  def step(self, phase: phases.Planned, batch: Any) -> tuple[Any, float]:
     """Returns the compiled train step and compile time, 0 s if it is known.
 
-    Arrays of the batch may be shapes. Stages with equal static parts and
+    Arrays of the batch may be shapes. Phases with equal static parts and
     batches of equal shapes share a step.
     """
     begin = time.monotonic()
     shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
-    key = (stage.trainable, str(stage.model), *stage.knobs, *shapes)
+    key = (phase.trainable, str(phase.model), *phase.knobs, *shapes)
     if key in self._steps:
       return self._steps[key], 0.0
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     outputs = shardings, sharding.replicated(self.mesh)
-    step = self.make_step(self.tasks[stage.name], trainable=stage.trainable)
+    step = self.make_step(self.tasks[phase.index], trainable=phase.trainable)
     step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
-    knobs = dict.fromkeys(stage.knobs, jax.ShapeDtypeStruct((), jnp.float32))
+    knobs = dict.fromkeys(phase.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     chosen = blocks.Options(**self.config.blocks)
     with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
       lowered = step.lower(self.abstract, self.frozen, batch, knobs)
@@ -133,12 +130,12 @@ class Setup(Plan):
       # Constants of the loss, e.g. a teacher.
       frozen = self.task.init_frozen()
       self.frozen = jax.device_put(frozen, sharding.replicated(self.mesh))
-      self.evaluators = {  # by stage name and entry name
-        name: build_evaluators(
+      self.evaluators = [  # of each phase, by the names of entries
+        build_evaluators(
           config.evals, task, self.mesh, config, workdir, self._put_evaluated
         )
-        for name, task in self.tasks.items()
-      }
+        for task in self.tasks
+      ]
       if metric := config.checkpoint.best_metric:
         self._check_metric(metric)
     self.put = functools.partial(sharding.put_batch, mesh=self.mesh)
@@ -148,9 +145,9 @@ class Setup(Plan):
     batch = self.batch_shapes(self.dataset.row_shapes())
     entry, _, name = metric.partition('/')
     state = self.abstract.params, self.abstract.model_state, batch
-    for stage, task in self.tasks.items():
+    for task, evaluators in zip(self.tasks, self.evaluators, strict=True):
       measured = jax.eval_shape(task.evaluate, *state)
-      known = self.evaluators[stage][entry].metric_names([*measured])
+      known = evaluators[entry].metric_names([*measured])
       if known is not None and name not in known:
         expected = unknown(name, known, 'metric')
         raise ConfigError('checkpoint.best_metric', metric, expected)
@@ -183,6 +180,7 @@ def build_dataset(config: Any) -> builder.Dataset:
     host_count=jax.process_count() if distributed else 1,
     num_threads=None if threads < 0 else threads,
     prefetch=config.loader.prefetch,
+    is_checked=True,
   )
 
 

@@ -4,11 +4,10 @@ Defaults of the run are declared here, those of data sets, models, losses and
 evaluators on their classes.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import ml_collections
@@ -18,26 +17,20 @@ from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
-from model_lib import blocks
-from train_lib import stages
+from model_lib.blocks import Options
+from train_lib.phases import Pattern, Phase, Steps, is_pattern
 from train_lib.task import Task, with_model
-
-
-def _is_pattern(text: str) -> bool:
-  with contextlib.suppress(re.error):
-    return bool(re.compile(text))
-  return False
 
 
 def _is_rename(text: str) -> bool:
   old, arrow, _ = text.partition('->')
-  return bool(old and arrow) and _is_pattern(old)
+  return bool(old and arrow) and is_pattern(old)
 
 
 def _is_scale(text: str) -> bool:
   pattern, arrow, factor = text.rpartition('->')
   number = re.fullmatch(r'\d+(\.\d*)?|\.\d+', factor)
-  return bool(pattern and arrow and number) and _is_pattern(pattern)
+  return bool(pattern and arrow and number) and is_pattern(pattern)
 
 
 def _is_source(path: str) -> bool:
@@ -45,22 +38,10 @@ def _is_source(path: str) -> bool:
   return not path or is_file or os.path.isdir(path)
 
 
-Steps = Annotated[int, Interval(ge=0, le=2**31 - 1)]
 AxisSize = Annotated[
   int,
   Predicate(lambda size: size == -1 or 1 <= size <= 2**20),
   'a size >= 1, or -1 for the rest',
-]
-Pattern = Annotated[
-  str,
-  MinLen(1),
-  Predicate(_is_pattern),
-  'a regular expression of parameter paths',
-]
-Knob = Annotated[
-  float | tuple[Literal['linear', 'cosine', 'alternate'], float, float],
-  'a finite number or (shape, first, last), shape one of linear, cosine, '
-  'alternate',
 ]
 
 
@@ -107,17 +88,6 @@ class Optimizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-  """A part of the run, of `steps` or `epochs`; see `train_lib.stages`."""
-
-  steps: Steps = 0
-  epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
-  trainable: Pattern = '.*'
-  knobs: dict[str, Knob] = dataclasses.field(default_factory=dict)
-  model: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
   """When to save, how many to keep, and which metric selects the best.
 
@@ -156,9 +126,9 @@ class Profile:
   steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
-  """All fields of a configuration; stages run in the order of their names.
+  """All fields of a configuration; phases run in their order.
 
   `dtype` is that of the computation; parameters are float32. `batch_size` is
   the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
@@ -185,18 +155,18 @@ class Run:
     str, MinLen(1), "the name of a split, e.g. 'train'"
   ] = 'train'
   allow_other_rows: bool = False
-  mesh: Mesh
-  blocks: blocks.Options
+  mesh: Mesh = Mesh()
+  blocks: Options = dataclasses.field(default_factory=Options)
   model: dict = dataclasses.field(default_factory=dict)
   loss: dict = dataclasses.field(default_factory=dict)
   dataset: dict = dataclasses.field(default_factory=dict)
-  loader: Loader
-  optimizer: Optimizer
-  stages: dict[str, Stage] = dataclasses.field(default_factory=dict)
+  loader: Loader = Loader()
+  optimizer: Optimizer = Optimizer()
+  phases: tuple[Phase, ...] = ()
   evals: dict = dataclasses.field(default_factory=dict)
-  checkpoint: Checkpoint
-  warm_start: WarmStart
-  profile: Profile
+  checkpoint: Checkpoint = Checkpoint()
+  warm_start: WarmStart = WarmStart()
+  profile: Profile = Profile()
 
 
 def validate(
@@ -208,15 +178,15 @@ def validate(
   checkpoints; a task may open its data for sizes of the model, e.g. a corpus'
   tokenizer. Touches no device. Raises ConfigError for the first illegal field.
   """
-  given = config.to_dict() if hasattr(config, 'to_dict') else config
-  run = fields.check(Run, given, '')  # so that overrides find every field
-  run = fields.check(Run, fields.override(run, overrides), '')
+  _refuse_stages(config, overrides)
+  run = fields.check(Run, fields.override(Run, config, overrides), '')
   if run['batch_size'] % run['num_micro']:
     expected = f'a divisor of {run["batch_size"]} rows'
     raise ConfigError('num_micro', run['num_micro'], expected)
   if [*run['mesh'].values()].count(-1) > 1:
     raise ConfigError('mesh', run['mesh'], 'at most one size of -1')
-  run['dataset'] = builder.validate(run['dataset'], run['train_split'])
+  run['dataset'] = builder.validate(run['dataset'])
+  builder.check_split(run['dataset'], run['train_split'])
   run['evals'] = evaluator.validate(run)
   metric = run['checkpoint']['best_metric']
   if metric and metric.partition('/')[0] not in run['evals']:
@@ -230,43 +200,52 @@ def validate(
     if kind.NEEDS_OUTPUTS and task.outputs is Task.outputs:
       expected = f'one that reads no `outputs`: {run["task"]} defines none'
       raise ConfigError(f'evals.{name}.type', entry['type'], expected)
-  if not run['stages']:
-    raise ConfigError('stages', {}, 'at least one stage')
-  for name, stage in run['stages'].items():
-    _check_stage(f'stages.{name}', stage, run, task)
+  run['phases'] = tuple(Phase(**phase) for phase in run['phases'])
+  if not run['phases']:
+    raise ConfigError('phases', (), 'at least one phase')
+  for index, phase in enumerate(run['phases']):
+    _check_phase(f'phases.{index}', phase, run, task)
   return ml_collections.ConfigDict(run).lock()
 
 
+def _refuse_stages(config: Any, overrides: Sequence[str]) -> None:
+  """Raises ConfigError for the phases as they were before they had an order."""
+  old = [text for text in overrides if re.match(r'stages\b', text)]
+  old += ['stages'] if 'stages' in config else []
+  if old:
+    expected = 'phases, a tuple in their order: c.phases = (dict(steps=100), '
+    expected += 'dict(steps=50)); --config.phases.0.steps=100 for the first'
+    raise ConfigError('stages', old[0], expected)
+
+
 def check_weights(run: ml_collections.ConfigDict) -> None:
-  """Raises ConfigError for a weight of the loss that the last stage replaces.
+  """Raises ConfigError for a weight of the loss that the last phase replaces.
 
   A knob of its name hides it. Training must end at it, as evaluation reads it.
   """
-  last = run['stages'][sorted(run['stages'], key=stages.order)[-1]]
-  for name, schedule in last['knobs'].items():
+  for name, schedule in run.phases[-1].knobs.items():
     # As it is written: a schedule's last value is rounded.
     end = schedule[-1] if isinstance(schedule, tuple) else schedule
     if run['loss'].get(name, end) != end:
-      expected = f'{end}, at which its knob of the last stage ends; change both'
+      expected = f'{end}, at which its knob of the last phase ends; change both'
       raise ConfigError(f'loss.{name}', run['loss'][name], expected)
 
 
-def _check_stage(
-  place: str, stage: Mapping[str, Any], run: dict[str, Any], task: type[Task]
+def _check_phase(
+  place: str, phase: Phase, run: dict[str, Any], task: type[Task]
 ) -> None:
-  steps, epochs = stage['steps'], stage['epochs']
-  if not steps and not epochs:
+  if not phase.steps and not phase.epochs:
     raise ConfigError(f'{place}.steps', 0, 'steps >= 1, or epochs > 0')
-  if steps and epochs:
-    expected = f'0 beside steps={steps}; set one of them'
-    raise ConfigError(f'{place}.epochs', epochs, expected)
-  for knob in stage['knobs']:
+  if phase.steps and phase.epochs:
+    expected = f'0 beside steps={phase.steps}; set one of them'
+    raise ConfigError(f'{place}.epochs', phase.epochs, expected)
+  for knob in phase.knobs:
     if knob not in task.KNOBS:
       expected = f'a knob of {run["task"]}: {_listed(task.KNOBS)}'
       raise ConfigError(f'{place}.knobs', knob, expected)
-  if stage['model']:
+  if phase.model:
     with fields.errors_under(place):
-      task.validate_config(with_model(run, stage['model']))
+      task.validate_config(with_model(run, phase.model))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -219,14 +219,14 @@ def parameter_counts(params: Mapping[str, Any]) -> dict[str, int]:
 
 
 def print_dry_run(setup: Setup) -> None:
-  """Compiles all steps; prints arrays, and the largest memory of the stages."""
+  """Compiles all steps; prints arrays, and the largest memory of the phases."""
   console = rich.console.Console(**STYLE)
   params = setup.abstract.params
   overview = parameter_overview.get_parameter_overview
   console.print(overview(params, include_stats=False), markup=False)
   batch = setup.batch_shapes(setup.dataset.row_shapes())
   print_start(console, setup, 0)
-  steps = [setup.step(stage, batch)[0] for stage in setup.stages]
+  steps = [setup.step(phase, batch)[0] for phase in setup.phases]
   memory = [step.memory_analysis() for step in steps]
   flops = max((step.cost_analysis() or {}).get('flops', 0) for step in steps)
   state = max(used.argument_size_in_bytes for used in memory)

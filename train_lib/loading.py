@@ -29,6 +29,7 @@ from train_lib.run_directory import (
   Path,
   load_info,
   parse_info,
+  read_config,
   trained_on,
 )
 from train_lib.task import ServedRun, Task, build_task
@@ -62,7 +63,7 @@ def split_of(config: Any, split: str) -> str:
   splits = (entry.get('split') for entry in config.evals.values())
   split = split or next(filter(None, splits), 'test')
   try:
-    builder.validate(config.dataset, split)
+    builder.check_split(config.dataset, split)
   except ConfigError as error:
     raise ConfigError('--split', error.given, error.expected) from error
   return split
@@ -86,10 +87,10 @@ def load_config(
   # A ConfigDict takes a field's type from its value, so a list could not later
   # be overridden by a tuple.
   with files.damage_of(path):
-    values = files.with_tuples(files.read_object(path))
+    values = files.with_tuples(read_config(path))
     config = ml_collections.ConfigDict(values)
     config.warm_start.workdir = ''
-    for name in {'evals', 'model', 'stages'} & {*config}:
+    for name in {'evals', 'model'} & {*config}:
       config[name].items()  # a group of fields
     if 'teacher' in config.loss:
       config.loss.teacher = ''
@@ -133,10 +134,13 @@ def restore(
     given = tokenizer.load(path).preprocessing(0)
     own = dataclasses.replace(info, preprocessing=given)
     contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
-  if (stage := saved.extra['stage']) not in config.stages:
-    expected = f'{stage!r} among them, as in the checkpoint'
-    raise ConfigError('stages', [*config.stages], expected)
-  changes = config.stages[stage].get('model', {})
+  # Older checkpoints have a name; see `phases.of_older`.
+  names = {one.name: index for index, one in enumerate(config.phases)}
+  index = saved.extra.get('phase', names.get(str(saved.extra.get('stage'))))
+  if index not in range(len(config.phases)):
+    expected = f'that of the checkpoint, {saved.extra}'
+    raise ConfigError('phases', [*names], expected)
+  changes = config.phases[index].model
   return Trained(saved, build_task(config, info, changes), mesh)
 
 

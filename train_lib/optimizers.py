@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from core.errors import ConfigError
-from train_lib.stages import Config, Stage
+from train_lib.phases import Config, Phase
 
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
 
@@ -18,7 +18,7 @@ ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
   """Returns a linear warm-up to `lr`, then `config.schedule` to `end_lr`.
 
-  `warmup_steps` is a share of `total_steps`, those of all stages, if below 1.
+  `warmup_steps` is a share of `total_steps`, those of all phases, if below 1.
   """
   peak, end = config['lr'], config['end_lr']
   warmup = config['warmup_steps']
@@ -106,17 +106,20 @@ def path_name(path: Any) -> str:
 
 
 def trainable_mask(params: Any, pattern: str) -> Any:
-  """Returns True where the path matches the regular expression of a stage."""
+  """Returns True where the path matches the regular expression of a phase."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, path_name(path))), params
   )
 
 
 def check_patterns(
-  stages: Sequence[Stage], scales: Sequence[str], params: Any
+  phases: Sequence[Phase], scales: Sequence[str], params: Any
 ) -> None:
-  """Raises `ConfigError` if a stage or a scale names no parameter."""
-  fields = [(f'stages.{one.name}.trainable', one.trainable) for one in stages]
+  """Raises `ConfigError` if a phase or a scale names no parameter."""
+  fields = [
+    (f'phases.{index}.trainable', one.trainable)
+    for index, one in enumerate(phases)
+  ]
   fields += [('optimizer.scales', one.rpartition('->')[0]) for one in scales]
   for field, pattern in fields:
     if not any(jax.tree.leaves(trainable_mask(params, pattern))):

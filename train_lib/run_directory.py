@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -25,6 +26,7 @@ from core.errors import ConfigError, InvalidDataError
 from core.files import writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
+from train_lib import phases
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -37,7 +39,7 @@ TOKENIZER = 'tokenizer.json'  # of a run on texts
 # values, up to rounding.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|watchdog_seconds|'
-  r'allow_other_rows|'
+  r'allow_other_rows|phases\.\d+\.name|'
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
 Path = str | os.PathLike[str]
@@ -148,7 +150,8 @@ class RunDirectory(contextlib.ExitStack):
         'cannot be compared: put it back, or use another workdir.'
       )
     if steps:
-      changed = changes(files.read_object(path), self._config)
+      saved = read_config(path)
+      changed = changes(saved, self._config)
       if changed:
         lines = '\n  '.join(changed)
         raise ConfigChangedError(
@@ -156,9 +159,11 @@ class RunDirectory(contextlib.ExitStack):
           f'configuration:\n  {lines}\nUse the saved values, use another '
           f'workdir, or edit {path} to resume with the new ones deliberately.'
         )
-    if self._info and (saved := trained_on(self.workdir)):
+      # Checkpoints of older runs know their phase by its name.
+      self._config = {**self._config, 'phases': saved.get('phases', ())}
+    if self._info and (trained := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else ('num_examples',)
-      others = contract.differences(saved, self._info, (*contract.ALL, *rows))
+      others = contract.differences(trained, self._info, (*contract.ALL, *rows))
       if others:
         lines = '\n  '.join(map(str, others))
         raise ConfigChangedError(
@@ -250,6 +255,12 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
   return '', 'a process that is just starting'
 
 
+def read_config(path: Path) -> dict[str, Any]:
+  """Returns the configuration of a run; errors are those of `damage_of`."""
+  with files.damage_of(path):
+    return phases.of_older(files.read_object(path))
+
+
 def load_info(workdir: Path) -> DatasetInfo:
   """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
@@ -300,7 +311,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   with contextlib.suppress(ConfigError, InvalidDataError):
     saved = config_schema.validate(saved).to_dict()
-  old, new = _flat(saved), _flat(given)
+  old, new = (_flat(json.loads(files.dumps(one))) for one in (saved, given))
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
     for k in sorted(old.keys() | new.keys())
@@ -309,7 +320,9 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
-  if not isinstance(tree, Mapping) or (prefix and not tree):
+  if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+    tree = dict(enumerate(tree))
+  if not isinstance(tree, dict) or (prefix and not tree):
     return {prefix[:-1]: files.dumps(tree)}
   parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
   return {key: text for part in parts for key, text in part.items()}

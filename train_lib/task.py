@@ -16,13 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
+import ml_collections
 from jaxtyping import Array, Float, Key, Shaped
 
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from halting import older
-from train_lib.stages import Config
+from train_lib.phases import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
 
@@ -52,7 +53,7 @@ class Task(abc.ABC):
   # Metrics of its mechanism that the terminal and the figure of a run show:
   # title, unit, scale, {metric: legend label}.
   PANELS: ClassVar[tuple[tuple[str, str, float, dict[str, str]], ...]] = ()
-  # Names of the knobs that the loss reads; a stage may schedule no others.
+  # Names of the knobs that the loss reads; a phase may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
   MODEL_KNOBS: ClassVar[tuple[str, ...]] = ()  # keywords of the model
 
@@ -69,7 +70,7 @@ class Task(abc.ABC):
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Checks `loss` and `model`, and adds their defaults in place.
 
-    Also runs for the `model` of each stage. Touches no device; it may open data
+    Also runs for the `model` of each phase. Touches no device; it may open data
     for sizes of the model, e.g. a corpus' tokenizer.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
@@ -147,7 +148,7 @@ class Task(abc.ABC):
 
     `norm` are the `normalizers` of the whole batch, all noise of a row comes
     from its key (None in evaluation), `knobs` are traced scalars from the
-    stage's schedules.
+    phase's schedules.
     """
     read, targets = self.mixed(batch, row_keys)
     options = {name: knobs[name] for name in self.MODEL_KNOBS if name in knobs}
@@ -218,7 +219,7 @@ class Task(abc.ABC):
 
 
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
-  """Builds the configured task; a stage may change model keywords."""
+  """Builds the configured task; a phase may change model keywords."""
   config = with_model(config, changes)
   return registry.locate(config['task'], 'task', Task)(config, info)
 
@@ -226,12 +227,41 @@ def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
   """Returns the configuration as a dict, with `model` updated by `changes`."""
   plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  if not changes:
+    return plain
   return plain | {'model': {**plain['model'], **dict(changes)}}
+
+
+class Model(Mapping[str, Any]):
+  """The checked fields of `config.model`, and the module that they describe.
+
+  Fields are also attributes. The module has two classes; see `construct`.
+  """
+
+  def __init__(self, values: Mapping[str, Any], module: Any):
+    self._values, self.module = dict(values), module
+
+  def __getitem__(self, name: str) -> Any:
+    return self._values[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._values)
+
+  def __len__(self) -> int:
+    return len(self._values)
+
+  def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+    return self._values | dict(other)
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('_'):
+      raise AttributeError(name)
+    return getattr(ml_collections.FrozenConfigDict(self._values), name)
 
 
 def complete_model(
   model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
-) -> dict[str, Any]:
+) -> Model:
   """Completes `config.model` with defaults; its module must subclass `kind`."""
   given = dict(model)
   name = given.pop('name', '')
@@ -251,16 +281,18 @@ def complete_model(
     for field, hint in fields.hints(module).items()
     if fields.is_open(hint)
   }
-  return {'name': str(name), **values}
+  return Model({'name': str(name), **values}, built)
 
 
 def construct(config: Config, num_classes: int) -> Any:
   """Returns the Linen module of a complete configuration."""
-  given = dict(config['model'])
+  sizes = dict(num_classes=num_classes, dtype=jnp.dtype(config['dtype']))
+  model = config['model']
+  if isinstance(model, Model):
+    return model.module.clone(**sizes)
+  given = dict(model)
   module = registry.locate(given.pop('name'), 'model.name', nn.Module)
-  given = older.model_fields(given, module)
-  dtype = jnp.dtype(config['dtype'])
-  return registry.build(module, given, num_classes=num_classes, dtype=dtype)
+  return registry.build(module, older.model_fields(given, module), **sizes)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ A new objective is one file, a Task whose `terms` reads what a `Forward` has:
     class Loss(Classification.Loss):
       entropy_weight: Weight = 0.1  # a field of `loss` in the configuration
 
-    KNOBS = ('entropy_weight',)  # which a stage may schedule
+    KNOBS = ('entropy_weight',)  # which a phase may schedule
 
     def terms(self, forward):
       entropy = entr(jax.nn.softmax(forward.logits)).sum(-1)

@@ -22,13 +22,13 @@ from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
 from train_lib.loading import start_from
+from train_lib.phases import Planned
 from train_lib.run_directory import (
   CHECKPOINTS,
   RunDirectory,
   steps_in,
   writing,
 )
-from train_lib.stages import Stage
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
 from train_lib.watchdog import Watchdog
 
@@ -62,9 +62,9 @@ def train(
       return {}
     loop = _Loop(setup, workdir, started, state, watchdog, stack.enter_context)
     del state  # the first step donates it
-    for stage in setup.stages:
-      while loop.done < stage.stop:
-        loop.step(stage)
+    for phase in setup.phases:
+      while loop.done < phase.stop:
+        loop.step(phase)
     return loop.finish()
 
 
@@ -83,7 +83,7 @@ class _Loop:
     """Locks the directory; starts from the restored state, else `state`."""
     self.setup, self.config, self.started = setup, setup.config, started
     self.watchdog = watchdog
-    # Steps whose metrics are unread: (step, stage, metrics, batch).
+    # Steps whose metrics are unread: (step, phase, metrics, batch).
     self.pending: collections.deque[Any] = collections.deque()
     self.first_step_seconds: float | None = None
     self.results: dict[str, float] = {}
@@ -116,32 +116,33 @@ class _Loop:
     setup.between_batches = self._between_batches
     if extra.get('unmeasured'):
       try:
-        self._measure(extra['stage'], True)
+        ended = (p for p in setup.phases if self.done <= p.stop)
+        self._measure(next(ended), True)
       except _Stopped:
         raise Preempted(self.done) from None
 
-  def step(self, stage: Stage) -> None:
+  def step(self, phase: Planned) -> None:
     """Runs one step and everything due after it, in this order."""
     now = f'step {self.done + 1}'
     self.watchdog.progress(f'{now}: reading its batch')
     batch = self._next_batch()
     self.watchdog.progress(f'{now}: compiling', exempt=True)
-    train_step, seconds = self.setup.step(stage, batch)
+    train_step, seconds = self.setup.step(phase, batch)
     self.watchdog.progress(f'{now}: computing')
     if seconds:
       key = self.setup.dataset.info.input_key
       shape = f'{key} {list(batch[key].shape)}'
-      compiled = f'compiled the step of {stage.name} for {shape}'
+      compiled = f'compiled the step of {phase.label} for {shape}'
       self.console.print(f'{compiled} in {seconds:.1f} s')
     self.console.trace(self.done)
-    knobs = stage.knob_values(self.done)
+    knobs = phase.knob_values(self.done)
     self.state, metrics = train_step(
       self.state, self.setup.frozen, batch, knobs
     )
     self.done = step = self.done + 1
-    self.pending.append((step, stage, metrics, batch))
+    self.pending.append((step, phase, metrics, batch))
     last, saving = step == self.setup.total_steps, self.config.checkpoint
-    evaluators = self._due_evaluators(stage.name)
+    evaluators = self._due_evaluators(phase)
     stop = self.guard.should_stop()
     measures_best = saving.best_metric.partition('/')[0] in evaluators
     save = last or stop or measures_best or _due(step, saving.every_steps)
@@ -152,8 +153,8 @@ class _Loop:
       if evaluators and not stop:
         # 2. Saving before an evaluation, which may fail. The checkpoint gets
         # its metrics later, at the latest when the run is resumed.
-        saved = self._save(save, False, stage, {}, True)
-        measured = self._measure(stage.name, saved)
+        saved = self._save(save, False, phase, {}, True)
+        measured = self._measure(phase, saved)
       elif not evaluators:
         self.console.flush()
     except _Stopped:
@@ -163,22 +164,22 @@ class _Loop:
         # Of several processes only this one may know of the error.
         if not saved and jax.process_count() == 1:
           self._settle(0)
-          self._save(True, True, stage, {}, not isinstance(error, WriteError))
+          self._save(True, True, phase, {}, not isinstance(error, WriteError))
         self.checkpointer.wait()
       raise
     # 3. Saving before stopping.
     unmeasured = stop and bool(evaluators)
     save = (save and not evaluators) or ((stop or last) and not saved)
-    self._save(save, last or stop, stage, measured, unmeasured)
+    self._save(save, last or stop, phase, measured, unmeasured)
     if stop and (unmeasured or not last):
       raise Preempted(step)
     self.console.advance(step)
 
-  def _due_evaluators(self, stage: str) -> dict[str, Evaluator]:
+  def _due_evaluators(self, phase: Planned) -> dict[str, Evaluator]:
     last = self.done == self.setup.total_steps
     return {
       name: one
-      for name, one in self.setup.evaluators[stage].items()
+      for name, one in self.setup.evaluators[phase.index].items()
       if last or _due(self.done, one.every_steps)
     }
 
@@ -190,14 +191,14 @@ class _Loop:
     if self.guard.should_stop():
       raise _Stopped
 
-  def _measure(self, stage: str, saved: bool) -> dict[str, float]:
+  def _measure(self, phase: Planned, saved: bool) -> dict[str, float]:
     """Evaluates and writes the log; stores the metrics if the step is saved."""
-    measured = self._evaluate(self._due_evaluators(stage))
+    measured = self._evaluate(self._due_evaluators(phase))
     try:
       self.console.flush()
     finally:  # the checkpoint carries rows that cannot be written
       if saved:
-        extra = self._extra(stage, False)
+        extra = self._extra(phase, False)
         self.checkpointer.amend(self.done, extra, measured)
     return measured
 
@@ -212,12 +213,12 @@ class _Loop:
   def _settle(self, leave: int) -> None:
     """Reads metrics of past steps until `leave` of them are unread."""
     while len(self.pending) > leave:
-      step, stage, metrics, batch = self.pending.popleft()
+      step, phase, metrics, batch = self.pending.popleft()
       skipped = int(metrics['nonfinite'].compute())
       if self.first_step_seconds is None:
         self.first_step_seconds = time.monotonic() - self.started
       if skipped > self.config.max_nonfinite_steps:
-        task, knobs = self.setup.tasks[stage.name], stage.knob_values(step - 1)
+        task, knobs = self.setup.tasks[phase.index], phase.knob_values(step - 1)
         given = self.state, self.setup.frozen, batch, knobs
         culprit = first_culprit(task, *given, step)
         raise NonFiniteError(step, skipped, culprit)
@@ -239,10 +240,10 @@ class _Loop:
     self.console.log_evaluation(self.done, measured)
     return measured
 
-  def _extra(self, stage: str, unmeasured: bool) -> dict[str, Any]:
+  def _extra(self, phase: Planned, unmeasured: bool) -> dict[str, Any]:
     """Returns the values of a checkpoint that are not arrays."""
     return {
-      'stage': stage,
+      'phase': phase.index,
       'contract': dataclasses.asdict(self.setup.info),
       'results': self.results,
       'seconds': self._seconds(),
@@ -251,14 +252,14 @@ class _Loop:
     }
 
   def _save(
-    self, save: bool, must: bool, stage: Stage, metrics: Any, unmeasured: bool
+    self, save: bool, must: bool, phase: Planned, metrics: Any, unmeasured: bool
   ) -> bool:
     """Saves if wanted and returns True; fatal if a save that `must` be fails.
 
     `checkpoint.max_failures` other saves in a row may fail, e.g. on a full
     disk; the next one is tried again.
     """
-    extra = self._extra(stage.name, unmeasured)
+    extra = self._extra(phase, unmeasured)
     self.watchdog.progress(f'step {self.done}: saving')
     try:
       if save:

@@ -44,7 +44,7 @@ def get_config(arg=''):
     else:
       c.model.bank_patch_size = 2
   c.optimizer = dict(lr=2e-3, warmup_steps=0.1, weight_decay=0.01)
-  c.stages = dict(stage1=dict(epochs=80))
+  c.phases = (dict(epochs=80),)
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=220)
   )

@@ -52,7 +52,7 @@ def get_config(arg=''):
     c.loss.teacher = arg.teacher
   lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5
   c.optimizer = dict(lr=lr, warmup_steps=10_000, weight_decay=decay / lr)
-  c.stages = dict(stage1=dict(epochs=300))
+  c.phases = (dict(epochs=300),)
   split = 'val' if arg.root else 'validation'
   c.evals = dict(
     test=dict(type='classification', split=split, every_steps=5000)

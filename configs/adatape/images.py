@@ -52,7 +52,7 @@ def get_config(arg=''):
   models.paper(c, arg.model, arg.variant)
   lr, decay = 1e-3, 8e-5 if arg.variant[:2] in ('S/', 'B/') else 1e-4
   c.optimizer = dict(lr=lr, warmup_steps=0.1, weight_decay=decay / lr)
-  c.stages = dict(stage1=dict(epochs=60))
+  c.phases = (dict(epochs=60),)
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=500)
   )

@@ -91,7 +91,7 @@ def get_config(arg=''):
     name='adamw', lr=large.get(arg.variant, 8e-4), schedule='linear',
     warmup_steps=10_000, weight_decay=0.1, clip_norm=0.0,
   )  # fmt: skip
-  c.stages = dict(stage1=dict(epochs=7))
+  c.phases = (dict(epochs=7),)
   c.evals = dict(
     val=dict(type='classification', split='validation', every_steps=10_000)
   )

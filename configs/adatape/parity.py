@@ -53,7 +53,7 @@ def get_config(arg=''):
       warmup_steps=100,
     )  # fmt: skip
     c.checkpoint = dict(every_steps=500)
-  c.stages = dict(stage1=dict(steps=steps))
+  c.phases = (dict(steps=steps),)
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=every_steps)
   )

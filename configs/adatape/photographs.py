@@ -67,7 +67,7 @@ def get_config(arg=''):
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
   models.ablate(c, arg.model, arg.ablation)
   c.optimizer = dict(lr=1e-3, warmup_steps=200, weight_decay=1e-4)
-  c.stages = dict(stage1=dict(steps=2000))
+  c.phases = (dict(steps=2000),)
   c.evals = dict(test=dict(type='classification', split='test'))
   if arg.fewshot:
     data = dict(name='folder', root=arg.fewshot, image_size=32)

@@ -40,12 +40,11 @@ def get_config(arg=''):
   c.optimizer = dict(name='adam', lr=2e-3, schedule='cosine', warmup_steps=100)
   first, last = 0.01, 0.1
   c.loss = dict(tape_weight=last)
-  c.stages = dict(
-    stage1_learn=dict(steps=1000, knobs=dict(tape_weight=first)),
-    stage2_shorten=dict(
-      steps=2000, knobs=dict(tape_weight=('linear', first, last))
-    ),
-    stage3_settle=dict(steps=1000, knobs=dict(tape_weight=last)),
+  rising = 'linear', first, last
+  c.phases = (
+    dict(name='learn', steps=1000, knobs=dict(tape_weight=first)),
+    dict(name='shorten', steps=2000, knobs=dict(tape_weight=rising)),
+    dict(name='settle', steps=1000, knobs=dict(tape_weight=last)),
   )
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=500),

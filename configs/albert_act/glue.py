@@ -80,6 +80,6 @@ def fine_tuning(a, lr):
   if a.halting == 'fixed' or a.score == 'fresh':
     fresh += '|score'
   c.warm_start = dict(workdir=a.checkpoint, skip=(f'^({fresh})/',))
-  c.stages = dict(stage1=dict(epochs=3))
+  c.phases = (dict(epochs=3),)
   c.checkpoint = dict(every_steps=500)
   return c

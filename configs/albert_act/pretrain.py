@@ -74,7 +74,7 @@ def get_config(arg=''):
     name='lamb', lr=1.76e-3, schedule='linear', warmup_steps=0.025,
     weight_decay=0.01, eps=1e-6,
   )  # fmt: skip
-  c.stages = dict(stage1=dict(steps=a.steps))
+  c.phases = (dict(steps=a.steps),)
   if a.tau_from and tau:
     free = round(a.steps * a.tau_from)
     if not 0 < free < a.steps:
@@ -83,9 +83,9 @@ def get_config(arg=''):
         f'and leaves one or more, got {a.tau_from} of {a.steps} steps'
       )
     rising = dict(ponder_weight=('linear', 0.0, tau))
-    c.stages = dict(
-      stage1_free=dict(steps=free, knobs=dict(ponder_weight=0.0)),
-      stage2_ponder=dict(steps=a.steps - free, knobs=rising),
+    c.phases = (
+      dict(name='free', steps=free, knobs=dict(ponder_weight=0.0)),
+      dict(name='ponder', steps=a.steps - free, knobs=rising),
     )
   c.evals = dict(
     dev=dict(type='classification', split='validation', every_steps=5000)

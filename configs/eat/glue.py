@@ -37,7 +37,7 @@ Arguments:
 By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
 layers; tokens are pruned after the exit layer and after the layer at half its
 depth. Regressions have exits at 3 and 4, because they exit where two heads in a
-row agree; `patience` also needs two heads: exits=3-4. Stages and losses are
+row agree; `patience` also needs two heads: exits=3-4. Phases and losses are
 those of EAT, section 5. Results, recipes and times: docs/eat_results.md.
 """
 
@@ -94,7 +94,7 @@ def get_config(arg=''):
   # The head of a pretrained model is for another task.
   fresh = ('^head/',) if a.pretrained else ()
   c.warm_start = dict(workdir=checkpoint, skip=fresh)
-  c.stages = dict(stage1=dict(epochs=float(a.epochs)))
+  c.phases = (dict(epochs=float(a.epochs)),)
   if a.model == 'eat':
     eat(c, a, depth)
   if a.model == 'student':
@@ -120,7 +120,7 @@ def get_config(arg=''):
 
 
 def eat(c, a, depth):
-  """Sets exits, pruning and window, and the stages of pruning."""
+  """Sets exits, pruning and window, and the phases of pruning."""
   exits, prunes = (), ()
   last = 4 if depth > 4 else depth // 2  # the paper's exit, or the middle
   if 'e' in a.parts:
@@ -141,14 +141,13 @@ def eat(c, a, depth):
 
 
 def pruned(c, a, last):
-  """Sets the stages of pruning; returns the layers after which tokens go."""
+  """Sets the phases of pruning; returns the layers after which tokens go."""
   halfway, warm = -(-last // 2), a.epochs > 1
   annealed = dict(prune_scale=('linear', 0.0, 1.0))
-  c.stages = dict(
-    stage2_anneal=dict(epochs=float(a.epochs - warm), knobs=annealed)
-  )
-  if warm:
-    c.stages.stage1_warm = dict(epochs=1.0, knobs=dict(prune_scale=0.0))
+  first = dict(name='warm', epochs=1.0, knobs=dict(prune_scale=0.0))
+  last_epochs = float(a.epochs - warm)
+  rest = dict(name='anneal', epochs=last_epochs, knobs=annealed)
+  c.phases = (first, rest) if warm else (rest,)
   return layers('prunes', a.prunes) or tuple(sorted({halfway, last} - {0}))
 
 

@@ -49,7 +49,7 @@ def get_config(arg=''):
   else:
     c.model.variant = a.variant
   c.optimizer = common.adamw(5e-5)
-  c.stages = dict(stage1=dict(epochs=float(a.epochs)))
+  c.phases = (dict(epochs=float(a.epochs)),)
   last = 4 if depth > 4 else depth // 2
   prunes = glue.pruned(c, a, last) if 'p' in a.parts else ()
   c.model.update(

@@ -14,7 +14,7 @@ Arguments:
         cell, the baseline of Fojo's thesis
   cell  rnn, gru or lstm
 
-`loss.ponder_weight` is tau (of sparse_parity also where the knob of stage2_skip
+`loss.ponder_weight` is tau (of sparse_parity also where the knob of phase 1
 ends), `model.rule.mu` the largest score of Skip-ACT. Graves
 stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
 is 10 (2 for rule=fixed and sparse_parity): masked repetitions cost time. Graves
@@ -66,14 +66,14 @@ def get_config(arg=''):
   tau = 0.0 if rule == 'fixed' else 1e-2 if is_sparse else 1e-3
   c.loss = dict(ponder_weight=tau)
   c.optimizer = dict(name='adam', lr=lr, schedule='constant', warmup_steps=0)
-  c.stages = dict(stage1=dict(steps=steps))
+  c.phases = (dict(steps=steps),)
   if is_sparse:
     c.optimizer.schedule = 'cosine'
     # First train without ponder cost: skipping does not help to learn parity.
     rising = dict(ponder_weight=('linear', 0.0, tau))
-    c.stages = dict(
-      stage1_read=dict(steps=steps // 2, knobs=dict(ponder_weight=0.0)),
-      stage2_skip=dict(steps=steps // 2, knobs=rising),
+    c.phases = (
+      dict(name='read', steps=steps // 2, knobs=dict(ponder_weight=0.0)),
+      dict(name='skip', steps=steps // 2, knobs=rising),
     )
   c.evals = dict(
     test=dict(type='classification', split='test', every_steps=1000)

@@ -9,7 +9,7 @@ RandAugment and mixup, batches of 1,024, 90 epochs; the paper's S/16 reaches
 
 Arguments: `root` is a folder root/{train,val}/class/*, or else TFDS has
 prepared imagenet2012; `variant` S/16 or another (Ti/16, B/16, S/32, ...).
-Everything else is a field: `--config.stages.stage1.epochs=300`. A ViT that
+Everything else is a field: `--config.phases.0.epochs=300`. A ViT that
 prunes 30 % of the patches after each of three layers:
 
   python -m launch.train --workdir=/tmp/vit_s16_pruned \
@@ -44,7 +44,7 @@ def get_config(arg=''):
   c.batch_size = 1024
   c.dtype = 'bfloat16'  # of the computation
 
-  c.stages = dict(stage1=dict(epochs=90))
+  c.phases = (dict(epochs=90),)
   # Weight decay is 1e-4 of a weight at the peak rate.
   c.optimizer = dict(
     name='adamw', lr=1e-3, weight_decay=0.1, schedule='cosine',

@@ -26,7 +26,7 @@ def collectives(model):
     contextlib.closing(setup.dataset.batches()) as batches,
   ):
     batch = setup.put(next(batches))
-    step = setup.step(setup.stages[0], batch)[0]
+    step = setup.step(setup.phases[0], batch)[0]
   found = {}
   for one in compiled.inspect(step).collectives:
     found.setdefault(one.kind, []).extend(one.sizes)

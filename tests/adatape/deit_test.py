@@ -139,14 +139,14 @@ def distilled(config, teacher):
   config = config.to_dict() | {'task': 'adatape.deit:Distillation'}
   config['model'] |= {'name': 'adatape.deit:DeiT'}
   config['loss'] |= {'teacher': str(teacher)}
-  config['stages'] = dict(stage1=dict(steps=2))
+  config['phases'] = (dict(steps=2),)
   return ml_collections.ConfigDict(config)
 
 
 @pytest.fixture(scope='module')
 def teacher(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'teacher'
-  config = load('vit', 'stages.stage1.steps=1', 'stages.stage1.epochs=0.0')
+  config = load('vit', 'phases.0.steps=1', 'phases.0.epochs=0.0')
   train(config, workdir)
   return workdir
 

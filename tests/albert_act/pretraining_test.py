@@ -164,7 +164,7 @@ def test_the_shipped_configuration(corpus):
     config = load(corpus, iterations=12, tau_from=0.5, **given)
     assert config.model.max_iterations == 12
     assert config.loss.ponder_weight == pytest.approx(tau)
-    knob = config.stages.stage2_ponder.knobs.ponder_weight
+    knob = config.phases[1].knobs['ponder_weight']
     assert knob == ('linear', 0.0, config.loss.ponder_weight)
   bert = load(corpus, halting='bert', iterations=3)
   assert (bert.model.num_groups, bert.model.max_iterations) == (3, 3)
@@ -173,7 +173,7 @@ def test_the_shipped_configuration(corpus):
     f'configs/albert_act/pretrain.py:corpus={corpus}', []
   )
   assert paper.loss.ponder_weight == pytest.approx(5e-4)
-  assert (paper.batch_size, paper.stages.stage1.steps) == (4096, 112_500)
+  assert (paper.batch_size, paper.phases[0].steps) == (4096, 112_500)
   assert (paper.optimizer.name, paper.optimizer.lr) == ('lamb', 1.76e-3)
   data = paper.dataset
   assert (data.mask_share, data.max_ngram, data.max_length) == (0.2, 3, 128)

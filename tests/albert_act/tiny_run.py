@@ -21,6 +21,7 @@ from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import build, config_schema, trainer
 from train_lib.checkpoint import Checkpointer
+from train_lib.phases import Phase
 from train_lib.run_directory import RunDirectory
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'albert_act'
@@ -45,7 +46,7 @@ def load(name, overrides=(), batch=32, **arguments):
     [f'batch_size={batch}', *OVERRIDES, *overrides],
   )
   with config.unlocked():
-    config.stages = dict(stage1=dict(steps=STEP, epochs=0.0, trainable='.*'))
+    config.phases = (Phase(steps=STEP),)
     config.evals = {}
   return config
 
@@ -145,7 +146,7 @@ def made(tmp_path_factory, name, halting='act'):
       build.build_task(config, info).save_assets(run.workdir)
     with Checkpointer(path / 'checkpoints') as checkpointer:
       state = {'params': parameters(kind, halting)}
-      checkpointer.save(STEP, state, {'stage': 'stage1'})
+      checkpointer.save(STEP, state, {'phase': 0})
 
   return _once(tmp_path_factory, f'made_{name}_{halting}', make)
 

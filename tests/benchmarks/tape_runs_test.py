@@ -12,7 +12,7 @@ from train_lib import trainer
 
 TINY = [
   'batch_size=64', 'mesh.data=1', 'model.depth=2', 'model.width=16',
-  'model.mlp_dim=16', 'stages.stage1.steps=6', 'stages.stage1.epochs=0',
+  'model.mlp_dim=16', 'phases.0.steps=6', 'phases.0.epochs=0',
   'optimizer.lr=0.01', 'log_every=3', 'tensorboard=false',
 ]  # fmt: skip
 PICTURES = ('heatmap', 'distribution', 'lengths', 'examples')

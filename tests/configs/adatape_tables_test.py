@@ -61,7 +61,7 @@ RATES = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4}
 def test_the_recipe_of_table_1(model, variant):
   config = load('jft', f'model={model},variant={variant}')
   assert values(config, 'batch_size train_split') == (4096, 'train')
-  assert config.stages.stage1.epochs == 7
+  assert config.phases[0].epochs == 7
   fields = 'name lr schedule warmup_steps end_lr weight_decay b1 b2'
   assert values(config.optimizer, fields) == (
     'adamw', RATES[variant], 'linear', 10_000, 0.0, 0.1, 0.9, 0.999
@@ -133,7 +133,7 @@ def test_the_recipe_of_table_5(model, variant):
   # Of a step at the peak of the learning rate (Beyer et al., 2022).
   decay = optimizer.lr * optimizer.weight_decay
   assert decay == pytest.approx(expected['decay'], rel=1e-12)
-  assert (config.stages.stage1.epochs, config.batch_size) == (300, 1024)
+  assert (config.phases[0].epochs, config.batch_size) == (300, 1024)
   assert config.loss.mixup == expected['mixup']
   assert config.loss.label_smoothing == expected['smoothing']
   data = config.dataset

@@ -3,11 +3,11 @@
 `tests/contract_test.py` trains a step of each.
 """
 
-import json
 import os
 
 import pytest
 
+from core import files
 from dataset_lib import builder, tokenizer
 from halting import older
 from launch import command_line
@@ -64,10 +64,10 @@ def test_adatape(load):
   assert (model.max_steps, model.threshold) == (32, 16.0)
   assert (model.depth, model.width, model.num_heads) == (12, 192, 3)
   assert (optimizer.lr, optimizer.warmup_steps) == (3e-5, 1000)
-  assert paper.stages.stage1.steps == 10_000
+  assert paper.phases[0].steps == 10_000
   quick = load('adatape/quick_start.py')
   # Its sums end at 0.30000000000000004, which is no other weight.
-  knob = "stages.stage3_settle.knobs={'tape_weight': ('linear', 0.03, 0.3)}"
+  knob = "phases.2.knobs={'tape_weight': ('linear', 0.03, 0.3)}"
   load('adatape/quick_start.py', knob, 'loss.tape_weight=0.3')
   model, dataset = quick.model, quick.dataset
   assert model.vocab_size == 3 + dataset.letters
@@ -137,7 +137,7 @@ def test_tags(load):
   assert (config.model.prune_layers, config.model.window) == ((), 32)
   config = load('eat/tags.py:data=/x,epochs=2,variant=minilm')
   assert (config.model.prune_layers, config.model.window) == ((2, 4), 0)
-  assert config.stages.stage2_anneal.knobs.prune_scale == ('linear', 0.0, 1.0)
+  assert config.phases[1].knobs['prune_scale'] == ('linear', 0.0, 1.0)
   assert config.evals.dev.split == 'validation'
   with pytest.raises(ValueError, match="parts: expected letters of 'pw'"):
     load('eat/tags.py:data=/x,parts=e')
@@ -177,7 +177,7 @@ def test_given_layers_and_weights_are_kept(load):
 def checkpoint(directory, **content):
   """A directory, as far as a configuration reads it."""
   directory.mkdir()
-  (directory / 'config.json').write_text(json.dumps(content))
+  (directory / 'config.json').write_text(files.dumps(content))
   return directory
 
 
@@ -269,11 +269,8 @@ def test_exits_learn_by_the_best_recipe_or_by_the_paper(load):
   ('epochs', 'warm', 'annealed'), [(1, 0, 1), (2, 1, 1), (3, 1, 2), (5, 1, 4)]
 )
 def test_pruning_is_annealed_after_one_epoch(epochs, warm, annealed, load):
-  stages = eat(load, f'epochs={epochs}').stages
-  given = [
-    (stages[name].epochs, stages[name].knobs.prune_scale)
-    for name in sorted(stages)
-  ]
+  phases = eat(load, f'epochs={epochs}').phases
+  given = [(phase.epochs, phase.knobs['prune_scale']) for phase in phases]
   expected = [(warm, 0.0), (annealed, ('linear', 0.0, 1.0))]
   assert given == expected[0 if warm else 1 :]
 
@@ -330,6 +327,6 @@ def test_the_recipe_of_a_plain_vit(load):
   rate = config.optimizer
   assert (rate.lr, rate.warmup_steps, rate.b2) == (1e-3, 10_000, 0.999)
   assert rate.lr * rate.weight_decay == pytest.approx(1e-4)
-  assert (config.batch_size, config.stages.stage1.epochs) == (1024, 90)
+  assert (config.batch_size, config.phases[0].epochs) == (1024, 90)
   assert config.dataset.randaugment == (2, 10)
   assert config.loss.mixup == 0.2

@@ -109,7 +109,7 @@ ILLEGAL = {
 )
 def test_illegal_configurations_name_the_key(config, key):
   with pytest.raises(ConfigError) as error:
-    builder.validate(config, 'train')
+    builder.validate(config)
   assert error.value.field == key
   assert str(error.value).startswith(f'{key}: expected ')
 
@@ -141,10 +141,10 @@ SPLITS = [  # legal ones, and others
 @pytest.mark.parametrize(('config', 'legal', 'illegal'), SPLITS)
 def test_splits(config, legal, illegal):
   for split in legal:
-    assert builder.validate(config, split)['name'] == config['name']
+    builder.check_split(config, split)
   for split in illegal:
     with pytest.raises(ConfigError) as error:
-      builder.validate(config, split)
+      builder.check_split(config, split)
     assert error.value.field == 'split'
 
 

@@ -59,6 +59,7 @@ def test_other_fields_stay(model, values):
 def test_a_run_of_before_is_resumed():
   given = command_line.load_config('configs/recurrent_act/graves.py', [])
   old = copy.deepcopy(given.to_dict())
+  old['model'] = dict(old['model'])
   rule = old['model'].pop('rule')
   old['model'] |= dict(rule='act', mu=1, epsilon=rule['epsilon'])
   assert not run_directory.changes(old, given.to_dict())

@@ -14,7 +14,7 @@ DIGITS = '--config=configs/adatape/digits.py'
 FOLDER = '--config=configs/adatape/images.py:root=/nowhere'
 EAT = '--config=configs/eat/glue.py:data=/nowhere,vocabulary=/nowhere'
 QUICK = '--config=configs/adatape/quick_start.py'
-KNOB = "--config.stages.stage1.knobs={'tape_weight': "
+KNOB = "--config.phases.0.knobs={'tape_weight': "
 PEERS = ('--distributed', '--coordinator=localhost:1')
 
 # (arguments, what the line must say)
@@ -35,9 +35,15 @@ CASES = [
   ([PARITY, '--config.optimizer.lr=fast'], ['optimizer.lr', 'number', 'fast']),
   ([PARITY, '--config.batch_size=-7'], ['batch_size', '[1, ', '-7']),
   ([PARITY, '--config.num_micro=3'], ['num_micro', 'divisor of 128', '3']),
-  ([PARITY, '--config.stages.stage1.steps=0'], ['stages.stage1.steps', '>= 1']),
-  ([DIGITS, '--config.stages.stage1.steps=9'], ['0 beside steps=9', '80']),
-  ([PARITY, '--config.stages.stage1.trainable=('], ['trainable', 'regular']),
+  ([PARITY, '--config.phases.0.steps=0'], ['phases.0.steps', '>= 1']),
+  ([DIGITS, '--config.phases.0.steps=9'], ['0 beside steps=9', '80']),
+  ([QUICK, '--config.phases.3.steps=9'], ['phases.3', 'items are 0, 1, 2']),
+  ([PARITY, '--config.phases.0=9'], ['phases.0', 'such as phases.0.FIELD']),
+  ([PARITY, '--config.phases=9'], ['phases', 'a tuple, each a group of fi']),
+  ([PARITY, '--config.phases=()'], ['phases', 'at least one phase']),
+  ([PARITY, '--config.stages.stage1.steps=9'],
+   ['stages', '--config.phases.0.steps=100']),
+  ([PARITY, '--config.phases.0.trainable=('], ['trainable', 'regular']),
   ([PARITY, '--config.mesh.data=0'], ['mesh.data', '-1', '0']),
   ([PARITY, '--config.mesh.tensor=-1'], ['mesh', 'at most one']),
   ([PARITY, '--config.checkpoint.best_metric=dev/x'], ['best_metric', 'test']),
@@ -54,10 +60,10 @@ CASES = [
   ([f'{PARITY}:model=transformer', '--config.model.name=pathlib:Path'],
    ['model.name', 'Linen']),
   ([PARITY, '--config.model.num_classes=5'], ['num_classes', 'max_steps']),
-  ([PARITY, "--config.stages.stage1.knobs={'tape': 1}"], ['knobs', 'tape_w']),
+  ([PARITY, "--config.phases.0.knobs={'tape': 1}"], ['knobs', 'tape_w']),
   ([PARITY, KNOB + "('bent', 0, 1)}"], ['knobs.tape_weight', 'linear']),
   ([PARITY, KNOB + "('linear', 0)}"], ['knobs.tape_weight', 'linear']),
-  # The knob of the last stage hides it.
+  # The knob of the last phase hides it.
   ([QUICK, '--config.loss.tape_weight=0.3'],
    ['loss.tape_weight', '0.1, at which', '0.3']),
   ([PARITY, '--config.warm_start.skip=(,'], ['warm_start.skip', 'tuple']),
@@ -81,11 +87,11 @@ CASES = [
   ([FOLDER, '--workdir=../up'], ['--workdir', '..']),
   ([EAT, '--config.model.exit_layers=(40,)'], ['exit_layers', '[1, 12]', '40']),
   ([EAT, '--config.model.prune_layers=(2,)'], ['model.prune_ratios', '(2,)']),
-  ([EAT, "--config.stages.stage1_warm.model={'exit_layers': (50,)}"],
-   ['stages.stage1_warm.model.exit_layers', '[1, 12]', '50']),
+  ([EAT, "--config.phases.0.model={'exit_layers': (50,)}"],
+   ['phases.0.model.exit_layers', '[1, 12]', '50']),
   ([EAT, '--config.loss.exit_weights=(1.0,)'], ['exit_weights', '2 weights']),
   ([EAT + ',variant=nope'], ['variant', 'minilm', 'nope']),
-  ([EAT + ',epochs=0'], ['stages.stage2_anneal', '0']),
+  ([EAT + ',epochs=0'], ['phases.0', '0']),
   ([EAT + ',exits=2;3'], ['exits', '2-3-4', '2;3']),
   ([EAT + ',model=dense,exits=4'], ['exits', 'model=eat', 'dense']),
   ([EAT + ',parts=pwx'], ['parts', 'pwe', 'pwx']),

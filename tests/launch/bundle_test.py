@@ -69,8 +69,7 @@ def make(directory, name):
       content = {'temperatures': [1.5] * heads, 'drift': drift}
       run.write('calibration.json', content)
   with Checkpointer(directory / name / 'checkpoints') as checkpointer:
-    stage = next(iter(config.stages))
-    checkpointer.save(4, {'params': params}, {'stage': stage})
+    checkpointer.save(4, {'params': params}, {'phase': 0})
   return directory / name
 
 

@@ -56,8 +56,7 @@ def made(place, name, folders):
   tree = nn.unbox(dict(zip(names, task.init(jax.random.key(0)), strict=True)))
   with RunDirectory(place, config.to_dict(), info=info) as run:
     task.save_assets(run.workdir)
-  extra = {'stage': next(iter(config.stages))}
-  extra['contract'] = dataclasses.asdict(info)
+  extra = {'phase': 0, 'contract': dataclasses.asdict(info)}
   with Checkpointer(place / 'checkpoints') as checkpointer:
     checkpointer.save(1, tree, extra)
   return types.SimpleNamespace(

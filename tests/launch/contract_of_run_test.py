@@ -20,6 +20,7 @@ from serve_lib import bundle
 from tests import contexts
 from train_lib import build, loading, run_directory
 from train_lib.distillation import Student
+from train_lib.phases import Phase
 from train_lib.run_directory import ConfigChangedError, RunDirectory
 
 REFUSALS = ConfigError, InvalidDataError, ConfigChangedError, SystemExit
@@ -53,8 +54,8 @@ def opened(run, info, patch, kind, **splits):
   """Builds an evaluator on data with another contract."""
   real = builder.build_source
 
-  def build_source(*given):
-    source = real(*given)
+  def build_source(*given, **more):
+    source = real(*given, **more)
     rows = source.info.num_examples
     source.info = dataclasses.replace(info, num_examples=rows)
     return source
@@ -233,7 +234,9 @@ PAIRS = {
 )  # fmt: skip
 def test_other_data_are_prepared_as_those_of_the_run(run, given, expected):
   entries = {'x': {'type': 'fewshot', 'dataset': given}}
-  complete = evaluator.validate({'dataset': run, 'evals': entries})
+  complete = evaluator.validate(
+    {'dataset': builder.validate(run), 'evals': entries}
+  )
   assert complete['x']['dataset'].items() >= expected.items()
 
 
@@ -278,7 +281,7 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
   config = copy.deepcopy(run.config).unlock()
   config.allow_other_rows = True
   longer = copy.deepcopy(config)
-  longer.stages.stage1.update(steps=0, epochs=3.0)
+  longer.phases = (Phase(epochs=3.0),)
   fewer = run.info.num_examples - 640
   with saved(run, dataclasses.replace(run.info, num_examples=fewer)):
     setup = build.Setup(longer, str(run.folder))

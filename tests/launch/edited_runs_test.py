@@ -20,8 +20,7 @@ EDITS = (
   (IMAGES, 'config.json', 'dataset.image_size', 12,
    'image_size: expected 16, as'),
   (TEXTS, 'config.json', 'dataset.max_length', 8, 'max_length'),
-  (TEXTS, 'config.json', 'stages', {'other': {'epochs': 1.0}},
-   'stages: expected .* among them'),
+  (TEXTS, 'config.json', 'phases', [], 'phases: expected at least one'),
   (TEXTS, 'tokenizer.json', 'truncation',
    {'direction': 'Left', 'max_length': 9, 'strategy': 'LongestFirst',
     'stride': 0}, 'truncation_side: expected right'),
@@ -30,7 +29,7 @@ EDITS = (
   *((IMAGES, 'config.json', name, value, name) for name, value in {
     'dtype': 0, 'dataset': '', 'model': {}, 'model.extra': 1,
     'model.patch_size': '8', 'model.dropout': 1.5, 'model.pool': 'x',
-    'stages.stage1.model': 0}.items()),
+    'phases.0.model': 0}.items()),
   (IMAGES, 'dataset_info.json', 'mean', [], 'mean'),
   (IMAGES, 'dataset_info.json', 'input_dtype', '', 'input_dtype'),
 )  # fmt: skip

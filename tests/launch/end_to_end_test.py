@@ -9,7 +9,7 @@ import pytest
 SMALL = (
   '--config=configs/adatape/parity.py', '--config.batch_size=8',
   '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
-  '--config.stages.stage1.steps=2', '--config.log_every=1',
+  '--config.phases.0.steps=2', '--config.log_every=1',
 )  # fmt: skip
 
 

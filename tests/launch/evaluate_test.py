@@ -7,12 +7,13 @@ import pytest
 
 from launch import command_line, evaluate
 from train_lib import loading, trainer
+from train_lib.phases import Phase
 
 pytestmark = pytest.mark.slow
 
 TINY = [
   'batch_size=64', 'mesh.data=1', 'model.depth=2', 'model.width=16',
-  'model.mlp_dim=16', 'stages.stage1.steps=4', 'stages.stage1.epochs=0',
+  'model.mlp_dim=16', 'phases.0.steps=4', 'phases.0.epochs=0',
   'log_every=1', 'tensorboard=false', 'evals.test.every_steps=2',
   'checkpoint.every_steps=2', 'checkpoint.best_metric=test/accuracy',
 ]  # fmt: skip
@@ -155,9 +156,9 @@ def test_bad_command_lines(workdir, arguments, words, refused):
   refused(evaluate.main, [f'--workdir={workdir}', *arguments], words)
 
 
-def test_the_task_is_that_of_the_checkpoints_stage(workdir):
+def test_the_task_is_that_of_the_checkpoints_phase(workdir):
   config = loading.load_config(workdir)
-  config.stages.stage2 = dict(steps=2, model=dict(mlp_dim=24))
+  config.phases += (Phase(steps=2, model=dict(mlp_dim=24)),)
   for step in (2, None, 'best'):
     assert loading.restore(workdir, config, step).task.model.mlp_dim == 16
 

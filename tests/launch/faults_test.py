@@ -32,7 +32,7 @@ from tests.train_lib import states
 
 FAULTY = '--config.dataset.name=tests.fakes:FaultyParity'
 ENDLESS = (
-  EVERY_7, '--config.stages.stage1.steps=1000000', '--config.log_every=50',
+  EVERY_7, '--config.phases.0.steps=1000000', '--config.log_every=50',
   '--config.evals.test.every_steps=0',
 )  # fmt: skip
 PEER, STUCK = 8, 9

@@ -32,8 +32,8 @@ def run(tmp_path_factory):
   arguments = f'data={root},vocabulary={root},variant=tiny,model=dense,submit=1'
   changes = [
     *toy_runs.SMALL, 'batch_size=16', 'dataset.max_length=16',
-    'dataset.length_buckets=8,16', 'stages.stage1.steps=60',
-    'stages.stage1.epochs=0',
+    'dataset.length_buckets=8,16', 'phases.0.steps=60',
+    'phases.0.epochs=0',
   ]  # fmt: skip
   workdir = root / 'run'
   code = train.main([

@@ -24,7 +24,7 @@ from train_lib.checkpoint_io import find
 STEPS = 60
 SMALL = (
   '--config=configs/adatape/parity.py:n=8', '--config.batch_size=32',
-  f'--config.stages.stage1.steps={STEPS}', '--config.model.width=16',
+  f'--config.phases.0.steps={STEPS}', '--config.model.width=16',
   '--config.log_every=1', '--config.tensorboard=false',
   '--config.evals.test.every_steps=20', '--config.dataset.test_examples=32',
   '--config.ema_decay=0.9',
@@ -221,7 +221,7 @@ def test_two_processes_equal_one(uninterrupted, tmp_path):
 
 @pytest.mark.nightly
 def test_a_signal_to_one_stops_both_at_one_step_and_they_go_on(tmp_path):
-  endless = ('stages.stage1.steps=1000000', 'evals.test.every_steps=0')
+  endless = ('phases.0.steps=1000000', 'evals.test.every_steps=0')
   flags = (NEVER, *(f'--config.{field}' for field in endless))
   last = 0
   for number, hit in ((signal.SIGTERM, 1), (signal.SIGINT, 0)):

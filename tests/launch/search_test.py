@@ -329,7 +329,7 @@ def test_workers_share_the_devices(variable, shares, monkeypatch):
 @pytest.mark.nightly
 def test_a_killed_search_ends_with_all_trials(tmp_path):
   given = flags(
-    tmp_path, LR, '--trials=2', '--config.stages.stage1.steps=400',
+    tmp_path, LR, '--trials=2', '--config.phases.0.steps=400',
     '--config.checkpoint.every_steps=20', '--config.model.width=16',
     '--config.batch_size=8', '--config.log_every=20',
   )  # fmt: skip

@@ -289,7 +289,7 @@ def test_the_grids_of_the_paper(tmp_path, file, grid, rates, batches, epochs):
   found = set()
   for run in runs:
     config = command_line.load_config(flag, run.overrides)
-    (stage,) = config.stages.values()
-    found.add((config.optimizer.lr, config.batch_size, stage.epochs))
+    (phase,) = config.phases
+    found.add((config.optimizer.lr, config.batch_size, phase.epochs))
   assert len(runs) == len(found)
   assert found == set(itertools.product(rates, batches, epochs))

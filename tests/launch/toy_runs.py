@@ -6,6 +6,7 @@ import numpy as np
 
 from launch import command_line
 from train_lib import config_schema, trainer
+from train_lib.phases import Phase
 
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]']
 WORDS = [f'w{number}' for number in range(40)]
@@ -45,7 +46,7 @@ def train(directory, name, argument, *changes, steps=20):
   )
   with config.unlocked():
     config.dataset.length_buckets = BUCKETS
-    config.stages = dict(stage1=dict(steps=steps, epochs=0.0, trainable='.*'))
+    config.phases = (Phase(steps=steps),)
     config.evals = {}
     config.checkpoint.best_metric = ''
   config_schema.validate(config)

@@ -228,7 +228,7 @@ def test_a_run_learns_parity(rule, tmp_path):
   file = 'configs/recurrent_act/graves.py'
   config = command_line.load_config(f'{file}:task=parity,rule={rule}', [
     'tensorboard=false', 'mesh.data=1', 'loader.num_threads=0',
-    'dataset.length=12', 'model.max_steps=3', 'stages.stage1.steps=2500',
+    'dataset.length=12', 'model.max_steps=3', 'phases.0.steps=2500',
   ])  # fmt: skip
   config_schema.validate(config)
   result = trainer.train(config, str(tmp_path / 'run'))

@@ -24,7 +24,7 @@ def Model(*args, **kwargs):
 """
 PLACES = (
   'task', 'model.name', 'dataset.name', 'evals.test.type',
-  'evals.test.dataset.name', 'stages.stage1.model.name',
+  'evals.test.dataset.name', 'phases.0.model.name',
 )  # fmt: skip
 COMMANDS = {
   'evaluate': (evaluate.main, ()),
@@ -52,9 +52,10 @@ def change(directory, key, value):
   """Sets a dotted field of a saved configuration."""
   path = directory / 'config.json'
   config = node = json.loads(path.read_text())
-  *groups, name = key.split('.')
+  *groups, name = (int(k) if k.isdecimal() else k for k in key.split('.'))
   for group in groups:
-    node[group] = node.get(group) or {}
+    if isinstance(node, dict):
+      node[group] = node.get(group) or {}
     node = node[group]
   node[name] = value
   path.write_text(json.dumps(config))
@@ -79,7 +80,7 @@ def refuses(refused):
 def test_no_place_of_a_name(place, command, run, refuses):
   change(run, place, 'evil:Model')
   line = refuses(command, run)
-  assert place.rpartition('stages.stage1.')[2] in line
+  assert place.rpartition('phases.0.')[2] in line
   assert '--trust=evil' in line
 
 

@@ -10,7 +10,7 @@ from train_lib import trainer
 CONFIG = 'configs/adatape/digits.py:model=learn'
 TINY = [
   'batch_size=16', 'mesh.data=1', 'model.width=8', 'model.mlp_dim=8',
-  'model.num_heads=1', 'stages.stage1.steps=1', 'stages.stage1.epochs=0',
+  'model.num_heads=1', 'phases.0.steps=1', 'phases.0.epochs=0',
   'tensorboard=false', 'dataset.image_size=8', 'model.depth=2',
   'model.bank_size=20', 'model.query_dim=4', 'model.max_steps=2',
   'model.tokens_per_step=2',

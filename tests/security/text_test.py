@@ -35,7 +35,7 @@ COMMANDS: dict[str, Any] = {
 }  # fmt: skip
 NUMBERS = [
   ('train', 'config.seed'), ('train', 'config.optimizer.lr'),
-  ('train', 'config.model.depth'), ('train', 'config.stages.stage1.steps'),
+  ('train', 'config.model.depth'), ('train', 'config.phases.0.steps'),
   ('train', 'num_processes'), ('train', 'process_id'),
   ('evaluate', 'step'), ('evaluate', 'batch_size'),
   ('evaluate', 'config.seed'), ('analyze', 'rows'), ('analyze', 'images'),

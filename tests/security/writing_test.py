@@ -44,7 +44,7 @@ def test_training_replaces_links(names, dangling, run, victim):
   for name in names:
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(target)
-  more = f'--workdir={run}', '--config.stages.stage1.steps=1'
+  more = f'--workdir={run}', '--config.phases.0.steps=1'
   assert train.main([*FLAGS, *more]) == 0
   assert not (victim.parent / 'missing').exists()
   assert not [name for name in names if (run / name).is_symlink()]

@@ -1,5 +1,6 @@
 """Building a run, its layouts, compiled steps and start on one screen."""
 
+import collections
 import dataclasses
 import io
 import re
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 import rich.console
 
+from core import fields, registry
 from core.errors import ConfigError
+from dataset_lib import builder
+from eval_lib import evaluator
 from launch import command_line
 from serve_lib import classifier
 from tests.golden import adapter
@@ -21,11 +25,11 @@ from train_lib import config_schema, console, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
 from train_lib.expected_loss import ExpectedLoss
-from train_lib.stages import Stage
+from train_lib.phases import Planned
 from train_lib.task import Task, build_task
 from train_lib.train_step import TrainState
 
-STAGE = Stage('stage1', 0, 10, {}, '.*', {})
+PHASE = Planned(stop=10)
 
 
 def load(*overrides, model='adatape'):
@@ -43,11 +47,45 @@ def setup():
   return Setup(load())
 
 
+@pytest.mark.parametrize('name', ['adatape/parity', 'recurrent_act/graves'])
+def test_all_is_checked_once_and_a_model_is_built_once(name, monkeypatch):
+  counts: collections.Counter[str] = collections.Counter()
+
+  def counted(place, function, key=lambda *given: ''):
+    real = getattr(place, function)
+
+    def call(*given, **more):
+      counts[f'{place.__name__}.{function} {key(*given)}'] += 1
+      return real(*given, **more)
+
+    monkeypatch.setattr(place, function, call)
+
+  counted(fields, 'check', lambda cls, *_: cls.__qualname__)
+  counted(registry, 'build', lambda cls, *_: cls.__qualname__)
+  counted(registry, 'check_named')
+  counted(builder, 'validate')
+  counted(evaluator, 'validate')
+  validate_config = Task.validate_config.__func__
+
+  def validated(cls, config):
+    counts['validate_config'] += 1
+    validate_config(cls, config)
+
+  monkeypatch.setattr(Task, 'validate_config', classmethod(validated))
+  config = command_line.load_config(f'configs/{name}.py', ['batch_size=8'])
+  Setup(config)
+  kind = config.model.name.partition(':')[2]
+  # A rule checks itself, whoever makes it.
+  often = {key for key, count in counts.items() if count > 1}
+  assert often <= {'core.fields.check ACT'}
+  assert counts[f'core.registry.build {kind}'] == 1
+
+
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    (['stages.stage1.trainable=nomatch'],
-     r"stages\.stage1\.trainable: .*got 'nomatch'"),
+    (['phases.0.trainable=nomatch'],
+     r"phases\.0\.trainable: .*got 'nomatch'"),
     (['mesh.data=3', 'num_micro=2'], 'batch_size: expected a multiple of 6'),
   ],
 )  # fmt: skip
@@ -77,19 +115,19 @@ def test_the_start_fits_on_one_screen(setup):
     assert word in text
 
 
-def test_a_dry_run_prints_the_largest_memory_of_the_stages(
+def test_a_dry_run_prints_the_largest_memory_of_the_phases(
   setup, monkeypatch, capsys
 ):
-  def step(stage, batch):
+  def step(phase, batch):
     used = SimpleNamespace(
-      argument_size_in_bytes=stage << 20, temp_size_in_bytes=(10 - stage) << 20
+      argument_size_in_bytes=phase << 20, temp_size_in_bytes=(10 - phase) << 20
     )
     program = SimpleNamespace(
-      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': stage}
+      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': phase}
     )
     return program, 0.0
 
-  monkeypatch.setattr(setup, 'stages', (2, 5, 3))
+  monkeypatch.setattr(setup, 'phases', (2, 5, 3))
   monkeypatch.setattr(setup, 'step', step)
   console.print_dry_run(setup)
   printed = capsys.readouterr().out
@@ -158,16 +196,16 @@ def plan():
 
   plan = Plan.__new__(Plan)
   plan.config, plan.mesh, plan.abstract = mock.Mock(blocks={}), mesh, state
-  plan.tasks = dict.fromkeys(('stage1', 'stage2'), mock.Mock(spec=Task))
+  plan.tasks = [mock.Mock(spec=Task)] * 2
   plan.make_step, plan.frozen, plan._steps = make, {}, {}
   return plan
 
 
 @pytest.mark.parametrize(
-  ('stage', 'other', 'shared'),
+  ('phase', 'other', 'shared'),
   [
     ({}, batch(8), True),
-    ({'name': 'stage2', 'start': 10}, batch(8), True),
+    ({'index': 1, 'start': 10}, batch(8), True),
     ({'trainable': '^head/'}, batch(8), False),
     ({'model': {'depth': 1}}, batch(8), False),
     ({'knobs': {'tau': 1.0}}, batch(8), False),
@@ -176,13 +214,13 @@ def plan():
   ],
 )
 def test_a_step_is_compiled_once_per_static_part_and_shape(
-  plan, stage, other, shared
+  plan, phase, other, shared
 ):
-  first, seconds = plan.step(STAGE, batch(8))
+  first, seconds = plan.step(PHASE, batch(8))
   assert seconds > 0
-  second, seconds = plan.step(dataclasses.replace(STAGE, **stage), other)
+  second, seconds = plan.step(dataclasses.replace(PHASE, **phase), other)
   assert (second is first, seconds == 0) == (shared, shared)
-  assert plan.step(STAGE, batch(8)) == (first, 0)
+  assert plan.step(PHASE, batch(8)) == (first, 0)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def load(others=(), **checkpoint):
     ),
     dataset=dict(name='digits', image_size=8),
     batch_size=8, log_every=1, tensorboard=False, mesh=dict(data=1),
-    stages=dict(stage1=dict(steps=4)),
+    phases=(dict(steps=4),),
     evals=dict(
       test=dict(type='classification', every_steps=2), **dict(others)
     ),

@@ -105,7 +105,7 @@ def config(tmp_path, monkeypatch):
       max_labels=3, image_size=16,
       augment=('inception_crop', 'flip', 'randaugment'),
     ),
-    stages=dict(stage1=dict(steps=3)),
+    phases=(dict(steps=3),),
     evals=dict(val=dict(type='classification', split='train[75%:]')),
   )  # fmt: skip
 
@@ -113,14 +113,14 @@ def config(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_step_and_an_evaluation(config):
   setup = Setup(config_schema.validate(config))
-  state, stage = setup.init(), setup.stages[0]
+  state, phase = setup.init(), setup.phases[0]
   before = jax.device_get(state.params)
   with jax.set_mesh(setup.mesh):
     batch = setup.put(next(setup.dataset.batches()))
     assert batch['label'].shape == (16, 3)
-    step, _ = setup.step(stage, batch)
-    state, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
-    [evaluation] = setup.evaluators['stage1'].values()
+    step, _ = setup.step(phase, batch)
+    state, metrics = step(state, setup.frozen, batch, phase.knob_values(0))
+    [evaluation] = setup.evaluators[0].values()
     results = evaluation.measure(state.variables)
   # Logits of a fresh head are 0: each of 5 classes costs log 2.
   assert metrics['loss'].compute() == pytest.approx(5 * math.log(2), abs=0.5)

@@ -1,4 +1,4 @@
-"""Schedules, optimizers, stages and knobs against values by hand."""
+"""Schedules, optimizers, phases and knobs against values by hand."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from core.errors import ConfigError
 from model_lib.bert import BertClassifier
 from model_lib.vit import ViT
 from train_lib import config_schema, optimizers
-from train_lib.stages import build_stages, knob_value
+from train_lib.phases import Phase, knob_value, of_older, plan
 from train_lib.task import Task
 from train_lib.text_classification import TextClassification
 
@@ -175,19 +175,21 @@ def test_a_scale_that_names_no_parameter_is_refused():
 
 
 def check(**given):
-  return fields.check(config_schema.Stage, given, 'stages.s')
+  return Phase(**fields.check(Phase, given, 'phases.0'))
 
 
-def test_stages_follow_the_numbers_in_their_names():
-  config = {
-    'stage10': check(epochs=1.5),
-    'stage1': check(steps=10, knobs={'prune': 0.0}),
-    'stage2': check(steps=5, knobs={'prune': ('linear', 0, 0.4)}),
-  }
-  first, second, third = build_stages(config, steps_per_epoch=10)
-  assert [(s.name, s.start, s.stop) for s in (first, second, third)] == [
-    ('stage1', 0, 10), ('stage2', 10, 15), ('stage10', 15, 30),
+def test_phases_follow_each_other_and_were_once_ordered_by_name():
+  older = {'stages': {
+    'stage10': {'epochs': 1.5},
+    'stage1': {'steps': 10, 'knobs': {'prune': 0.0}},
+    'stage2': {'steps': 5, 'knobs': {'prune': ('linear', 0, 0.4)}},
+  }}  # fmt: skip
+  phases = plan([check(**one) for one in of_older(older)['phases']], 10)
+  first, second, third = phases
+  assert [(p.label, p.index, p.start, p.stop) for p in phases] == [
+    ('stage1', 0, 0, 10), ('stage2', 1, 10, 15), ('stage10', 2, 15, 30),
   ]  # fmt: skip
+  assert plan([Phase(steps=1)], 10)[0].label == 'phase 0'
   values = [float(second.knob_values(step)['prune']) for step in (10, 12, 14)]
   assert values == pytest.approx([0.0, 0.2, 0.4])
   assert float(first.knob_values(9)['prune']) == 0.0
@@ -204,6 +206,6 @@ def test_stages_follow_the_numbers_in_their_names():
   ],
 )
 def test_schedules(schedule, expected):
-  schedule = check(knobs={'tau': schedule})['knobs']['tau']
+  schedule = check(knobs={'tau': schedule}).knobs['tau']
   values = [knob_value(schedule, step, 2) for step in range(3)]
   assert values == pytest.approx(expected)

@@ -35,7 +35,7 @@ from train_lib.run_directory import (
 
 CONFIG = {
   'seed': 0, 'log_every': 50, 'optimizer': {'name': 'adamw', 'lr': 1e-3},
-  'mesh': {'data': -1}, 'stages': {}, 'sizes': (1, 2),
+  'mesh': {'data': -1}, 'phases': [], 'sizes': (1, 2),
 }  # fmt: skip
 
 
@@ -207,11 +207,12 @@ def test_resuming_with_another_configuration_is_refused(tmp_path):
   begin(tmp_path)
   optimizer = {'name': 'adamw', 'lr': 2e-3, 'b1': 0.9}
   with pytest.raises(ConfigChangedError) as error:
-    enter(tmp_path, seed=1, optimizer=optimizer, stages={'a': 1})
+    enter(tmp_path, seed=1, optimizer=optimizer, phases=[{'a': 1}])
   for part in (
     'seed: saved 0, given 1',
     'optimizer.lr: saved 0.001, given 0.002',
     'optimizer.b1: saved nothing, given 0.9',
+    'phases.0.a: saved nothing, given 1',
   ):
     assert part in str(error.value)
   assert 'optimizer.name' not in str(error.value)
@@ -226,9 +227,10 @@ def test_a_field_newer_than_the_run_has_its_default():
   file = 'configs/recurrent_act/graves.py'
   given = command_line.load_config(file, []).to_dict()
   old = copy.deepcopy(given)
+  old['model'] = dict(old['model'])
   del old['optimizer']['scales'], old['model']['halting_bias']
   assert not run_directory.changes(old, given)
-  given['model']['halting_bias'] = 0.5
+  given['model'] |= {'halting_bias': 0.5}
   assert run_directory.changes(old, given) == [
     'model.halting_bias: saved 1.0, given 0.5'
   ]

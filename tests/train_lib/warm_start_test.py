@@ -166,8 +166,8 @@ def load_config(file, *overrides, model='learn'):
     f'configs/adatape/digits.py:model={model}',
     [
       *fields, 'batch_size=8', 'mesh.data=2', 'loader.num_threads=1',
-      'tensorboard=false', 'log_every=1', 'stages.stage1.epochs=0',
-      'stages.stage1.steps=1', f'warm_start.workdir={file}', *overrides,
+      'tensorboard=false', 'log_every=1', 'phases.0.epochs=0',
+      'phases.0.steps=1', f'warm_start.workdir={file}', *overrides,
     ],
   )  # fmt: skip
 

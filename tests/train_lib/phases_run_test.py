@@ -1,4 +1,4 @@
-"""Whole runs: frozen stages, knobs, averages, bfloat16, warm start, traces."""
+"""Whole runs: frozen phases, knobs, averages, bfloat16, warm start, traces."""
 
 import json
 import sys
@@ -14,15 +14,15 @@ from train_lib.task import Task
 pytestmark = pytest.mark.nightly
 
 DECAY = 0.5
-STEPS = 2  # of each stage
+STEPS = 2  # of each phase
 
 
-def train(workdir, *overrides, **stages):
+def train(workdir, phases, *overrides):
   config = build_test.load(
     'mesh.data=1', 'log_every=1',
     'tensorboard=false', 'optimizer.warmup_steps=0', *overrides,
   )  # fmt: skip
-  config = config.to_dict() | {'stages': stages, 'evals': {}}
+  config = config.to_dict() | {'phases': phases, 'evals': {}}
   trainer.train(config_schema.validate(config), str(workdir))
   text = (workdir / 'metrics.jsonl').read_text()
   return [json.loads(line) for line in text.splitlines()]
@@ -45,23 +45,23 @@ def save_asset(task, directory):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """A run of two stages, the second of the head alone; (workdir, rows)."""
+  """A run of two phases, the second of the head alone; (workdir, rows)."""
   workdir = tmp_path_factory.mktemp('runs') / 'staged'
   knobs = {'tape_weight': ('linear', 0, 9)}
   with pytest.MonkeyPatch.context() as patch:
     # The profiler need not look for TensorFlow here.
     patch.setitem(sys.modules, 'tensorflow', None)
     patch.setattr(Task, 'save_assets', save_asset)
+    second = dict(steps=STEPS, trainable='^head/', knobs=knobs)
     rows = train(
-      workdir, 'dtype=bfloat16', f'ema_decay={DECAY}',
-      'checkpoint.every_steps=1', 'checkpoint.keep=10', 'profile.start_step=1',
-      'profile.steps=1', stage1=dict(steps=STEPS),
-      stage2=dict(steps=STEPS, trainable='^head/', knobs=knobs),
+      workdir, (dict(steps=STEPS), second), 'dtype=bfloat16',
+      f'ema_decay={DECAY}', 'checkpoint.every_steps=1', 'checkpoint.keep=10',
+      'profile.start_step=1', 'profile.steps=1',
     )  # fmt: skip
   return workdir, rows
 
 
-def test_the_second_stage_changes_its_own_parameters_only(run):
+def test_the_second_phase_changes_its_own_parameters_only(run):
   workdir, _ = run
   before, after = params(workdir, STEPS), params(workdir, 2 * STEPS)
   assert changed(before, after) == {'head/kernel', 'head/bias'}
@@ -106,8 +106,8 @@ def test_assets_are_saved_once_and_a_trace(run):
 
 
 def test_a_warm_start_begins_with_the_other_average(run, tmp_path):
-  stage = dict(steps=1, trainable='^head/bias$')
-  train(tmp_path, f'warm_start.workdir={run[0]}', 'seed=7', stage1=stage)
+  phases = (dict(steps=1, trainable='^head/bias$'),)
+  train(tmp_path, phases, f'warm_start.workdir={run[0]}', 'seed=7')
   source, started = params(run[0], None, average=True), params(tmp_path, 1)
   assert started.keys() == source.keys()
   assert changed(source, started) == {'head/bias'}

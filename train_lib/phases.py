@@ -1,0 +1,129 @@
+"""Phases and knobs: the changes within one run.
+
+A *knob* is a traced scalar that follows a schedule within its phase (a prune
+ratio, a loss weight): it changes every step and never recompiles. A *phase*
+changes static parts: the trained parameters, model keywords. Both depend only
+on the step, so a resumed run continues at its step.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Interval, MinLen, Predicate
+
+# An ml_collections.ConfigDict, or a mapping like it.
+Config = Any
+
+
+def is_pattern(text: str) -> bool:
+  """Whether a text is a regular expression."""
+  with contextlib.suppress(re.error):
+    return bool(re.compile(text))
+  return False
+
+
+Steps = Annotated[int, Interval(ge=0, le=2**31 - 1)]
+Pattern = Annotated[
+  str,
+  MinLen(1),
+  Predicate(is_pattern),
+  'a regular expression of parameter paths',
+]
+_Number = float | int
+Knob = Annotated[
+  _Number | tuple[Literal['linear', 'cosine', 'alternate'], _Number, _Number],
+  'a finite number or (shape, first, last), shape one of linear, cosine, '
+  'alternate',
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """Consecutive steps with one compiled train step: `steps` or `epochs`.
+
+  Parameters whose path `trainable` matches train; `model` has the keywords that
+  differ in this phase, `knobs` schedules. `name` is for messages.
+  """
+
+  name: str = ''
+  steps: Steps = 0
+  epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
+  trainable: Pattern = '.*'
+  knobs: dict[str, Knob] = dataclasses.field(default_factory=dict)
+  model: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned(Phase):
+  """A phase and its place among all steps."""
+
+  index: int = 0
+  start: int = 0
+  stop: int = 0  # one past the last step
+
+  @property
+  def label(self) -> str:
+    """The name, or 'phase 0'."""
+    return self.name or f'phase {self.index}'
+
+  def knob_values(self, step: int) -> dict[str, np.ndarray]:
+    """Returns the knobs at a step, float32 scalars."""
+    last = max(self.stop - self.start - 1, 1)
+    place = min(max(step - self.start, 0), last)
+    return {
+      name: np.asarray(knob_value(schedule, place, last), np.float32)
+      for name, schedule in self.knobs.items()
+    }
+
+
+def knob_value(schedule: Any, step: int, last_step: int) -> float:
+  """Returns the value of a schedule at a step in [0, last_step] of its phase.
+
+  A number is constant. A shape goes from the first to the last value, but
+  'alternate' takes them in turns.
+  """
+  if isinstance(schedule, (int, float)):
+    return float(schedule)
+  shape, first, last = schedule
+  if shape == 'alternate':
+    return last if step % 2 else first
+  progress = step / last_step
+  if shape == 'cosine':
+    progress = (1 - math.cos(math.pi * progress)) / 2
+  return first + (last - first) * progress
+
+
+def plan(phases: Iterable[Phase], steps_per_epoch: int) -> tuple[Planned, ...]:
+  """Returns the phases with their steps; each has at least one."""
+  planned: list[Planned] = []
+  start = 0
+  for index, phase in enumerate(phases):
+    steps = int(phase.steps or round(phase.epochs * steps_per_epoch))
+    place: Any = dict(index=index, start=start, stop=start + max(steps, 1))
+    planned.append(Planned(**vars(phase), **place))
+    start = planned[-1].stop
+  return tuple(planned)
+
+
+def of_older(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the configuration of a run; phases were `stages`, a group by name.
+
+  They ran in the order of their names, stage2 before stage10. Checkpoints of
+  such a run know their phase by that name.
+  """
+  current = dict(config)
+  stages = current.pop('stages', None)
+  if stages is None:
+    return current
+  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=_order)]
+  return {'phases': phases, **current}
+
+
+def _order(name: str) -> list[Any]:
+  parts = re.split(r'(\d+)', name)
+  return [int(part) if part.isdigit() else part for part in parts]
