@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from core.errors import ConfigError
 from dataset_lib.synthetic import NAMES
-from eval_lib import adaptive_plots, evaluator, glue, plots, predictions, report
+from eval_lib import evaluator, glue, plots, predictions, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Estimate
 
@@ -68,7 +68,7 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       by_level = [summary(rows, levels[i : i + 1]) for i in range(len(levels))]
       report.write_csv(path, by_level)
-      with adaptive_plots.if_installed():
+      with plots.if_installed():
         draw(path, by_level, rows)
         print(f'picture: {path.with_suffix(".png")}')
     pair = rows['difficulty'], rows['tape_length']

@@ -143,9 +143,7 @@ def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
 
 def _value(info: DatasetInfo, field: str) -> Any:
   """Returns the value of a field; a false one is unknown."""
-  if hasattr(info, field):
-    return getattr(info, field)
-  return info.preprocessing.get(field)
+  return {**info.preprocessing, **vars(info)}.get(field)
 
 
 def _shown(names: Sequence[str], others: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from dataset_lib.order import splitmix64
 from dataset_lib.source import (
   PART_WORDS,
   DatasetInfo,
-  Source,
+  Drawn,
   parts,
   selected,
 )
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Pretraining(Source):
+class Pretraining(Drawn):
   """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
 
   Raises ConfigError if its rows were cut for another `max_length`; and see

@@ -6,7 +6,6 @@ tag, as in BERT's recipe for named entities (Devlin et al., 2019, section 5.3).
 All other tokens, and words whose tag is `_`, have the label -1.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import re
@@ -18,11 +17,12 @@ import numpy as np
 from annotated_types import Len, Predicate
 from jaxtyping import Int, Int32
 
-from core.errors import BadRecord, InvalidDataError
+from core.errors import BadRecord
 from dataset_lib import source, tokenizer
-from dataset_lib.source import Encoded, require
+from dataset_lib.source import require
 from dataset_lib.text_rows import TextRows, decoded, read_lines
 from dataset_lib.text_tasks import find_file
+from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer import Tokenizer
 
 IGNORED = -1  # label of a token without a tag
@@ -180,7 +180,10 @@ class TaggedWords(TextRows):
 
   def __post_init__(self) -> None:
     words = tokenizer.load(self.tokenizer)
-    names = self._class_names()
+    names = self._class_names(
+      self._file('train'), lambda pairs: {tag for _, tag in pairs} - {NO_TAG},
+      MAX_TAGS, f'tags in column {self.column}',
+    )  # fmt: skip
     ids = {name: number for number, name in enumerate(names)} | {NO_TAG: -1}
 
     def read(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], list[int]]:
@@ -222,18 +225,6 @@ class TaggedWords(TextRows):
   def record(self, index: int) -> dict[str, Any]:
     """Returns a row as `TokenSource`, with 'label' int32 `[L]`."""
     return super().record(index) | {'label': self._tags[index]}
-
-  def _class_names(self) -> list[str]:
-    rows, names = self._file('train'), set[str]()
-    for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):  # reported where it is used
-        names |= {tag for _, tag in rows[row]}
-    names -= {NO_TAG}
-    if not 2 <= len(names) <= MAX_TAGS:
-      expected = f'expected 2 to {MAX_TAGS} tags in column {self.column}'
-      got = f'got {len(names)}: {", ".join(sorted(names)[:10])}'
-      raise InvalidDataError(f'{self.directory}: {expected}, {got}')
-    return sorted(names)
 
   def _file(self, split: str) -> TaggedFile:
     path = Path(self.directory).expanduser()

@@ -24,7 +24,8 @@ from core import files
 from core.errors import BadRecord, InvalidDataError
 from dataset_lib import source, tokenizer
 from dataset_lib.order import record_rng
-from dataset_lib.source import DatasetInfo, TokenSource, require
+from dataset_lib.source import DatasetInfo, require
+from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
 
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
@@ -233,11 +234,29 @@ class TextRows(TokenSource):
       raise InvalidDataError(f'split {self.split!r} of {name} {found}')
     return values, lambda at: good[at][0].where(good[at][1]), bad_rows
 
+  def _class_names(
+    self, rows: Any, names_of: Callable[[Any], set[str]], most: int, what: str
+  ) -> tuple[str, ...]:
+    """Returns the sorted names of the classes of the whole train split.
+
+    Raises InvalidDataError for fewer than 2 or more than `most`; 0: no limit.
+    """
+    found: set[str] = set()
+    for row in range(len(rows)):
+      with contextlib.suppress(BadRecord):  # reported where it is used
+        found |= names_of(rows[row])
+    names = sorted(found)
+    if not 2 <= len(names) <= (most or len(names)):
+      expected = f'2 to {most} {what}' if most else f'2 {what} or more'
+      got = f'got {len(names)}: {", ".join(names[:10])}'
+      raise InvalidDataError(f'{self.directory}: expected {expected}, {got}')
+    return tuple(names)
+
   def _hold(
     self,
     words: tokenizer.Tokenizer,
     class_names: Sequence[str],
-    encoded: source.Encoded,
+    encoded: Encoded,
     labels: Any,
     where: Callable[[int], str],
     bad_rows: Sequence[tuple[int, BadRecord]],
@@ -253,7 +272,7 @@ class TextRows(TokenSource):
       len(encoded.lengths),
       words.vocab_size,
       'int32' if class_names else 'float32',
-      source.length_buckets(self.length_buckets, self.max_length),
+      length_buckets(self.length_buckets, self.max_length),
       label_kind=kind or ('class' if class_names else 'number'),
       preprocessing=words.preprocessing(self.max_length),
     )
@@ -291,7 +310,7 @@ class LabelledTexts(TextRows):
     words = tokenizer.load(self.tokenizer)
     rows, where, bad_rows = self._good_rows(self.task, open_split, read)
     texts, labels, sources = zip(*rows, strict=True)
-    self.sources: list[str] = list(sources)
+    self.sources = [*sources]
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = words.encode(first, second, self.max_length)
     held = words, task.class_names, encoded, labels

@@ -23,7 +23,7 @@ from tokenizers import normalizers, processors
 from core import files
 from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import sentencepiece_model, tokenizer_files
-from dataset_lib.source import Encoded
+from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer_files import (
   JSON_FILE,
   ROLES,
@@ -308,7 +308,7 @@ def _completed(
      f'ids below {MAX_VOCABULARY}'),
     ('type_id', types[:2] == types[2:], '0 of a text, 1 of its pair'),
     ('max_input_chars_per_word',
-     getattr(library.model, 'max_input_chars_per_word', 0) <= 1000,
+     kind == UNIGRAM or library.model.max_input_chars_per_word <= 1000,
      'at most 1000; longer words are unknown'),
   ):  # fmt: skip
     if not is_legal:

@@ -216,5 +216,4 @@ class Evaluator(evaluator.Evaluator):
         self._check_apart('split', fitted, expected)
 
   def _check_apart(self, field: str, others: Any, expected: str) -> None:
-    if shared := evaluator.count_shared(self._data[field].source, others):
-      raise ConfigError(field, getattr(self, field), expected.format(shared))
+    self.check_apart(field, self._data[field].source, others, expected)

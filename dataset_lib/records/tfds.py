@@ -38,7 +38,21 @@ DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class TfdsImages(ImageOptions):
+class ShardedImages(ImageOptions):
+  """Fields and places of images in shards; a subclass sets `_records`."""
+
+  _records: RecordFiles = dataclasses.field(init=False, repr=False)
+  split: source.AnySplit
+  max_labels: source.MaxLabels = 0
+  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
+
+  def where(self, index: int) -> str:
+    """Returns the file of a record and its row there."""
+    return self._records.where(index)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class TfdsImages(ShardedImages):
   """Encoded images of one split of a prepared builder, and their classes.
 
   A set of several labels a row, Sequence(ClassLabel), needs `max_labels`. The
@@ -46,13 +60,10 @@ class TfdsImages(ImageOptions):
   name others.
   """
 
-  split: source.AnySplit
   builder: BuilderName = ''
   data_dir: DataDir = ''
   image_key: OwnKey = ''
   label_key: OwnKey = ''
-  max_labels: source.MaxLabels = 0
-  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
@@ -69,10 +80,10 @@ class TfdsImages(ImageOptions):
       expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
       field = 'dataset.max_labels'
       raise errors.ConfigError(field, self.max_labels, expected)
-    self._examples = Examples(builder, self.split, keys)
-    self.where, label = self._examples.where, features[1]
+    self._records = Examples(builder, self.split, keys)
+    label = features[1]
     classes = label.num_classes, label.names or ()
-    self.describe(*classes, len(self._examples), self.max_labels)
+    self.describe(*classes, len(self._records), self.max_labels)
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
@@ -89,7 +100,7 @@ class TfdsImages(ImageOptions):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
-    example = self._examples[index]
+    example = self._records[index]
     image, label = (example[key] for key in self._keys)
     return {'image': image, 'label': label}
 
@@ -213,7 +224,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class ImageRecords(ImageOptions):
+class ImageRecords(ShardedImages):
   """Images in shards of `tf.train.Example`, as JFT and ImageNet are kept.
 
   The shards of the split 'train' are the files `train-*.tfrecord`, or else
@@ -223,13 +234,11 @@ class ImageRecords(ImageOptions):
   up to that number.
   """
 
-  split: source.AnySplit
   directory: Annotated[str, Len(1), 'the folder of the shards']
   num_classes: Annotated[int, Interval(ge=2, le=2**24)]
   image_key: Key = 'image/encoded'
   label_key: Key = 'image/class/label'
   max_labels: source.MaxLabels = 16
-  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
@@ -249,7 +258,6 @@ class ImageRecords(ImageOptions):
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
-    self.where = self._records.where
     self.describe(self.num_classes, (), len(self._records), self.max_labels)
 
   def record(self, index: int) -> dict[str, Any]:
