@@ -27,7 +27,7 @@ def draw(
   """
   model, ours = default.model, {row['setting']: row for row in rows}
   metric = f'{model.facts["metric"]} (%)'
-  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+  frontiers: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
   bars: dict[str, dict[str, Any]] = {}
   for row in (*rows, *tables.get('timings', ())):
     name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
@@ -43,14 +43,14 @@ def draw(
     else:
       label = f'median time of a row at batch {batch} (ms)'
       picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
-    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
+    curves = frontiers.setdefault(picture, {}).setdefault(run_name, {})
     curves[short(rule)] = cost, 100 * row['quality']
     is_trained = ours.get(name, {}).get('variant') == 'as trained'
     if batch and is_trained and ('/' in name or name == default.name):
       bar = bars.setdefault(run_name, {})
       bar[metric] = 100 * row['quality']
       bar[f'speed-up at batch {batch}'] = row['speedup']
-  for (file, label), curves in pictures.items():
+  for (file, label), curves in frontiers.items():
     pictures.plot_frontier(out / file, curves, label, metric)
   title, counted = 'Ablation', ablation(rows)
   if len(bars) < 2 < len(counted):  # nothing was timed

@@ -47,10 +47,10 @@ def validate(config: Any, split: Any = None) -> dict[str, Any]:
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
-  given = dict(config.items())
-  name = given.pop('name', None)
+  values = dict(config.items())
+  name = values.pop('name', None)
   kind = source_class(name)
-  complete = fields.check(kind, given, 'dataset', without=('split',))
+  complete = fields.check(kind, values, 'dataset', without=('split',))
   kind.check_fields(complete)
   if split is not None:
     legal = typing.get_type_hints(kind, include_extras=True)['split']
@@ -91,10 +91,10 @@ def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
 
 def preprocessing(config: ConfigLike) -> dict[str, Any]:
   """Returns how a legal configuration prepares inputs, as a `DatasetInfo`."""
-  given = dict(config.items())
+  values = dict(config.items())
   # The tokenizer is that of a file.
-  kind, no_file = source_class(given['name']), {'tokenizer': ''}
-  return kind.prepared(given | no_file)
+  kind, no_file = source_class(values['name']), {'tokenizer': ''}
+  return kind.prepared(values | no_file)
 
 
 def build_source(

@@ -193,24 +193,20 @@ class Indexed(Source):
     for row, epoch in enumerate(places.epochs.tolist()):
       index = candidate = int(indices[row])
       for attempt in itertools.count(1):  # `count` ends it
-        key = (seed, epoch, candidate) if train and self.augment else None
+        key = seed, epoch, candidate
+        rng = record_rng(*key) if train and self.augment else None
         try:
-          inputs[row], labels[row] = self._checked(candidate, key)
+          record = self.record(candidate)
+          labels[row] = check_labels(record['label'], info)
+          value = self.transform(record[info.input_key], rng)
+          check_input(value, info)
           break
         except BadRecord as error:
           count(error, error.where or self.where(candidate), candidate)
           rng = record_rng(seed, epoch, index, attempt)
           candidate = int(rng.integers(len(self)))
-      indices[row] = candidate
+      indices[row], inputs[row] = candidate, value
     return indices, {info.input_key: inputs, 'label': labels}
-
-  def _checked(self, index: int, key: Any) -> tuple[np.ndarray, Any]:
-    record, info = self.record(index), self.info
-    label = check_labels(record['label'], info)
-    rng = record_rng(*key) if key else None
-    value = self.transform(record[info.input_key], rng)
-    check_input(value, info)
-    return value, label
 
 
 class Batched(Source):
@@ -344,11 +340,11 @@ def selected(
   """
   result, opened = [], functools.cache(opened)
   for part in parts(split, names):
-    whole = opened(part.name)
-    rows = part.rows(len(whole))
-    if len(whole) and not rows:
+    records = opened(part.name)
+    rows = part.rows(len(records))
+    if len(records) and not rows:
       expected = f'parts with rows; [{part.first or ""}:{part.last or ""}] '
-      expected += f'selects 0 of the {len(whole)} rows of {part.name!r}'
+      expected += f'selects 0 of the {len(records)} rows of {part.name!r}'
       raise ConfigError('split', split, expected)
-    result.append((part.name, whole, rows))
+    result.append((part.name, records, rows))
   return result

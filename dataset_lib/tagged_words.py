@@ -80,8 +80,10 @@ def encode_words(
     ends = np.append(np.ones(skip, np.int32), ends)
     places.append(np.stack([ends[:-1], ends[1:]], axis=1))
     begin = start + sizes[:skip].sum()
-    own = tokens[begin : begin + ends[-1] - 1]
-    rows.append(np.array([tokenizer.cls_id, *own, tokenizer.sep_id], np.int32))
+    pieces = tokens[begin : begin + ends[-1] - 1]
+    rows.append(
+      np.array([tokenizer.cls_id, *pieces, tokenizer.sep_id], np.int32)
+    )
     start += sizes.sum()
     first += len(words)
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
@@ -179,7 +181,7 @@ class TaggedWords(TextRows):
     return info, rows | {'label': label, 'left_out': ((), 'int32')}
 
   def __post_init__(self) -> None:
-    words = tokenizer.load(self.tokenizer)
+    loaded = tokenizer.load(self.tokenizer)
     names = self._class_names(
       self._file('train'), lambda pairs: {tag for _, tag in pairs} - {NO_TAG},
       MAX_TAGS, f'tags in column {self.column}',
@@ -194,7 +196,7 @@ class TaggedWords(TextRows):
 
     rows, where, bad_rows = self._good_rows('tags', self._file, read)
     texts = [text for text, _ in rows]
-    encoded, places = encode_words(words, texts, self.max_length)
+    encoded, places = encode_words(loaded, texts, self.max_length)
     self._tags: list[Int32[np.ndarray, ' L']] = []
     left_out = np.zeros(len(rows), np.int32)
     for row, ((_, tags), spans) in enumerate(zip(rows, places, strict=True)):
@@ -205,7 +207,7 @@ class TaggedWords(TextRows):
       tagged = sum(tag != IGNORED for tag in tags)
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
-    self._hold(words, names, encoded, left_out, where, bad_rows, 'tags')
+    self._hold(loaded, names, encoded, left_out, where, bad_rows, 'tags')
     self.padding = {**self.padding, 'label': IGNORED}
 
   def records(

@@ -88,8 +88,8 @@ class TextTask:
     labels = [name for name in self.label if name in given]
     if not texts or len(labels) < bool(self.label):
       wanted = self.label if texts else map(', '.join, self.texts)
-      found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
-      raise InvalidDataError(f'{where}: expected the {found}')
+      wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
+      raise InvalidDataError(f'{where}: expected the {wanted_columns}')
     chosen = *texts[0], *labels[:1]
     if repeated := [
       name for name in (*chosen, *SOURCES) if [*given].count(name) > 1
@@ -229,9 +229,9 @@ class TextRows(TokenSource):
         placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
     if not good:
-      found = f'has {len(rows)} rows, of which none can be used; the first: '
-      found = found + str(bad_rows[0][1]) if rows else 'is empty'
-      raise InvalidDataError(f'split {self.split!r} of {name} {found}')
+      problem = f'has {len(rows)} rows, of which none can be used; the first: '
+      problem = problem + str(bad_rows[0][1]) if rows else 'is empty'
+      raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
     return values, lambda at: good[at][0].where(good[at][1]), bad_rows
 
   def _class_names(
@@ -303,17 +303,19 @@ class LabelledTexts(TextRows):
     def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
-      own = next((fields[name] for name in SOURCES if name in fields), '')
+      source_name = next(
+        (fields[name] for name in SOURCES if name in fields), ''
+      )
       # Few names, many rows.
-      return texts, task.read_label(label), sys.intern(own)
+      return texts, task.read_label(label), sys.intern(source_name)
 
-    words = tokenizer.load(self.tokenizer)
+    loaded = tokenizer.load(self.tokenizer)
     rows, where, bad_rows = self._good_rows(self.task, open_split, read)
     texts, labels, sources = zip(*rows, strict=True)
     self.sources = [*sources]
     first, second, *_ = [*zip(*texts, strict=True), None]
-    encoded = words.encode(first, second, self.max_length)
-    held = words, task.class_names, encoded, labels
+    encoded = loaded.encode(first, second, self.max_length)
+    held = loaded, task.class_names, encoded, labels
     self._hold(*held, where, bad_rows)
 
 

@@ -204,11 +204,11 @@ class Glue(LabelledTexts):
       user = "dataset 'glue' without dataset.directory"
       builder = tfds.prepared_builder(name, self.data_dir, user)
       return _tfds_rows(builder, task, split)
-    own = 'diagnostic' if split == 'ax' else split.replace('validation', 'dev')
+    stem = 'diagnostic' if split == 'ax' else split.replace('validation', 'dev')
     folder = Path(self.directory).expanduser()
     folders = [folder, folder / self.task, folder / task.folder]
-    folders += [folder / own] * (split == 'ax')
-    path = find_file(self.task, split, folders, _tsv_names(own, split))
+    folders += [folder / stem] * (split == 'ax')
+    path = find_file(self.task, split, folders, _tsv_names(stem, split))
     return _tsv_file(path, task, split)
 
 
@@ -253,12 +253,12 @@ class Probing(LabelledTexts):
 
   def _rows_of(self, name: str) -> Any:
     split = 'validation' if name == 'dev' else name
-    whole = [f'{self.task}.txt{end}' for end in _ENDS]
+    all_splits = [f'{self.task}.txt{end}' for end in _ENDS]
     stems = split.replace('validation', 'dev'), split, split[:2]
     folder = Path(self.directory).expanduser()
     folders, names = (folder / self.task, folder), _tsv_names(*stems)
-    path = find_file(self.task, split, folders, [*whole, *names])
-    if path.name not in whole:
+    path = find_file(self.task, split, folders, [*all_splits, *names])
+    if path.name not in all_splits:
       return _tsv_file(path, _PROBING, split)
     # Lines with an unknown split mark go to train, which counts them as bad.
     lines = [

@@ -148,9 +148,9 @@ class Tokenizer:
     names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
     hashed = [parts[name] for name in names]
     # Only names of its own, so that older checksums hold.
-    own = [self._library.id_to_token(n or 0) for n in self._special]
+    special_names = [self._library.id_to_token(n or 0) for n in self._special]
     usual = SPECIAL[parts['model']['type']]
-    hashed += [own[:4]] * (own[:4] != [*usual[:4]])
+    hashed += [special_names[:4]] * (special_names[:4] != [*usual[:4]])
     text = json.dumps(hashed, sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
 

@@ -123,11 +123,11 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   def loss(temperature):
     return negative_log_likelihood(logits, labels, temperature)
 
-  found = optimize.minimize_scalar(
+  result = optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
     bounds=np.log(TEMPERATURES), method='bounded', options={'xatol': 1e-7},
   )  # fmt: skip
-  return min((1.0, float(np.exp(found.x)), *TEMPERATURES), key=loss)
+  return min((1.0, float(np.exp(result.x)), *TEMPERATURES), key=loss)
 
 
 def fit_temperatures(
@@ -141,18 +141,18 @@ def fit_temperatures(
   Logs a warning of each that is a bound of `TEMPERATURES`.
   """
   before = errors(logits, labels, bins)
-  found = [
+  temperatures = [
     fit_temperature(head, labels) if error > only_above else 1.0
     for head, error in zip(logits, before, strict=True)
   ]
-  for number, temperature in enumerate(found, 1):
+  for number, temperature in enumerate(temperatures, 1):
     if temperature in TEMPERATURES:
       logging.warning(
         'head %d of %d: the temperature %g is the bound of the search, so the '
         'fit is not trustworthy; the head may be near chance, or never wrong',
-        number, len(found), temperature,
+        number, len(temperatures), temperature,
       )  # fmt: skip
-  return np.array(found)
+  return np.array(temperatures)
 
 
 def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
@@ -213,11 +213,11 @@ class ResultFile:
 
   def check_fingerprint(self, served: str) -> None:
     """Raises ConfigError if the file is of other parameters."""
-    known = self.values.get('parameters')
-    if known not in (None, served):
+    fitted = self.values.get('parameters')
+    if fitted not in (None, served):
       raise self.error(
         '',
-        f'that of the parameters {known}',
+        f'that of the parameters {fitted}',
         f'the {self.ENTRY} of the checkpoint that is used, whose parameters '
         f'are {served}',
       )
@@ -233,9 +233,9 @@ class ResultFile:
   def error(self, part: str, given: Any, expected: str) -> ConfigError:
     """Returns the error of a part of the file, which is damaged, or of all."""
     expected = f'{expected}; {self.repair()}'
-    found = ConfigError(f'{self.path}{part}', given, expected)
-    found.exit_code = InvalidDataError.exit_code if part else found.exit_code
-    return found
+    error = ConfigError(f'{self.path}{part}', given, expected)
+    error.exit_code = InvalidDataError.exit_code if part else error.exit_code
+    return error
 
 
 class CalibrationFile(ResultFile):
@@ -264,10 +264,10 @@ class CalibrationFile(ResultFile):
     """
     if not (split := self.values.get('calibration_split')):
       return None
-    given = dict(self.values.get('dataset', dataset))
-    if 'tokenizer' in given:  # that of the calibration may have been moved
-      given['tokenizer'] = dataset['tokenizer']
-    return builder.build_source(given, split)
+    config = dict(self.values.get('dataset', dataset))
+    if 'tokenizer' in config:  # that of the calibration may have been moved
+      config['tokenizer'] = dataset['tokenizer']
+    return builder.build_source(config, split)
 
 
 @dataclasses.dataclass(kw_only=True)

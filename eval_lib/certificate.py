@@ -82,27 +82,27 @@ class Evaluator(predictions.Evaluator):
         'for each row that gets worse', len(labels), needed,
       )  # fmt: skip
     if path := self.file(FILE):
-      known = {
+      owner = {
         'parameters': parameters,
         'temperatures': [*file.temperatures(len(variants[0].heads))],
       }
       old = self._written()
       # Certificates of another model are dropped.
-      same = all(old.get(name) == value for name, value in known.items())
+      same = all(old.get(name) == value for name, value in owner.items())
       kept = old['sources'] if same else {}
       self._check_better(entry, kept.get(self.source))
       sources = {**kept, self.source: entry}
-      files.write_json(path, known | {'sources': sources})
+      files.write_json(path, owner | {'sources': sources})
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
   def _written(self) -> dict[str, Any]:
     """Returns the content of certificate.json, {} without one."""
     if (path := self.file(FILE)) and path.exists():
       with files.damage_of(path):
-        found = files.read_object(path)
-        for one in found['sources'].values():
+        content = files.read_object(path)
+        for one in content['sources'].values():
           float(one['saved']), one['epsilon'], one['rows']
-        return found
+        return content
     return {}
 
   def _check_better(self, entry: Any, old: Any) -> None:
@@ -132,19 +132,19 @@ class Evaluator(predictions.Evaluator):
 
   def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
-    chosen, tau, found = variants[0], None, (0.0, 0.0, 0.0)
+    chosen, tau, measured = variants[0], None, (0.0, 0.0, 0.0)
     if best is not None:
       chosen = variants[grid.variants[best]]
       tau = float(grid.thresholds[best])
       # Costs are shares of a mean: at full depth 1 is off by a rounding.
       saved = round(1.0 - grid.cost[:, best].mean(), 12) + 0.0  # not -0.0
       mean = risk.mean_risk(self.risk, grid.losses[:, best])
-      found = mean, saved, grid.early[best]
+      measured = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
     drift = calibration.drift_statistics(chosen.heads, at)
     if chosen.changes:  # the model as trained serves during drift
-      whole = calibration.drift_statistics(variants[0].heads, at)
-      drift['during'] = whole['confidences']
+      full = calibration.drift_statistics(variants[0].heads, at)
+      drift['during'] = full['confidences']
     return {
       'tau': tau,
       'model': {
@@ -158,7 +158,9 @@ class Evaluator(predictions.Evaluator):
       'delta': float(self.delta),
       'rows': len(grid.losses),
       'bound': None if best is None else bound,
-      **dict(zip(('mean', 'saved', 'early'), map(float, found), strict=True)),
+      **dict(
+        zip(('mean', 'saved', 'early'), map(float, measured), strict=True)
+      ),
       'dataset': builder.validate(self.data),
       'split': self.split,
       'drift': drift,

@@ -95,10 +95,10 @@ class Evaluator:
   def measure(self, variables: Any) -> dict[str, float]:
     """Returns `run`, and 'unlabelled': rows that it left out, if there are."""
     self.unlabelled = 0
-    found = self.run(variables)
+    results = self.run(variables)
     if self.unlabelled:
-      found = found | {'unlabelled': float(self.unlabelled)}
-    return found
+      results = results | {'unlabelled': float(self.unlabelled)}
+    return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
     """Returns the names of `run` without running it; None if it cannot say.
@@ -180,11 +180,11 @@ class Classification(Evaluator):
       merged = metrics.merge_on_host(merged or None, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
-    found = metrics.compute(merged)
+    results = metrics.compute(merged)
     if self.per_class and of_classes is not None:
-      found[metrics.CLASS_ACCURACY] = of_classes.compute()
-      found |= zip(self._class_names(), of_classes.means(), strict=True)
-    return found
+      results[metrics.CLASS_ACCURACY] = of_classes.compute()
+      results |= zip(self._class_names(), of_classes.means(), strict=True)
+    return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str]:
     """See `Evaluator`."""
@@ -210,26 +210,26 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
 
 def validate(config: ConfigLike) -> dict[str, Any]:
   """Returns the `evals` of a run's configuration, complete; reads no data."""
-  given = dict(config.items())
+  values = dict(config.items())
   return {
-    name: _complete(f'evals.{name}', entry, given.get('dataset', {}))
-    for name, entry in given.get('evals', {}).items()
+    name: _complete(f'evals.{name}', entry, values.get('dataset', {}))
+    for name, entry in values.get('evals', {}).items()
   }
 
 
 def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   if not isinstance(entry, ConfigLike):
     raise ConfigError(prefix, entry, "a dict such as dict(type='...')")
-  given = dict(entry.items())
-  name = given.pop('type', None)
+  values = dict(entry.items())
+  name = values.pop('type', None)
   kind = locate(name, f'{prefix}.type')
-  complete = fields.check(kind, given, prefix, without=('context',))
-  own = complete['dataset']
-  if own is not None:
+  complete = fields.check(kind, values, prefix, without=('context',))
+  own_dataset = complete['dataset']
+  if own_dataset is not None:
     run_dataset = builder.validate(run_dataset)
     with fields.errors_under(prefix):
-      own = builder.prepared_alike(own, run_dataset)
-  dataset = run_dataset if own is None else own
+      own_dataset = builder.prepared_alike(own_dataset, run_dataset)
+  dataset = run_dataset if own_dataset is None else own_dataset
   for field, split in complete.items():
     if field.endswith('split'):
       try:
@@ -237,15 +237,15 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
       except ConfigError as error:
         wrong = f'{prefix}.{field if error.field == "split" else error.field}'
         raise ConfigError(wrong, error.given, error.expected) from error
-  if own is not None:
+  if own_dataset is not None:
     complete['dataset'] = builder.validate(dataset)
   return {'type': str(name), **complete}
 
 
 def locate(kind: Any, field: str) -> type[Evaluator]:
   """Finds an evaluator class by its name in `EVALUATORS` or 'module:Class'."""
-  known = f'one of {", ".join(EVALUATORS)}'
-  expected = f"{known} or 'package.module:Name' of a subclass of {Evaluator}"
+  names = f'one of {", ".join(EVALUATORS)}'
+  expected = f"{names} or 'package.module:Name' of a subclass of {Evaluator}"
   name = EVALUATORS.get(str(kind), kind)
   found: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
   return found

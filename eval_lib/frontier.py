@@ -144,8 +144,10 @@ class Evaluator(predictions.Evaluator):
     layers = [*names.values()]
     recording = Recording(logits, labels, layers, quality=self._quality)
     scores = [float(self._quality(head, labels)) for head in logits]
-    given = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
-    result = {f'{self._metric}_{name}': score for name, score in given}
+    quality_by_name = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
+    result = {
+      f'{self._metric}_{name}': score for name, score in quality_by_name
+    }
     lines = []
     for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
       point = recording.leave(predictions.confidence_exit(heads, tau))
@@ -170,13 +172,16 @@ class Evaluator(predictions.Evaluator):
     """Returns those of calibration.json, which serve."""
     file = calibration.CalibrationFile(self.context.workdir)
     parameters = calibration.fingerprint(variables)
-    known = file.values and file.values.get('parameters') in (None, parameters)
-    if self.calibration_split and not known:
+    is_fitted = file.values and file.values.get('parameters') in (
+      None,
+      parameters,
+    )
+    if self.calibration_split and not is_fitted:
       fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
       given: Any = {name: getattr(self, name) for name in fields}
       report = calibration.Evaluator(**given).report(variables)
       return np.array(report['temperatures'])
     file.check_fingerprint(parameters)
     self.check_unfitted(file)
-    found = file.temperatures(heads, self.layers)
-    return np.array(found or [1.0] * heads)
+    temperatures = file.temperatures(heads, self.layers)
+    return np.array(temperatures or [1.0] * heads)

@@ -160,8 +160,8 @@ class ByClass(Average):
 
   def compute(self) -> float:
     """Returns the mean over the classes that have rows."""
-    known = [mean for mean in self.means() if not math.isnan(mean)]
-    return _ratio(sum(known), len(known))
+    means = [mean for mean in self.means() if not math.isnan(mean)]
+    return _ratio(sum(means), len(means))
 
 
 def row_statistics(

@@ -255,13 +255,13 @@ def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   also `figure`.
   """
   workdir = pathlib.Path(workdir)
-  found = report.read_curves(workdir / 'metrics.jsonl')
+  curves = report.read_curves(workdir / 'metrics.jsonl')
   rows = *_PANELS, *panels, _RATE
-  panels = [one for one in (_panel(found, *row) for row in rows) if one.lines]
+  panels = [one for one in (_panel(curves, *row) for row in rows) if one.lines]
   if not panels:
     raise ValueError(
       f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
-      f'that is drawn, got {sorted(found)}'
+      f'that is drawn, got {sorted(curves)}'
     )
   columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
   size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
@@ -304,14 +304,14 @@ def _panel(
       values = scale * found[name][1]
       # Skip a curve equal to one already drawn: a loss may be cross-entropy.
       is_drawn = any(
-        one.number == number
-        and len(one.y) == len(values)
-        and np.allclose(one.y, values, rtol=1e-3, equal_nan=True)
-        for one in lines
+        line.number == number
+        and len(line.y) == len(values)
+        and np.allclose(line.y, values, rtol=1e-3, equal_nan=True)
+        for line in lines
       )
       if not is_drawn:
-        one = Line(label, found[name][0], values, number)
-        lines += _with_spread(found, name, scale, one, style)
+        line = Line(label, found[name][0], values, number)
+        lines += _with_spread(found, name, scale, line, style)
   last_step = max((steps[-1] for steps, _ in found.values()), default=0)
   limits = 0, max(last_step * 1.02, 1)
   bottom = (0, None) if title == 'Learning rate' else None

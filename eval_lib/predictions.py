@@ -64,17 +64,17 @@ def collect(
     is_real = is_labelled if labelled else np.asarray(fetched['index']) >= 0
     for name, values in fetched.items():
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
-  whole = {name: np.concatenate(part) for name, part in parts.items()}
-  if not len(whole.get('index', ())):
+  arrays = {name: np.concatenate(part) for name, part in parts.items()}
+  if not len(arrays.get('index', ())):
     raise InvalidDataError(f'{finite}: the split holds no example with a label')
-  if not np.isfinite(whole[finite]).all():
+  if not np.isfinite(arrays[finite]).all():
     raise FloatingPointError(
       f'{finite}: expected finite numbers, got NaN or infinity; the run has '
       'diverged, or the model overflows in its compute dtype'
     )
   # Batches and processes distribute the records in different orders.
-  order = np.argsort(whole['index'], kind='stable')
-  return {name: values[order] for name, values in whole.items()}
+  order = np.argsort(arrays['index'], kind='stable')
+  return {name: values[order] for name, values in arrays.items()}
 
 
 def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
@@ -97,10 +97,10 @@ def correct(
 
 def label_text(labels: Any, names: Sequence[str]) -> Any:
   """Returns the names of the labels of a row, or a number as it is."""
-  given = np.atleast_1d(labels).tolist()
+  classes = np.atleast_1d(labels).tolist()
   if not names:
-    return given[0]
-  return ', '.join(names[label] for label in given if label >= 0)
+    return classes[0]
+  return ', '.join(names[label] for label in classes if label >= 0)
 
 
 def confidence_exit(probabilities: Heads, threshold: float) -> Labels:
@@ -161,9 +161,9 @@ class Evaluator(evaluator.Evaluator):
     self._data = {'split': self.open(self.split)}
     info = self._data['split'].info
     if info.num_classes < 2 or info.max_labels:
-      given = 'several labels a row' if info.max_labels else 'a regression'
+      got = 'several labels a row' if info.max_labels else 'a regression'
       expected = 'one class a row: others have no single confidence'
-      raise ConfigError('dataset', given, expected)
+      raise ConfigError('dataset', got, expected)
     if self.calibration_split:
       self._data['calibration_split'] = self.open(self.calibration_split)
       expected = (

@@ -192,12 +192,12 @@ def choose(
   else:
     passes, tried = np.zeros(len(grid.groups), bool), np.concatenate(orders)
     passes[tried] = test(tested.losses[:, tried], epsilon, level) <= level
-  found = np.concatenate(
+  certified = np.concatenate(
     [order[np.logical_and.accumulate(passes[order])] for order in orders]
   )
-  if not len(found):
+  if not len(certified):
     return None, 0.0
-  best = int(found[grid.cost[:, found].mean(0).argmin()])
+  best = int(certified[grid.cost[:, certified].mean(0).argmin()])
   if method == 'conformal':
     return best, epsilon
 

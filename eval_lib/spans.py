@@ -49,8 +49,8 @@ def _bounds(
   size = tags.shape[1]
   place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tags.shape)
   kind, begins, ends = (jnp.asarray(table)[tags] for table in scheme)
-  words = jax.lax.cummax(jnp.where(is_word, place, -1), axis=1)
-  before = jnp.pad(words, ((0, 0), (1, 0)), constant_values=-1)[:, :size]
+  last_word = jax.lax.cummax(jnp.where(is_word, place, -1), axis=1)
+  before = jnp.pad(last_word, ((0, 0), (1, 0)), constant_values=-1)[:, :size]
   at = jnp.maximum(before, 0)
   last_kind = jnp.where(before < 0, -1, jnp.take_along_axis(kind, at, 1))
   last_ends = (before >= 0) & jnp.take_along_axis(ends, at, 1)

@@ -43,19 +43,19 @@ def unlabelled(dataset: Any) -> dict[str, Any]:
 
   Its test sets have none.
   """
-  given = dict(dataset.items())
-  if given.get('name') != 'glue':
-    raise ConfigError('dataset.name', given.get('name'), "'glue'")
-  return given | {'name': 'dataset_lib.text_tasks:GlueTexts'}
+  values = dict(dataset.items())
+  if values.get('name') != 'glue':
+    raise ConfigError('dataset.name', values.get('name'), "'glue'")
+  return values | {'name': 'dataset_lib.text_tasks:GlueTexts'}
 
 
 def write(
   folder: str | os.PathLike[str], name: str, answers: Num[np.ndarray, ' N']
 ) -> Path:
   """Writes class ids, or numbers of STS-B, as the file of a `glue.name_of`."""
-  words = _words(name)
-  if words:
-    cells = [words[answer] for answer in answers]
+  class_words = _words(name)
+  if class_words:
+    cells = [class_words[answer] for answer in answers]
   else:
     cells = [f'{x:.3f}' for x in np.clip(answers, 0.0, MAX_SCORE)]
   lines = [HEADER, *(f'{index}\t{cell}' for index, cell in enumerate(cells))]
@@ -72,7 +72,7 @@ def read(
   Raises InvalidDataError with the line, MissingDataError without the file.
   """
   path = Path(path)
-  words = _words(path.stem, str(path))
+  class_words = _words(path.stem, str(path))
   (_, header), *lines = text_rows.read_lines(path)
   if header != HEADER.encode():
     raise _wrong(path, 1, repr(HEADER), header)
@@ -81,17 +81,17 @@ def read(
     given, _, cell = line.decode(errors='replace').partition('\t')
     if given != str(index):
       raise _wrong(path, number, f'index {index}', given)
-    if words and cell not in words:
-      raise _wrong(path, number, f'one of {", ".join(words)}', cell)
+    if class_words and cell not in class_words:
+      raise _wrong(path, number, f'one of {", ".join(class_words)}', cell)
     try:
-      number_of = words.index if words else TASKS['stsb'].read_label
+      number_of = class_words.index if class_words else TASKS['stsb'].read_label
       answers.append(number_of(cell))
     except BadRecord as error:
       legal = f'a number in [0, {MAX_SCORE}]'
       raise _wrong(path, number, legal, cell) from error
   if rows not in (None, len(answers)):
     raise _wrong(path, len(lines) + 1, f'{rows} rows', len(answers))
-  return np.array(answers, np.int64 if words else np.float64)
+  return np.array(answers, np.int64 if class_words else np.float64)
 
 
 def zip_files(
@@ -166,5 +166,5 @@ class Submitted(glue.Evaluator):
     """Compares with the labels of `split`; does not use the variables."""
     source = self._data.source
     labels = [source.record(row)['label'] for row in range(len(source))]
-    found = read(self.path, len(labels))
-    return glue.score(self._task, found, np.array(labels))
+    answers = read(self.path, len(labels))
+    return glue.score(self._task, answers, np.array(labels))

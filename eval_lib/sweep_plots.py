@@ -58,8 +58,8 @@ def plot_trials(
   for number, (field, x) in enumerate(fields, 2):
     places = [plots.shown(v) if isinstance(v, str) else v for v in x]
     lines = [Line('', np.array(places), y, number, style=points)]
-    whole = all(isinstance(value, int) for value in x)
-    ticks = 6 if whole and field not in logs else 0
+    is_integer = all(isinstance(value, int) for value in x)
+    ticks = 6 if is_integer and field not in logs else 0
     panels.append(
       Panel('', label, field, lines, ticks=ticks, log=field in logs)
     )

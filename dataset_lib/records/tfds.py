@@ -41,7 +41,7 @@ DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 class ShardedImages(ImageOptions):
   """Fields and places of images in shards; a subclass sets `_records`."""
 
-  _records: RecordFiles = dataclasses.field(init=False, repr=False)
+  _records: Any = dataclasses.field(init=False, repr=False)  # `RecordFiles`
   split: source.AnySplit
   max_labels: source.MaxLabels = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
@@ -74,8 +74,8 @@ class TfdsImages(ShardedImages):
       features[1] = features[1].feature
       kinds[1] = f'several {type(features[1]).__name__}'
     if kinds not in (['Image', 'ClassLabel'], ['Image', 'several ClassLabel']):
-      found = ' to '.join(kinds) or 'no input to a label'
-      raise InvalidDataError(f'{name} maps {found}, not Image to ClassLabel')
+      got = ' to '.join(kinds) or 'no input to a label'
+      raise InvalidDataError(f'{name} maps {got}, not Image to ClassLabel')
     if (kinds[1] == 'ClassLabel') != (self.max_labels == 0):
       expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
       field = 'dataset.max_labels'
@@ -90,9 +90,11 @@ class TfdsImages(ShardedImages):
     supervised = info.supervised_keys
     if not isinstance(supervised, tuple) or len(supervised) != 2:
       supervised = '', ''
-    own = {'image_key': self.image_key, 'label_key': self.label_key}
-    keys = [own[name] or key for name, key in zip(own, supervised, strict=True)]
-    for field, key in zip(own, keys, strict=True):
+    named = {'image_key': self.image_key, 'label_key': self.label_key}
+    keys = [
+      named[name] or key for name, key in zip(named, supervised, strict=True)
+    ]
+    for field, key in zip(named, keys, strict=True):
       if not isinstance(key, str) or key not in info.features:
         expected = f'one of the features {", ".join(info.features)}'
         raise errors.ConfigError(f'dataset.{field}', key, expected)
@@ -245,16 +247,18 @@ class ImageRecords(ShardedImages):
     self._example = proto.tf_example_pb2.Example
     folder = pathlib.Path(self.directory).expanduser()
     names = {part.name for part in source.parts(self.split)}
-    found = {name: shards_of(folder, name) for name in names}
-    kind, *others = {kind for kind, _ in found.values()}
+    shards_by_split = {name: shards_of(folder, name) for name in names}
+    kind, *others = {kind for kind, _ in shards_by_split.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = sharded.count_records
-    counts = {name: count(paths, kind) for name, (_, paths) in found.items()}
+    counts = {
+      name: count(paths, kind) for name, (_, paths) in shards_by_split.items()
+    }
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}
     for name, _, rows in source.selected(self.split, totals.__getitem__):
-      shards += _cut(found[name][1], counts[name], rows)
+      shards += _cut(shards_by_split[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
@@ -270,18 +274,18 @@ class ImageRecords(ShardedImages):
     except message.DecodeError as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
     for key in (self.image_key, self.label_key):
-      words = f'no feature {key!r}, but {", ".join(sorted(features))}'
-      source.require(key in features, 'unparsable', words)
+      problem = f'no feature {key!r}, but {", ".join(sorted(features))}'
+      source.require(key in features, 'unparsable', problem)
     images = features[self.image_key].bytes_list.value
-    words = f'{self.image_key}: expected 1 image, got {len(images)}'
-    source.require(len(images) == 1, 'unparsable', words)
+    problem = f'{self.image_key}: expected 1 image, got {len(images)}'
+    source.require(len(images) == 1, 'unparsable', problem)
     kind = features[self.label_key].WhichOneof('kind') or 'int64_list'
-    words = f'{self.label_key}: expected an int64_list, got a {kind}'
-    source.require(kind == 'int64_list', 'unparsable', words)
+    problem = f'{self.label_key}: expected an int64_list, got a {kind}'
+    source.require(kind == 'int64_list', 'unparsable', problem)
     labels = list(features[self.label_key].int64_list.value)
-    words = f'{self.label_key}: expected 1 label, got {len(labels)}; '
-    words += 'dataset.max_labels allows more'
-    source.require(self.max_labels or len(labels) == 1, 'unparsable', words)
+    problem = f'{self.label_key}: expected 1 label, got {len(labels)}; '
+    problem += 'dataset.max_labels allows more'
+    source.require(self.max_labels or len(labels) == 1, 'unparsable', problem)
     label = labels if self.max_labels else labels[0]
     return {'image': images[0], 'label': label}
 

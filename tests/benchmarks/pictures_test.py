@@ -47,19 +47,15 @@ TRIALS = {
   'name': ['adam', 'adamw', 'adam', 'adamw'],
 }  # fmt: skip
 PLOTS = {
-  'frontier': (pictures.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
-  'close': (pictures.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
-  'reliability': (pictures.plot_reliability, ({'layer 4': TABLE},), {}),
-  'retention': (
-    pictures.plot_retention,
-    (LENGTH, KEPT, (2, 4), BY_LAYER),
-    {},
-  ),
-  'ranges': (sweep_plots.plot_ranges, (RANGES, 'N', ACCURACY), {}),
-  'trials': (sweep_plots.plot_trials, (TRIALS, 'max', ['lr']), {}),
-  'ablation': (pictures.plot_bars, (VARIANTS, 'Ablation'), {}),
-  'against': (pictures.plot_against, (COST, HARD, 'Cost'), {}),
-  'iterations': (pictures.plot_iterations, (COSINES, 'here'), {}),
+  'frontier': (pictures.plot_frontier, CURVES, LATENCY, ACCURACY),
+  'close': (pictures.plot_frontier, CLOSE, LATENCY, ACCURACY),
+  'reliability': (pictures.plot_reliability, {'layer 4': TABLE}),
+  'retention': (pictures.plot_retention, LENGTH, KEPT, (2, 4), BY_LAYER),
+  'ranges': (sweep_plots.plot_ranges, RANGES, 'N', ACCURACY),
+  'trials': (sweep_plots.plot_trials, TRIALS, 'max', ['lr']),
+  'ablation': (pictures.plot_bars, VARIANTS, 'Ablation'),
+  'against': (pictures.plot_against, COST, HARD, 'Cost'),
+  'iterations': (pictures.plot_iterations, COSINES, 'here'),
 }
 
 
@@ -68,8 +64,8 @@ def drawn(tmp_path, made):
   """Draws a plot by name and gives its axes."""
 
   def draw(name):
-    plot, arguments, labels = PLOTS[name]
-    plot(tmp_path / name, *arguments, **labels)
+    plot, *arguments = PLOTS[name]
+    plot(tmp_path / name, *arguments)
     return made[-1].axes
 
   return draw
@@ -170,9 +166,9 @@ def test_each_cost_is_drawn_against_each_difficulty(drawn):
   [('frontier', {}), ('ablation', {}), ('iterations', {'x': {}})],
 )
 def test_nothing_to_draw_is_an_error(name, data, tmp_path):
-  plot, (_, *arguments), options = PLOTS[name]
+  plot, _, *arguments = PLOTS[name]
   with pytest.raises(ValueError, match='something to draw'):
-    plot(tmp_path / 'x', data, *arguments, **options)
+    plot(tmp_path / 'x', data, *arguments)
   assert not any(tmp_path.iterdir())
 
 
