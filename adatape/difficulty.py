@@ -14,8 +14,9 @@ import scipy.stats
 from jaxtyping import Int
 
 from core.errors import ConfigError
+from dataset_lib.source import Batched
 from dataset_lib.synthetic import NAMES
-from eval_lib import adaptive_plots, evaluator, glue, plots, predictions, report
+from eval_lib import evaluator, glue, plots, predictions, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Estimate
 
@@ -43,9 +44,11 @@ class Evaluator(evaluator.Evaluator):
 
   def __post_init__(self):
     self._data = self.open(self.split)
-    if 'difficulty' not in self._data.source.record(0):
+    source = self._data.source
+    if not isinstance(source, Batched) or 'difficulty' not in source.record(0):
       expected = 'data with a difficulty, such as parity with letters=26'
       raise ConfigError('dataset', self.data['name'], expected)
+    self._source = source
 
   def run(self, variables: Any) -> dict[str, float]:
     """Prints a table by quarter; writes difficulty.csv, .png and .pdf.
@@ -55,11 +58,11 @@ class Evaluator(evaluator.Evaluator):
     quarter of the difficulties over that for the hardest; 'flops_share', the
     mean FLOPs over those of T tape tokens.
     """
-    source, context = self._data.source, self.context
+    context = self.context
     rows = predictions.collect(
       self._data, variables, context.outputs, context.put
     )
-    rows |= source.records(rows['index'])
+    rows |= self._source.records(rows['index'])
     levels = np.unique(rows['difficulty'])
     quarters = np.array_split(levels, min(QUARTERS, len(levels)))
     parts = [summary(rows, quarter) for quarter in quarters]
@@ -68,7 +71,7 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       by_level = [summary(rows, levels[i : i + 1]) for i in range(len(levels))]
       report.write_csv(path, by_level)
-      with adaptive_plots.if_installed():
+      with plots.if_installed():
         draw(path, by_level, rows)
         print(f'picture: {path.with_suffix(".png")}')
     pair = rows['difficulty'], rows['tape_length']

@@ -24,11 +24,11 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Float
 
-from benchmarks import command
+from benchmarks import command, pictures
 from core.errors import ConfigError
 from core.fields import flag
 from dataset_lib import builder, tokenizer
-from eval_lib import adaptive_plots, glue, predictions, report
+from eval_lib import glue, plots, predictions, report
 from eval_lib.calibration import CalibrationFile
 from eval_lib.probabilities import sigmoid
 from halting.row_rules import softmax
@@ -105,10 +105,10 @@ def write(flags: Any) -> None:
       for row in lines
     ]
     report.print_table(title, brief, columns=list(lines[0]))
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     title = f'Cost of a row, {len(logits)} rows'
     drawn = {'GFLOPs': 1e-9 * costs.pop('flops')} | costs
-    adaptive_plots.plot_against(out / 'adaptivity', drawn, hard, title)
+    pictures.plot_against(out / 'adaptivity', drawn, hard, title)
   print(f'step {found.saved.step}, written: {out}')
 
 

@@ -34,14 +34,14 @@ import numpy as np
 from annotated_types import Gt, Interval, MinLen
 
 from adatape.model import TapeClassifier
-from benchmarks import command
+from benchmarks import command, pictures
 from benchmarks.tape_report import chosen_inputs, most_read, read, spread_rows
 from benchmarks.timing import Call, Candidate, Hosts, run
 from core import files
 from core.errors import ConfigError
 from core.fields import flag
 from dataset_lib import builder, contract
-from eval_lib import adaptive_plots, metrics, report
+from eval_lib import metrics, plots, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 from model_lib.layers import build
@@ -206,7 +206,7 @@ def write(flags: Any) -> None:
   report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
   report.print_table(title, rows, columns=SHOWN)
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     draw(out, rows)
   print(f'written: {out}')
 
@@ -335,7 +335,7 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
       curve[point] = cost, float(np.mean(quality)), min(quality), max(quality)
   for label, lines in curves.items():
     is_rate = label == 'images/s'
-    adaptive_plots.plot_frontier(
+    pictures.plot_frontier(
       out / ('frontier_speed' if is_rate else 'frontier_flops'),
       lines, label, 'accuracy (%)', is_rate, 'Frontier: points are τ/T',
     )  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import jax
 from annotated_types import Interval, Predicate
 
-from benchmarks import timing
+from benchmarks import pictures, timing
 from core import files
 from core.errors import ConfigError
 from core.fields import flag
-from eval_lib import adaptive_plots, plots, report
+from eval_lib import plots, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 from serve_lib import process
@@ -134,7 +134,7 @@ def _measure(
       constants[name] = value
   print(timing.label(constants))
   length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-  length['min_seconds'] = getattr(flags, 'min_seconds', 0.0)
+  length['min_seconds'] = vars(flags).get('min_seconds', 0.0)
   table: list[dict[str, Any]] = []
   bars: dict[str, dict[str, Any]] = {}
   with timing.Hosts() as hosts:
@@ -160,12 +160,12 @@ def _draw(
   most = max(map(len, bars.values()))
   bars = {name: one for name, one in bars.items() if len(one) == most}
   title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     if panels:
       size = 5.4 * len(panels), 4.2
       plots.draw_panels(flags.out, panels, size, len(panels))
     else:
-      adaptive_plots.plot_bars(flags.out, bars, title)
+      pictures.plot_bars(flags.out, bars, title)
 
 
 def _bars(

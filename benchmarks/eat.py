@@ -35,7 +35,7 @@ from benchmarks.timing import Call, Candidate, Hosts, run
 from core import files
 from core.errors import InvalidDataError
 from core.fields import flag
-from eval_lib import adaptive_plots, calibration, frontier, report
+from eval_lib import calibration, frontier, plots, report
 from eval_lib.risk import Variant
 from halting.row_rules import softmax
 from launch.command_line import Count, Positive
@@ -122,7 +122,7 @@ def write(flags: Any) -> None:
       columns = SHOWN[name].split() if name in SHOWN else list(rows[0])
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     eat_pictures.draw(out, every, tables, default)
   print(f'written: {out}')
 

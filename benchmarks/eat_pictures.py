@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import pictures
 from benchmarks.exit_settings import OF_REGRESSIONS, SWEPT, Setting
 from benchmarks.recorded_runs import Model
-from eval_lib import adaptive_plots, calibration, report
+from eval_lib import calibration, report
 from halting.row_rules import Never, RowRule, softmax
 
 
@@ -26,7 +27,7 @@ def draw(
   """
   model, ours = default.model, {row['setting']: row for row in rows}
   metric = f'{model.facts["metric"]} (%)'
-  pictures: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+  frontiers: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
   bars: dict[str, dict[str, Any]] = {}
   for row in (*rows, *tables.get('timings', ())):
     name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
@@ -42,20 +43,20 @@ def draw(
     else:
       label = f'median time of a row at batch {batch} (ms)'
       picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
-    curves = pictures.setdefault(picture, {}).setdefault(run_name, {})
+    curves = frontiers.setdefault(picture, {}).setdefault(run_name, {})
     curves[short(rule)] = cost, 100 * row['quality']
     is_trained = ours.get(name, {}).get('variant') == 'as trained'
     if batch and is_trained and ('/' in name or name == default.name):
       bar = bars.setdefault(run_name, {})
       bar[metric] = 100 * row['quality']
       bar[f'speed-up at batch {batch}'] = row['speedup']
-  for (file, label), curves in pictures.items():
-    adaptive_plots.plot_frontier(out / file, curves, label, metric)
+  for (file, label), curves in frontiers.items():
+    pictures.plot_frontier(out / file, curves, label, metric)
   title, counted = 'Ablation', ablation(rows)
   if len(bars) < 2 < len(counted):  # nothing was timed
     title, bars = 'Compute and quality: median and range of seeds', counted
   if len(bars) > 1:
-    adaptive_plots.plot_bars(out / 'ablation', bars, title)
+    pictures.plot_bars(out / 'ablation', bars, title)
   _draw_model(out, rows, tables['retention'], model)
 
 
@@ -103,10 +104,10 @@ def _draw_model(
       shares[row['setting']] = {
         f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
       }
-  adaptive_plots.plot_bars(out / 'exits', shares, 'Where rows exit')
+  pictures.plot_bars(out / 'exits', shares, 'Where rows exit')
   if layers := model.module.prune_layers:
     given = model.records['length'], model.observed, layers, retention
-    adaptive_plots.plot_retention(out / 'retention', *given)
+    pictures.plot_retention(out / 'retention', *given)
   judged, labels = model.judged, model.records['label']
   for place, layer in enumerate(model.heads if judged.any() else ()):
     tables = {}
@@ -116,4 +117,4 @@ def _draw_model(
       tables[f'T = {scale:.3g}'] = table
     title = f'Head at layer {layer}, {judged.sum()} rows'
     path = out / f'reliability_{layer}'
-    adaptive_plots.plot_reliability(path, tables, title)
+    pictures.plot_reliability(path, tables, title)

@@ -13,7 +13,7 @@ import functools
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def _call(batches: Callable[[], Iterator[Any]], images: int) -> Call:
     for _ in range(images // BATCH):
       shape = np.shape(next(stream))
       assert shape[0] == BATCH, shape
-    if hasattr(stream, 'close'):
+    if isinstance(stream, Generator):
       stream.close()
 
   return Call(run, rows=images // BATCH * BATCH)

@@ -19,13 +19,13 @@ import numpy as np
 from jaxtyping import Int
 
 from albert_act.encoder import Albert
-from benchmarks import read_iterations
+from benchmarks import pictures, read_iterations
 from benchmarks.read_iterations import CURVES, DEPTH, Analysis
 from core import files
 from core.errors import BadRecord, InvalidDataError
-from dataset_lib import builder, source, tagged_words, tokenizer
+from dataset_lib import builder, source, tagged_words, token_rows, tokenizer
 from dataset_lib.tokenizer import Tokenizer
-from eval_lib import adaptive_plots, plots
+from eval_lib import plots
 from eval_lib.report import Table, write_csv
 from train_lib.run_directory import TOKENIZER
 
@@ -107,12 +107,14 @@ def label_table(
   encoded, places = tagged_words.encode_words(
     tokenizer, [[word for word, _ in one] for one in sentences], max_length
   )
-  buckets = source.length_buckets(range(_STEP, max_length, _STEP), max_length)
+  buckets = token_rows.length_buckets(
+    range(_STEP, max_length, _STEP), max_length
+  )
   info = source.DatasetInfo(
     'tokens', (max_length,), 'int32', 1, (), len(sentences),
     length_buckets=buckets,
   )  # fmt: skip
-  records = source.TokenSource(
+  records = token_rows.TokenSource(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id, str
   )
   batches = builder.spread(records, len(sentences)).batches()
@@ -284,5 +286,5 @@ def write_files(
     content = page.encode(errors='xmlcharrefreplace')
     files.write_bytes(out / 'sentences.html', content)
   title = 'Similarity of consecutive states'
-  with adaptive_plots.if_installed():
-    adaptive_plots.plot_iterations(out / 'similarity', found.curves, title)
+  with plots.if_installed():
+    pictures.plot_iterations(out / 'similarity', found.curves, title)

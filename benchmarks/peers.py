@@ -113,7 +113,7 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
     **(eager if library == 'onnx' else {}),
   ).eval()  # fmt: skip
   # DistilBERT has no types.
-  count = 3 if getattr(model.config, 'type_vocab_size', 0) else 2
+  count = 3 if model.config.to_dict().get('type_vocab_size') else 2
   names = INPUTS[:count]
   cores = machine.cores()
   wants_gpu = os.environ.get('JAX_PLATFORMS') != 'cpu'

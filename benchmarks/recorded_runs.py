@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from core.errors import ConfigError
-from dataset_lib import builder, source
+from dataset_lib import builder
 from eat.chain import EatChain
 from eat.model import EatClassifier
 from eat.policy import ExitPolicy
@@ -147,8 +147,8 @@ def load(
   rows: Any = builder.build_source(dataset, split, loaded.task.info)
   count = min(given['limit'] or len(rows), len(rows))
   records = rows.records(np.arange(count))
-  if sources := getattr(rows, 'sources', ()):
-    records['source'] = np.array(sources[:count])
+  if rows.sources:
+    records['source'] = np.array(rows.sources[:count])
   if policy.class_names:
     most = len(policy.class_names) - 1
     predictions.check_labels(records['label'], most, f'split {split!r}')
@@ -185,8 +185,8 @@ def _fitted(
     origin = 'none'
   elif (known := file.fitted_rows(dataset)) is not None:
     origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
-    used = source.places(known)
-  places = (source.where(rows, index) for index in range(len(rows)))
+    used = known.places()
+  places = (rows.where(index) for index in range(len(rows)))
   return np.array([place in used for place in places]), origin
 
 

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from benchmarks import command, peers, recorded_runs
 from benchmarks.timing import Hosts
 from core.fields import flag
-from eval_lib import adaptive_plots, plots, report
+from eval_lib import plots, report
 from launch.command_line import Positive, Sizes
 from model_lib import convert
 from serve_lib.chain import checked
@@ -207,7 +207,7 @@ def write(flags: Any) -> None:
   report.print_table('under load', table, columns=list(table[0]))
   if flags.out:
     report.write_csv(flags.out, table, {'deadline_ms': flags.deadline_ms})
-    with adaptive_plots.if_installed():
+    with plots.if_installed():
       draw(flags.out, table)
 
 

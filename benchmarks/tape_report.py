@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from adatape.model import TapeClassifier
+from benchmarks import pictures
 from core.errors import ConfigError
 from core.fields import ConfigLike
 from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from dataset_lib.synthetic import NAMES
-from eval_lib import adaptive_plots, plots, predictions, report
+from eval_lib import plots, predictions, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Table
 from model_lib import flops
@@ -141,9 +142,9 @@ def write(
   found.append(Table('examples', '', rows, ''))
   for table in found:
     report.write_csv(out / f'{table.name}.csv', table.rows)
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     draw(out, tapes, grid)
-    adaptive_plots.plot_examples(out / 'examples', shown)
+    pictures.plot_examples(out / 'examples', shown)
   return found[:2]
 
 
@@ -251,7 +252,7 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
   percent = 100 * tapes.counts / len(tapes.label)
   if grid[0]:
     cells, title = percent.reshape(grid), 'Input read as tape'
-    adaptive_plots.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
+    pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
   ranks, look = np.arange(1, len(percent) + 1), {'marker': ''}
   uniform, dashed = np.full(2, percent.mean()), {**look, 'linestyle': '--'}
   lines = [
@@ -262,4 +263,4 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
   panel = Panel(*labels, lines, y_limits=(0, None), ticks=5)
   plots.draw_panels(out / 'distribution', [panel], (3.9, 2.9))
   lengths, label = np.bincount(tapes.length), 'tape tokens of a row'
-  adaptive_plots.plot_histogram(out / 'lengths', lengths, label, 'Tape length')
+  pictures.plot_histogram(out / 'lengths', lengths, label, 'Tape length')

@@ -17,6 +17,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Literal
 
+import numpy as np
+
 from core.errors import (
   BadRecord,
   InvalidDataError,
@@ -142,8 +144,9 @@ def _plain(value: Any) -> Any:
     return dict(value)
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     return dataclasses.asdict(value)
-  if getattr(value, 'ndim', None) == 0:
-    return value.item()
+  array = np.asarray(value)
+  if array.ndim == 0 and array.dtype.kind in 'biuf':
+    return array.item()
   raise TypeError(f'a value of type {type(value).__name__} is not JSON')
 
 
@@ -208,7 +211,7 @@ def damage_of(path: Path) -> Iterator[None]:
   except FileNotFoundError as error:
     raise MissingDataError(f'{path} is missing') from error
   except DAMAGE as error:
-    reason = getattr(error, 'message', error)  # of BadRecord, without the path
+    reason = error.message if isinstance(error, BadRecord) else error
     raise InvalidDataError(f'{path} is damaged ({reason})') from error
 
 

@@ -36,8 +36,10 @@ def use_threads(count: int) -> None:
 
 
 def _available() -> int:
-  affinity = getattr(os, 'sched_getaffinity', None)  # not on every system
-  return len(affinity(0)) if affinity else os.cpu_count() or 1
+  try:
+    return len(os.sched_getaffinity(0))
+  except AttributeError:  # not on every system
+    return os.cpu_count() or 1
 
 
 def _quotas() -> Iterator[float]:

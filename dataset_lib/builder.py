@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from core import fields, machine, registry
-from core.errors import BadRecord, ConfigError
+from core.errors import ConfigError
 from core.fields import ConfigLike
-from dataset_lib import bad_records, contract, source
-from dataset_lib.order import Order, Places, record_rng
+from dataset_lib import bad_records, contract
+from dataset_lib.order import Order
 from dataset_lib.source import DatasetInfo, Source
 
 # Short names of data sets; a configuration may name any other as module:Class.
@@ -37,7 +37,6 @@ _PREPARATION = (
   'image_size', 'resize_small', 'tokenizer', 'max_length', 'length_buckets'
 )  # fmt: skip
 _MAX_THREADS = 32  # more threads are limited by the GIL
-_ROWS_PER_BLOCK = 32
 
 
 def validate(config: Any) -> dict[str, Any]:
@@ -47,10 +46,10 @@ def validate(config: Any) -> dict[str, Any]:
   """
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
-  given = dict(config.items())
-  name = given.pop('name', None)
+  values = dict(config.items())
+  name = values.pop('name', None)
   kind = source_class(name)
-  complete = fields.check(kind, given, 'dataset', without=('split',))
+  complete = fields.check(kind, values, 'dataset', without=('split',))
   kind.check_fields(complete)
   return {'name': str(name), **complete}
 
@@ -65,11 +64,14 @@ def source_class(name: Any) -> Any:
   """Returns the class of a data set by its name."""
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
-  expected = "'package.module:Name' of a Source that has a field split"
+  expected = "'package.module:Name' of a Source with a field split"
   kind = registry.locate(
     SOURCES.get(name, name), 'dataset.name', Source, expected
   )
-  if 'split' not in getattr(kind, '__dataclass_fields__', {}):
+  if not (
+    dataclasses.is_dataclass(kind)
+    and 'split' in {field.name for field in dataclasses.fields(kind)}
+  ):
     raise ConfigError('dataset.name', name, expected)
   return kind
 
@@ -91,10 +93,10 @@ def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
 
 def preprocessing(config: ConfigLike) -> dict[str, Any]:
   """Returns how a legal configuration prepares inputs, as a `DatasetInfo`."""
-  given = dict(config.items())
+  values = dict(config.items())
   # The tokenizer is that of a file.
-  kind, no_file = source_class(given['name']), {'tokenizer': ''}
-  return kind.prepared(given | no_file)
+  kind, no_file = source_class(values['name']), {'tokenizer': ''}
+  return kind.prepared(values | no_file)
 
 
 def build_source(
@@ -207,13 +209,10 @@ class Dataset:
     self._order = Order(count, batch_size, seed, train, lengths, buckets)
     self._class_ids: Int[np.ndarray, ' C'] | None = None
     self.steps_per_epoch = self._order.steps_per_epoch
-    reads_many = source.records or source.draw
-    limit = len(rows) if reads_many else _ROWS_PER_BLOCK
-    self._block_rows = min(len(rows), limit)
+    self._block_rows = min(len(rows), source.block_rows or len(rows))
     self._per_batch = -(-len(rows) // self._block_rows)
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
-    self._augments = train and source.augment
     # Rows of text are read, and found bad, before the first batch.
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
@@ -282,15 +281,9 @@ class Dataset:
     places = self._order.batch(step, rows)
     if self._records is not None:
       places = places._replace(indices=self._records[places.indices])
-    source, indices = self.source, places.indices
-    if places.length:
-      arrays = source.records(indices, places.length)
-    elif source.draw:
-      arrays = source.draw(self._order.seed, places.epochs, indices)
-    elif source.records:
-      arrays = source.records(indices)
-    else:
-      indices, arrays = self._one_by_one(places)
+    indices, arrays = self.source.read(
+      places, self._order.seed, self._order.shuffle, self._bad_records.count
+    )
     if self._class_ids is not None:
       arrays = arrays | {'label': self._class_ids[arrays['label']]}
     mask = np.ones(len(indices), np.float32)
@@ -303,44 +296,11 @@ class Dataset:
       }
     batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
     missing = len(rows) - len(indices)
-    fill = {**source.padding, 'index': -1}
+    fill = {**self.source.padding, 'index': -1}
     for key, values in batch.items() if missing else ():
       widths = [(0, missing)] + [(0, 0)] * (values.ndim - 1)
       batch[key] = np.pad(values, widths, constant_values=fill.get(key, 0))
     return batch
-
-  def _one_by_one(self, places: Places) -> tuple[np.ndarray, Batch]:
-    """Returns checked records, bad ones replaced, and their indices."""
-    info, indices = self.source.info, np.array(places.indices)
-    inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
-    labels = np.zeros((len(indices), *info.label_shape), info.label_dtype)
-    keys = zip(places.epochs.tolist(), indices.tolist(), strict=True)
-    for row, key in enumerate(keys):
-      indices[row], inputs[row], labels[row] = self._good_record(*key)
-    return indices, {info.input_key: inputs, 'label': labels}
-
-  def _good_record(self, epoch: int, index: int) -> tuple[int, Any, Any]:
-    """Returns a record; replaces a bad one at random, equally on all hosts."""
-    candidate, attempt = index, 0
-    while True:  # `count` raises before all records are found bad
-      try:
-        return candidate, *self._read(epoch, candidate)
-      except BadRecord as bad:
-        place = bad.where or source.where(self.source, candidate)
-        self._bad_records.count(bad, place, candidate)
-        attempt += 1
-        rng = record_rng(self._order.seed, epoch, index, attempt)
-        candidate = int(rng.integers(len(self.source)))
-
-  def _read(self, epoch: int, index: int) -> tuple[np.ndarray, Any]:
-    record, info = self.source.record(index), self.source.info
-    label = source.check_labels(record['label'], info)
-    value = record[info.input_key]
-    key = self._order.seed, epoch, index
-    rng = record_rng(*key) if self._augments else None
-    value = self.source.transform(value, rng)
-    source.check_input(value, info)
-    return value, label
 
 
 def _concatenate(blocks: Sequence[Batch]) -> Batch:

@@ -51,14 +51,14 @@ def differences(
 
   With `is_copy`, a field that `data` lacks differs, too.
   """
-  found = []
+  different = []
   for field in fields:
     expected, given = (_value(info, field) for info in (run, data))
     if expected and (given or is_copy) and expected != given:
       if field == 'class_names':
         expected, given = _shown(expected, given), _shown(given, expected)
-      found.append(Difference(field, expected, given))
-  return found
+      different.append(Difference(field, expected, given))
+  return different
 
 
 def check(
@@ -108,8 +108,8 @@ def class_ids(
   """
   check(run, data, ('label_kind',), place, whose)
   if bool(run.max_labels) != bool(data.max_labels):
-    given = Difference('max_labels', run.max_labels, data.max_labels)
-    raise given.error(place, whose)
+    difference = Difference('max_labels', run.max_labels, data.max_labels)
+    raise difference.error(place, whose)
   known, names = run.class_names, data.class_names
   unique = all(len({*one}) == len(one) for one in (known, names))
   if names and unique and {*names} <= {*known}:
@@ -143,9 +143,7 @@ def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
 
 def _value(info: DatasetInfo, field: str) -> Any:
   """Returns the value of a field; a false one is unknown."""
-  if hasattr(info, field):
-    return getattr(info, field)
-  return info.preprocessing.get(field)
+  return {**info.preprocessing, **vars(info)}.get(field)
 
 
 def _shown(names: Sequence[str], others: Sequence[str]) -> str:

@@ -106,17 +106,17 @@ class ImageFolder(ImageOptions):
     """Returns the sorted names of the images of a class."""
     entries = self._entries(folder)
     images = [entry.name for entry in entries if _is_image(entry)]
-    others = [entry for entry in entries if not _is_image(entry)]
-    if nested := [entry.path for entry in others if os.path.isdir(entry)]:
-      words = f'is a folder inside a class folder; {LAYOUT}'
-      raise InvalidDataError(f'{nested[0]} {words}')
+    strays = [entry for entry in entries if not _is_image(entry)]
+    if nested := [entry.path for entry in strays if os.path.isdir(entry)]:
+      problem = f'is a folder inside a class folder; {LAYOUT}'
+      raise InvalidDataError(f'{nested[0]} {problem}')
     if not images:
       kinds = ', '.join(EXTENSIONS)
       raise InvalidDataError(
         f'class folder {folder} holds no images ({kinds}); fill or remove it'
       )
-    if others:
-      count = len(others)
+    if strays:
+      count = len(strays)
       name = files.printable(folder)
       logging.warning('%s: left out %d files that are no images', name, count)
     return images

@@ -27,7 +27,7 @@ from dataset_lib.image_header import (
   passes,
 )
 from dataset_lib.randaugment import rand_augment
-from dataset_lib.source import DatasetInfo, Source, require
+from dataset_lib.source import DatasetInfo, Indexed, require
 
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
@@ -52,8 +52,8 @@ ImageSize = Annotated[int, Interval(ge=1, le=4096)]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class ImageOptions(Source):
-  """Fields and preparation of every source of images."""
+class Preparation:
+  """How images are decoded, framed and augmented; see `transform`."""
 
   image_size: ImageSize  # height and width of the result
   # Short side before the central crop; 0 means image_size * 256 / 224.
@@ -74,28 +74,6 @@ class ImageOptions(Source):
   ] = (2, 15)
 
   @staticmethod
-  def sketch(config: Any, classes: int, examples: int) -> Any:
-    """Returns info and no other arrays; see `dataset_lib.sketch`."""
-    shape = config['image_size'], config['image_size'], 3
-    info = DatasetInfo(
-      'image', shape, 'uint8', config.get('num_classes', classes), (), examples,
-      max_labels=config.get('max_labels', 0),
-    )  # fmt: skip
-    return info, {}
-
-  @staticmethod
-  def check_fields(config: Mapping[str, Any]) -> None:
-    """Raises ConfigError where values contradict each other."""
-    size, augment = config['image_size'], config['augment']
-    short_side = config.get('resize_small', 0)
-    if 0 < short_side < size:
-      expected = f'0, or at least image_size = {size}'
-      raise ConfigError('dataset.resize_small', short_side, expected)
-    if 'inception_crop' in augment[1:]:
-      expected = "'inception_crop' in the first place only"
-      raise ConfigError('dataset.augment', augment, expected)
-
-  @staticmethod
   def prepared(config: Mapping[str, Any]) -> dict[str, Any]:
     """See `Source`; the short side is that before the central crop."""
     if config.get('resize_small') == 0:
@@ -107,25 +85,6 @@ class ImageOptions(Source):
   def short_side(self) -> int:
     """Short side of an image in evaluation, before its central crop."""
     return self.prepared(vars(self))['resize_small']
-
-  def describe(
-    self,
-    num_classes: int,
-    class_names: Sequence[str],
-    num_examples: int,
-    max_labels: int = 0,
-  ) -> None:
-    """Sets `info` of a source of RGB images, and how rows are padded."""
-    self.info = DatasetInfo(
-      'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
-      tuple(class_names), num_examples, max_labels=max_labels,
-      label_kind='classes' if max_labels else 'class',
-      preprocessing={
-        'image_size': self.image_size, 'resize_small': self.short_side,
-        'crop': 'central',
-      },
-    )  # fmt: skip
-    self.padding = {'label': -1} if max_labels else {}
 
   def transform(
     self, value: Encoded, rng: np.random.Generator | None = None
@@ -181,6 +140,52 @@ class ImageOptions(Source):
       height, width = bottom - top, right - left
     crop = image[top : top + height, left : left + width]
     return resize(crop, self.image_size, self.image_size)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class ImageOptions(Preparation, Indexed):
+  """Base of sources of images: a subclass has `record` and calls `describe`."""
+
+  @staticmethod
+  def sketch(config: Any, classes: int, examples: int) -> Any:
+    """Returns info and no other arrays; see `dataset_lib.sketch`."""
+    shape = config['image_size'], config['image_size'], 3
+    info = DatasetInfo(
+      'image', shape, 'uint8', config.get('num_classes', classes), (), examples,
+      max_labels=config.get('max_labels', 0),
+    )  # fmt: skip
+    return info, {}
+
+  @staticmethod
+  def check_fields(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError where values contradict each other."""
+    size, augment = config['image_size'], config['augment']
+    short_side = config.get('resize_small', 0)
+    if 0 < short_side < size:
+      expected = f'0, or at least image_size = {size}'
+      raise ConfigError('dataset.resize_small', short_side, expected)
+    if 'inception_crop' in augment[1:]:
+      expected = "'inception_crop' in the first place only"
+      raise ConfigError('dataset.augment', augment, expected)
+
+  def describe(
+    self,
+    num_classes: int,
+    class_names: Sequence[str],
+    num_examples: int,
+    max_labels: int = 0,
+  ) -> None:
+    """Sets `info` of a source of RGB images, and how rows are padded."""
+    self.info = DatasetInfo(
+      'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
+      tuple(class_names), num_examples, max_labels=max_labels,
+      label_kind='classes' if max_labels else 'class',
+      preprocessing={
+        'image_size': self.image_size, 'resize_small': self.short_side,
+        'crop': 'central',
+      },
+    )  # fmt: skip
+    self.padding = {'label': -1} if max_labels else {}
 
 
 def decode(
@@ -244,9 +249,9 @@ def to_rgb(value: Any, max_pixels: int = MAX_PIXELS) -> Image:
   """Decodes bytes, repeats a single channel; else BadRecord if no image."""
   if isinstance(value, bytes):
     return decode(value, max_pixels=max_pixels)
-  dtype = getattr(value, 'dtype', type(value).__name__)
-  message = f'expected uint8 pixels, got {dtype}'
-  require(dtype == np.uint8, 'wrong_dtype', message)
+  value = np.asarray(value)
+  message = f'expected uint8 pixels, got {value.dtype}'
+  require(value.dtype == np.uint8, 'wrong_dtype', message)
   is_image = value.ndim == 3 and value.shape[2] in (1, 3) and value.size
   message = f'expected [H, W, 1 or 3] pixels, got {value.shape}'
   require(is_image, 'wrong_shape', message)

@@ -120,8 +120,8 @@ class Order:
       records = records if self.shuffle else self._ascending[records]
     # All hosts pad to the length of the whole batch.
     length = int(self._buckets[self._bucket[records].max(initial=0)])
-    own = records[rows.start : rows.stop]
-    return Places(np.zeros_like(own), own, length)
+    here = records[rows.start : rows.stop]
+    return Places(np.zeros_like(here), here, length)
 
   def _in_order(self, step: int, rows: range) -> Places:
     positions = step * self._batch_size + np.arange(rows.start, rows.stop)

@@ -26,7 +26,7 @@ from dataset_lib.order import splitmix64
 from dataset_lib.source import (
   PART_WORDS,
   DatasetInfo,
-  Source,
+  Drawn,
   parts,
   selected,
 )
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Pretraining(Source):
+class Pretraining(Drawn):
   """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
 
   Raises ConfigError if its rows were cut for another `max_length`; and see
@@ -85,10 +85,10 @@ class Pretraining(Source):
     folder = pathlib.Path(self.directory).expanduser()
     [part] = parts(self.split)
     self._name = f'{folder}, split {part.name}'
-    whole = preparation.open_split(folder, part.name)
-    [(*_, own)] = selected(self.split, lambda _: whole.rows[1:])
+    split = preparation.open_split(folder, part.name)
+    [(*_, own)] = selected(self.split, lambda _: split.rows[1:])
     self._first = own.start
-    self._rows = whole._replace(rows=whole.rows[own.start : own.stop + 1])
+    self._rows = split._replace(rows=split.rows[own.start : own.stop + 1])
     length, vocab_size = self._rows.max_length, self._rows.vocab_size
     if length != self.max_length:
       expected = f'{length}, for which {folder} was prepared; another is made '
@@ -122,9 +122,9 @@ class Pretraining(Source):
     count = _DRAWS + 2 * (self.max_length + slots)
     draws, more = np.split(uniform(seed, epochs, indices, count), [_DRAWS], 1)
     swapped = draws[:, 4] < 0.5
-    given = self._gather(indices)
-    spans = _segments(given, self.short_share, draws)
-    rows, types, lengths = self._framed(given, spans, swapped)
+    gathered = self._gather(indices)
+    spans = _segments(gathered, self.short_share, draws)
+    rows, types, lengths = self._framed(gathered, spans, swapped)
     budgets = np.round(self.mask_share * lengths).astype(np.int64)
     masked = mask(
       rows, np.maximum(budgets, 1), self.max_ngram, self._tokenizer.mask_id,
@@ -325,11 +325,13 @@ def choose(
   while True:  # takes single words that still fit, the first ones first
     left = budgets - taken.sum(axis=1)
     fitting = begins & text & ~taken & (size <= left[:, None])
-    some = np.flatnonzero(fitting.any(axis=1))
-    if not len(some):
+    unfilled = np.flatnonzero(fitting.any(axis=1))
+    if not len(unfilled):
       break
-    first = fitting[some].argmax(axis=1)
-    taken[some] |= text[some] & (word[some] == word[some, first][:, None])
+    first = fitting[unfilled].argmax(axis=1)
+    taken[unfilled] |= text[unfilled] & (
+      word[unfilled] == word[unfilled, first][:, None]
+    )
   nothing = ~taken.any(axis=1, keepdims=True)
   taken |= nothing & text & (place < budgets[:, None])
   chosen = np.zeros_like(taken)

@@ -143,9 +143,9 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
     config.get('keep_accents', False),
     model.normalizer_spec.precompiled_charsmap,
   )
-  words = pre_tokenizers.WhitespaceSplit()
+  split_at_spaces = pre_tokenizers.WhitespaceSplit()
   spaces = pre_tokenizers.Metaspace(SPACE)
-  library.pre_tokenizer = pre_tokenizers.Sequence([words, spaces])
+  library.pre_tokenizer = pre_tokenizers.Sequence([split_at_spaces, spaces])
   library.decoder = decoders.Metaspace(SPACE)
   kinds = proto.ModelProto.SentencePiece
   special = kinds.UNKNOWN, kinds.CONTROL

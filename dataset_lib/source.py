@@ -1,22 +1,28 @@
 """Random access to the records of one split, and their description.
 
-A data set is a dataclass that extends `Source`; its annotated fields, `split`
-among them, are its configuration, which names it as 'package.module:Class' or
-by a short name in `builder.SOURCES`.
+A data set is a dataclass that extends `Indexed`, `Batched` or `Drawn`; its
+annotated fields, `split` among them, are its configuration, which names it as
+'package.module:Class' or by a short name in `builder.SOURCES`.
 """
 
+import abc
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen, Predicate
-from jaxtyping import Float32, Int, Int32, Int64, Shaped
+from jaxtyping import Float32, Int, Int32, Shaped
 
 from core.errors import BadRecord, ConfigError
+from dataset_lib.order import Places, record_rng
 
+Indices = Int[np.ndarray, ' B']  # of records in the split
+Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
+Count = Callable[[BadRecord, str, int], None]
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 
 # Types of fields that several data sets have.
@@ -105,23 +111,20 @@ class DatasetInfo:
     return np.any(has, tuple(range(1, has.ndim))).astype(np.float32)
 
 
-class Source:
-  """Random access to the raw records of one split, from several threads.
+class Source(abc.ABC):
+  """The raw records of one split, read at random from several threads.
 
-  A subclass sets `info` and has `record`; or `records(indices)`, which reads in
-  bulk, as arrays [B, ...], B may be 0, and must not raise BadRecord; or `draw(
-  seed, epochs, indices)`, the same for data that change per epoch.
+  A data set extends `Indexed`, `Batched` or `Drawn`, and sets `info`.
   """
 
   info: DatasetInfo
-  records: Any = None
-  draw: Any = None
-  where: Any = None  # function of an index: the file and line of a record
+  split: str
   lengths: Any = None  # of rows [N] that are padded to a bucket's length
   padding: Mapping[str, Any] = {}  # values other than 0
+  sources: Sequence[str] = ()  # of rows, as their genres; () is unknown
   bad_rows: Sequence[tuple[int, BadRecord]] = ()  # numbers in the split
   max_bad_share: float = 0.0  # tolerated in training
-  augment: Any = True  # false: `transform` draws no numbers
+  block_rows: int | None = None  # that a thread reads at once; None: a batch
 
   @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
@@ -137,39 +140,108 @@ class Source:
     """Returns info and more arrays of a row; see `dataset_lib.sketch`."""
     raise ConfigError('dataset.name', config['name'], 'one with a sketch')
 
-  def transform(self, value: Any, rng: Any = None) -> Any:
-    """Converts a raw value to the model input, augmented if there is `rng`."""
-    return value
-
   def __len__(self) -> int:
     """Returns the number of records."""
     return self.info.num_examples
 
+  def where(self, index: int) -> str:
+    """Returns the place of a record; for generated data: class and split."""
+    return f'{type(self).__name__}/{self.split}'
+
+  def places(self) -> set[str]:
+    """Returns the place of each record, which tells splits apart."""
+    return {self.where(index) for index in range(len(self))}
+
+  @abc.abstractmethod
   def record(self, index: int) -> dict[str, Any]:
     """Returns {input_key: value, 'label': int}; may raise BadRecord.
 
     An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]. If
     `info.max_labels` > 0, 'label' is a sequence of int, also an empty one.
     """
-    return {k: v[0] for k, v in self.records(np.array([index])).items()}
+
+  @abc.abstractmethod
+  def read(
+    self, places: Places, seed: int, train: bool, count: Count
+  ) -> tuple[Indices, Arrays]:
+    """Returns the indices that were read, and arrays [B, ...], B may be 0.
+
+    `count` is `BadRecords.count`, which raises if there are too many.
+    """
 
 
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-  """Rows of token ids of different lengths, concatenated.
+class Indexed(Source):
+  """A source that reads record by record; a subclass has `record(index)`.
 
-  Row i is `tokens[offsets[i]:offsets[i + 1]]`; `token_types` is the segment of
-  each token, 0 or 1.
+  Bad records are counted, and replaced by random ones, equally on all hosts.
   """
 
-  tokens: Int32[np.ndarray, ' M']
-  token_types: Int32[np.ndarray, ' M']
-  offsets: Int64[np.ndarray, ' O']
+  augment: Any = True  # false: `transform` draws no numbers
+  block_rows = 32
 
-  @property
-  def lengths(self) -> Int32[np.ndarray, ' N']:
-    """Tokens in each row."""
-    return np.diff(self.offsets).astype(np.int32)
+  def transform(self, value: Any, rng: Any = None) -> Any:
+    """Converts a raw value to the model input, augmented if there is `rng`."""
+    return value
+
+  def read(
+    self, places: Places, seed: int, train: bool, count: Count
+  ) -> tuple[Indices, Arrays]:
+    """See `Source`; values are transformed and checked."""
+    info, indices = self.info, np.array(places.indices)
+    inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
+    labels = np.zeros((len(indices), *info.label_shape), info.label_dtype)
+    for row, epoch in enumerate(places.epochs.tolist()):
+      index = candidate = int(indices[row])
+      for attempt in itertools.count(1):  # `count` ends it
+        key = seed, epoch, candidate
+        rng = record_rng(*key) if train and self.augment else None
+        try:
+          record = self.record(candidate)
+          labels[row] = check_labels(record['label'], info)
+          value = self.transform(record[info.input_key], rng)
+          check_input(value, info)
+          break
+        except BadRecord as error:
+          count(error, error.where or self.where(candidate), candidate)
+          rng = record_rng(seed, epoch, index, attempt)
+          candidate = int(rng.integers(len(self)))
+      indices[row], inputs[row] = candidate, value
+    return indices, {info.input_key: inputs, 'label': labels}
+
+
+class Batched(Source):
+  """A source that reads in bulk and has no bad records."""
+
+  @abc.abstractmethod
+  def records(self, indices: Indices) -> Arrays:
+    """Returns arrays [B, ...] of these records."""
+
+  def record(self, index: int) -> dict[str, Any]:
+    """See `Source`."""
+    return {k: v[0] for k, v in self.records(np.array([index])).items()}
+
+  def read(self, places: Places, *how: Any) -> tuple[Indices, Arrays]:
+    """See `Source`."""
+    return places.indices, self.records(places.indices)
+
+
+class Drawn(Source):
+  """A source whose rows change from epoch to epoch, read in bulk."""
+
+  @abc.abstractmethod
+  def draw(self, seed: int, epochs: Indices, indices: Indices) -> Arrays:
+    """Returns arrays [B, ...] of these records in their epochs [B]."""
+
+  def record(self, index: int) -> dict[str, Any]:
+    """See `Source`; the row of epoch 0 and seed 0."""
+    drawn = self.draw(0, np.zeros(1, np.int64), np.array([index]))
+    return {name: values[0] for name, values in drawn.items()}
+
+  def read(
+    self, places: Places, seed: int, *how: Any
+  ) -> tuple[Indices, Arrays]:
+    """See `Source`."""
+    return places.indices, self.draw(seed, places.epochs, places.indices)
 
 
 def pad_rows(
@@ -180,78 +252,6 @@ def pad_rows(
   for target, row in zip(padded, rows, strict=False):
     target[: len(row)] = row
   return padded
-
-
-class TokenSource(Source):
-  """Records that are rows of token ids, kept without padding.
-
-  The last length bucket of `info` holds every row.
-  """
-
-  def __init__(
-    self,
-    info: DatasetInfo,
-    encoded: Encoded,
-    labels: Shaped[np.ndarray, ' N'],
-    pad_id: int,
-    where: Callable[[int], str],
-    bad_rows: Sequence[tuple[int, BadRecord]] = (),
-  ):
-    segments = int(encoded.token_types.max(initial=0)) + 1
-    self.info = dataclasses.replace(info, token_types=segments)
-    self.where, self.bad_rows = where, tuple(bad_rows)
-    self.lengths = encoded.lengths
-    # Padding values other than 0.
-    self.padding = {'tokens': pad_id, 'length': 1}
-    self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
-
-  def records(
-    self, indices: Int[np.ndarray, ' B'], length: int | None = None
-  ) -> dict[str, np.ndarray]:
-    """Returns records padded to `length`, or to the bucket that holds them.
-
-    They are {'tokens', 'token_types': int32 [B, length], 'length': int32 [B],
-    'label': `label_dtype` [B]}.
-    """
-    lengths = self.lengths[indices]
-    if length is None:
-      longest = lengths.max(initial=1)
-      length = min(size for size in self.info.length_buckets if size >= longest)
-    column = np.arange(length)
-    valid = column < lengths[:, None]
-    places = (self._encoded.offsets[indices][:, None] + column)[valid]
-    tokens = np.full(valid.shape, self.padding['tokens'], np.int32)
-    tokens[valid] = self._encoded.tokens[places]
-    types = np.zeros(valid.shape, np.int32)
-    types[valid] = self._encoded.token_types[places]
-    label = self._labels[indices]
-    return dict(tokens=tokens, token_types=types, length=lengths, label=label)
-
-  def record(self, index: int) -> dict[str, Any]:
-    """Returns tokens and types int32 [L] without padding, and the label."""
-    row = slice(*self._encoded.offsets[index : index + 2])
-    return {
-      'tokens': self._encoded.tokens[row],
-      'token_types': self._encoded.token_types[row],
-      'label': self._labels[index].item(),
-    }
-
-
-def where(records: Source, index: int) -> str:
-  """Returns the place of a record; for generated data: class and split."""
-  if records.where:
-    return records.where(index)
-  return f'{type(records).__name__}/{getattr(records, "split", "")}'
-
-
-def places(records: Source) -> set[str]:
-  """Returns the place of each record, which tells rows of two splits apart."""
-  return {where(records, index) for index in range(len(records))}
-
-
-def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
-  """Returns the sizes below `max_length`, and `max_length`."""
-  return (*(size for size in sizes if size < max_length), max_length)
 
 
 def require(holds: Any, kind: str, message: str) -> None:
@@ -340,11 +340,11 @@ def selected(
   """
   result, opened = [], functools.cache(opened)
   for part in parts(split, names):
-    whole = opened(part.name)
-    rows = part.rows(len(whole))
-    if len(whole) and not rows:
+    records = opened(part.name)
+    rows = part.rows(len(records))
+    if len(records) and not rows:
       expected = f'parts with rows; [{part.first or ""}:{part.last or ""}] '
-      expected += f'selects 0 of the {len(whole)} rows of {part.name!r}'
+      expected += f'selects 0 of the {len(records)} rows of {part.name!r}'
       raise ConfigError('split', split, expected)
-    result.append((part.name, whole, rows))
+    result.append((part.name, records, rows))
   return result

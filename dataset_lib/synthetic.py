@@ -13,7 +13,7 @@ from jaxtyping import Int, Int32, UInt8
 from core.errors import ConfigError
 from dataset_lib.image_ops import ImageOptions, ImageSize
 from dataset_lib.order import integers, record_bits
-from dataset_lib.source import DatasetInfo, Seed, Size, Source, TrainTest
+from dataset_lib.source import Batched, DatasetInfo, Seed, Size, TrainTest
 
 SYMBOLS = (1, -1, 0)  # SYMBOLS[token id] is the symbol
 ONE = SYMBOLS.index(1)
@@ -24,7 +24,7 @@ _SPLIT_SEED = 0
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Parity(Source):
+class Parity(Batched):
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
   Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate

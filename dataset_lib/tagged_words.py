@@ -6,7 +6,6 @@ tag, as in BERT's recipe for named entities (Devlin et al., 2019, section 5.3).
 All other tokens, and words whose tag is `_`, have the label -1.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import re
@@ -18,11 +17,12 @@ import numpy as np
 from annotated_types import Len, Predicate
 from jaxtyping import Int, Int32
 
-from core.errors import BadRecord, InvalidDataError
+from core.errors import BadRecord
 from dataset_lib import source, tokenizer
-from dataset_lib.source import Encoded, require
+from dataset_lib.source import require
 from dataset_lib.text_rows import TextRows, decoded, read_lines
 from dataset_lib.text_tasks import find_file
+from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer import Tokenizer
 
 IGNORED = -1  # label of a token without a tag
@@ -80,8 +80,10 @@ def encode_words(
     ends = np.append(np.ones(skip, np.int32), ends)
     places.append(np.stack([ends[:-1], ends[1:]], axis=1))
     begin = start + sizes[:skip].sum()
-    own = tokens[begin : begin + ends[-1] - 1]
-    rows.append(np.array([tokenizer.cls_id, *own, tokenizer.sep_id], np.int32))
+    pieces = tokens[begin : begin + ends[-1] - 1]
+    rows.append(
+      np.array([tokenizer.cls_id, *pieces, tokenizer.sep_id], np.int32)
+    )
     start += sizes.sum()
     first += len(words)
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
@@ -179,8 +181,11 @@ class TaggedWords(TextRows):
     return info, rows | {'label': label, 'left_out': ((), 'int32')}
 
   def __post_init__(self) -> None:
-    words = tokenizer.load(self.tokenizer)
-    names = self._class_names()
+    loaded = tokenizer.load(self.tokenizer)
+    names = self._class_names(
+      self._file('train'), lambda pairs: {tag for _, tag in pairs} - {NO_TAG},
+      MAX_TAGS, f'tags in column {self.column}',
+    )  # fmt: skip
     ids = {name: number for number, name in enumerate(names)} | {NO_TAG: -1}
 
     def read(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], list[int]]:
@@ -191,7 +196,7 @@ class TaggedWords(TextRows):
 
     rows, where, bad_rows = self._good_rows('tags', self._file, read)
     texts = [text for text, _ in rows]
-    encoded, places = encode_words(words, texts, self.max_length)
+    encoded, places = encode_words(loaded, texts, self.max_length)
     self._tags: list[Int32[np.ndarray, ' L']] = []
     left_out = np.zeros(len(rows), np.int32)
     for row, ((_, tags), spans) in enumerate(zip(rows, places, strict=True)):
@@ -202,7 +207,7 @@ class TaggedWords(TextRows):
       tagged = sum(tag != IGNORED for tag in tags)
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
-    self._hold(words, names, encoded, left_out, where, bad_rows, 'tags')
+    self._hold(loaded, names, encoded, left_out, where, bad_rows, 'tags')
     self.padding = {**self.padding, 'label': IGNORED}
 
   def records(
@@ -222,18 +227,6 @@ class TaggedWords(TextRows):
   def record(self, index: int) -> dict[str, Any]:
     """Returns a row as `TokenSource`, with 'label' int32 `[L]`."""
     return super().record(index) | {'label': self._tags[index]}
-
-  def _class_names(self) -> list[str]:
-    rows, names = self._file('train'), set[str]()
-    for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):  # reported where it is used
-        names |= {tag for _, tag in rows[row]}
-    names -= {NO_TAG}
-    if not 2 <= len(names) <= MAX_TAGS:
-      expected = f'expected 2 to {MAX_TAGS} tags in column {self.column}'
-      got = f'got {len(names)}: {", ".join(sorted(names)[:10])}'
-      raise InvalidDataError(f'{self.directory}: {expected}, {got}')
-    return sorted(names)
 
   def _file(self, split: str) -> TaggedFile:
     path = Path(self.directory).expanduser()

@@ -24,7 +24,8 @@ from core import files
 from core.errors import BadRecord, InvalidDataError
 from dataset_lib import source, tokenizer
 from dataset_lib.order import record_rng
-from dataset_lib.source import DatasetInfo, TokenSource, require
+from dataset_lib.source import DatasetInfo, require
+from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
 
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
@@ -87,8 +88,8 @@ class TextTask:
     labels = [name for name in self.label if name in given]
     if not texts or len(labels) < bool(self.label):
       wanted = self.label if texts else map(', '.join, self.texts)
-      found = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
-      raise InvalidDataError(f'{where}: expected the {found}')
+      wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
+      raise InvalidDataError(f'{where}: expected the {wanted_columns}')
     chosen = *texts[0], *labels[:1]
     if repeated := [
       name for name in (*chosen, *SOURCES) if [*given].count(name) > 1
@@ -228,16 +229,34 @@ class TextRows(TokenSource):
         placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
     if not good:
-      found = f'has {len(rows)} rows, of which none can be used; the first: '
-      found = found + str(bad_rows[0][1]) if rows else 'is empty'
-      raise InvalidDataError(f'split {self.split!r} of {name} {found}')
+      problem = f'has {len(rows)} rows, of which none can be used; the first: '
+      problem = problem + str(bad_rows[0][1]) if rows else 'is empty'
+      raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
     return values, lambda at: good[at][0].where(good[at][1]), bad_rows
+
+  def _class_names(
+    self, rows: Any, names_of: Callable[[Any], set[str]], most: int, what: str
+  ) -> tuple[str, ...]:
+    """Returns the sorted names of the classes of the whole train split.
+
+    Raises InvalidDataError for fewer than 2 or more than `most`; 0: no limit.
+    """
+    found: set[str] = set()
+    for row in range(len(rows)):
+      with contextlib.suppress(BadRecord):  # reported where it is used
+        found |= names_of(rows[row])
+    names = sorted(found)
+    if not 2 <= len(names) <= (most or len(names)):
+      expected = f'2 to {most} {what}' if most else f'2 {what} or more'
+      got = f'got {len(names)}: {", ".join(names[:10])}'
+      raise InvalidDataError(f'{self.directory}: expected {expected}, {got}')
+    return tuple(names)
 
   def _hold(
     self,
     words: tokenizer.Tokenizer,
     class_names: Sequence[str],
-    encoded: source.Encoded,
+    encoded: Encoded,
     labels: Any,
     where: Callable[[int], str],
     bad_rows: Sequence[tuple[int, BadRecord]],
@@ -253,7 +272,7 @@ class TextRows(TokenSource):
       len(encoded.lengths),
       words.vocab_size,
       'int32' if class_names else 'float32',
-      source.length_buckets(self.length_buckets, self.max_length),
+      length_buckets(self.length_buckets, self.max_length),
       label_kind=kind or ('class' if class_names else 'number'),
       preprocessing=words.preprocessing(self.max_length),
     )
@@ -284,17 +303,19 @@ class LabelledTexts(TextRows):
     def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
-      own = next((fields[name] for name in SOURCES if name in fields), '')
+      source_name = next(
+        (fields[name] for name in SOURCES if name in fields), ''
+      )
       # Few names, many rows.
-      return texts, task.read_label(label), sys.intern(own)
+      return texts, task.read_label(label), sys.intern(source_name)
 
-    words = tokenizer.load(self.tokenizer)
+    loaded = tokenizer.load(self.tokenizer)
     rows, where, bad_rows = self._good_rows(self.task, open_split, read)
     texts, labels, sources = zip(*rows, strict=True)
-    self.sources: list[str] = list(sources)
+    self.sources = [*sources]
     first, second, *_ = [*zip(*texts, strict=True), None]
-    encoded = words.encode(first, second, self.max_length)
-    held = words, task.class_names, encoded, labels
+    encoded = loaded.encode(first, second, self.max_length)
+    held = loaded, task.class_names, encoded, labels
     self._hold(*held, where, bad_rows)
 
 

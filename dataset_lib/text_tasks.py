@@ -132,7 +132,9 @@ def _unlabelled(split: str, found: object) -> ConfigError:
 def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
   features, name = builder.info.features, builder.info.full_name
   columns = task.columns([*features], name)
-  classes = tuple(getattr(features[columns[-1]], 'names', None) or ())
+  label = features[columns[-1]]
+  is_class = type(label).__name__ == 'ClassLabel'
+  classes = tuple(label.names or ()) if is_class else ()
   if classes != task.class_names:
     expected = f'the classes {task.class_names}'
     raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
@@ -198,15 +200,15 @@ class Glue(LabelledTexts):
       expected = f'train, validation or test: {self.task} has no {split}'
       raise ConfigError('split', split, expected)
     if not self.directory:
-      source = self.builder or f'glue/{self.task}'
+      name = self.builder or f'glue/{self.task}'
       user = "dataset 'glue' without dataset.directory"
-      builder = tfds.prepared_builder(source, self.data_dir, user)
+      builder = tfds.prepared_builder(name, self.data_dir, user)
       return _tfds_rows(builder, task, split)
-    own = 'diagnostic' if split == 'ax' else split.replace('validation', 'dev')
+    stem = 'diagnostic' if split == 'ax' else split.replace('validation', 'dev')
     folder = Path(self.directory).expanduser()
     folders = [folder, folder / self.task, folder / task.folder]
-    folders += [folder / own] * (split == 'ax')
-    path = find_file(self.task, split, folders, _tsv_names(own, split))
+    folders += [folder / stem] * (split == 'ax')
+    path = find_file(self.task, split, folders, _tsv_names(stem, split))
     return _tsv_file(path, task, split)
 
 
@@ -241,29 +243,22 @@ class Probing(LabelledTexts):
   ]
 
   def __post_init__(self) -> None:
-    rows = self._rows_of('train')
-    names: set[str] = set()
-    for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):
-        names.add(_PROBING.read(rows[row])[1])
-    names -= {''}
-    limit, known = PROBING.get(self.task, (max(len(names), 2), 'any'))
-    if not 2 <= len(names) <= limit:
-      expected = f'at least 2 and at most {limit} classes of {self.task}'
-      got = f'{len(names)}: {", ".join(sorted(names)[:10])}'
-      message = f'{self.directory}: expected {expected} ({known}), got {got}'
-      raise InvalidDataError(message)
-    task = dataclasses.replace(_PROBING, class_names=tuple(sorted(names)))
+    most, meaning = PROBING.get(self.task, (0, 'any'))
+    names = self._class_names(
+      self._rows_of('train'), lambda row: {_PROBING.read(row)[1]} - {''},
+      most, f'classes of {self.task} ({meaning})',
+    )  # fmt: skip
+    task = dataclasses.replace(_PROBING, class_names=names)
     self._open(task, self._rows_of)
 
   def _rows_of(self, name: str) -> Any:
     split = 'validation' if name == 'dev' else name
-    whole = [f'{self.task}.txt{end}' for end in _ENDS]
+    all_splits = [f'{self.task}.txt{end}' for end in _ENDS]
     stems = split.replace('validation', 'dev'), split, split[:2]
     folder = Path(self.directory).expanduser()
     folders, names = (folder / self.task, folder), _tsv_names(*stems)
-    path = find_file(self.task, split, folders, [*whole, *names])
-    if path.name not in whole:
+    path = find_file(self.task, split, folders, [*all_splits, *names])
+    if path.name not in all_splits:
       return _tsv_file(path, _PROBING, split)
     # Lines with an unknown split mark go to train, which counts them as bad.
     lines = [

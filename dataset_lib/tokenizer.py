@@ -23,7 +23,7 @@ from tokenizers import normalizers, processors
 from core import files
 from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import sentencepiece_model, tokenizer_files
-from dataset_lib.source import Encoded
+from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer_files import (
   JSON_FILE,
   ROLES,
@@ -148,9 +148,9 @@ class Tokenizer:
     names = 'model', 'normalizer', 'pre_tokenizer', 'added_tokens'
     hashed = [parts[name] for name in names]
     # Only names of its own, so that older checksums hold.
-    own = [self._library.id_to_token(n or 0) for n in self._special]
+    special_names = [self._library.id_to_token(n or 0) for n in self._special]
     usual = SPECIAL[parts['model']['type']]
-    hashed += [own[:4]] * (own[:4] != [*usual[:4]])
+    hashed += [special_names[:4]] * (special_names[:4] != [*usual[:4]])
     text = json.dumps(hashed, sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
 
@@ -308,7 +308,7 @@ def _completed(
      f'ids below {MAX_VOCABULARY}'),
     ('type_id', types[:2] == types[2:], '0 of a text, 1 of its pair'),
     ('max_input_chars_per_word',
-     getattr(library.model, 'max_input_chars_per_word', 0) <= 1000,
+     kind == UNIGRAM or library.model.max_input_chars_per_word <= 1000,
      'at most 1000; longer words are unknown'),
   ):  # fmt: skip
     if not is_legal:

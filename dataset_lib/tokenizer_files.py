@@ -107,16 +107,16 @@ def word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
 def special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
   """Returns the names of the special tokens, in the order of `ROLES`."""
   defaults = zip(ROLES, SPECIAL[kind], strict=True)
-  given = [config.get(role) or default for role, default in defaults]
-  return [one['content'] if isinstance(one, Mapping) else one for one in given]
+  stated = [config.get(role) or default for role, default in defaults]
+  return [one['content'] if isinstance(one, Mapping) else one for one in stated]
 
 
 def saved_roles(library: Any) -> dict[str, str]:
   """Returns the special tokens by role that `Tokenizer.save` has stated."""
   frame = library.post_processor
   stated = json.loads(frame.__getstate__()) if frame else {}
-  known = stated.get('special_tokens', {})
-  return {role: known[role]['tokens'][0] for role in ROLES if role in known}
+  tokens = stated.get('special_tokens', {})
+  return {role: tokens[role]['tokens'][0] for role in ROLES if role in tokens}
 
 
 def add_tokens(
@@ -126,11 +126,11 @@ def add_tokens(
 
   Older files, added_tokens.json, may state the same tokens.
   """
-  given = config.get('added_tokens_decoder', {})
-  known = library.get_added_tokens_decoder()
-  for number, entry in sorted((int(key), one) for key, one in given.items()):
+  entries = config.get('added_tokens_decoder', {})
+  added = library.get_added_tokens_decoder()
+  for number, entry in sorted((int(key), one) for key, one in entries.items()):
     content = str(entry['content'])
-    if number not in known:
+    if number not in added:
       library.add_tokens([tokenizers.AddedToken(**entry)])
     if library.token_to_id(content) != number:
       expected = f'expected {content!r:.40} to have the id {number}'

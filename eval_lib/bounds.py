@@ -23,8 +23,8 @@ MANY_ROWS = 2**20
 
 def _binomial_cdf(successes: Any, rows: int, share: float) -> PValues:
   # `scipy.stats.binom` takes a second to import, at every start of a training.
-  whole = np.asarray(successes, np.float64).clip(0, rows)
-  return scipy.special.bdtr(whole, rows, share)
+  count = np.asarray(successes, np.float64).clip(0, rows)
+  return scipy.special.bdtr(count, rows, share)
 
 
 def binomial(losses: Losses, epsilon: float, delta: float) -> PValues:
@@ -43,8 +43,8 @@ def hoeffding_bentkus(losses: Losses, epsilon: float, delta: float) -> PValues:
   relative = xlogy(mean, mean / epsilon)
   relative += xlogy(1 - mean, (1 - mean) / (1 - epsilon))
   # Rounding may not lift a whole sum to the next number.
-  whole = np.ceil(losses.sum(0) - 1e-9)
-  bentkus = np.e * _binomial_cdf(whole, rows, epsilon)
+  total = np.ceil(losses.sum(0) - 1e-9)
+  bentkus = np.e * _binomial_cdf(total, rows, epsilon)
   return np.minimum(np.exp(-rows * relative), bentkus).clip(max=1.0)
 
 

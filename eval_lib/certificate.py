@@ -142,8 +142,8 @@ class Evaluator(predictions.Evaluator):
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
     drift = calibration.drift_statistics(chosen.heads, at)
     if chosen.changes:  # the model as trained serves during drift
-      whole = calibration.drift_statistics(variants[0].heads, at)
-      drift['during'] = whole['confidences']
+      full = calibration.drift_statistics(variants[0].heads, at)
+      drift['during'] = full['confidences']
     return {
       'tau': tau,
       'model': {

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from core import fields, files, registry
 from core.errors import ConfigError
 from core.fields import ConfigLike
-from dataset_lib import builder, contract, source
+from dataset_lib import builder, contract
 from dataset_lib.source import DatasetInfo, Source
 from eval_lib import metrics
 
@@ -137,6 +137,18 @@ class Evaluator:
         opened.label_as(run)
     return opened
 
+  def check_apart(
+    self, field: str, data: Source, others: Source, expected: str
+  ) -> None:
+    """Raises ConfigError of a split's field if it has rows of `others`.
+
+    Rows are known by their places; '{}' in `expected` is the number of shared.
+    """
+    few, many = sorted((data, others), key=len)
+    places = few.places()
+    if shared := len(places.intersection(map(many.where, range(len(many))))):
+      raise ConfigError(field, getattr(self, field), expected.format(shared))
+
 
 @dataclasses.dataclass(kw_only=True)
 class Classification(Evaluator):
@@ -187,13 +199,6 @@ class Classification(Evaluator):
     info = self._data.info
     names = info.class_names or range(info.num_classes)
     return [f'accuracy_{name}' for name in names]
-
-
-def count_shared(one: Source, other: Source) -> int:
-  """Returns the number of records that two splits share, by their places."""
-  few, many = sorted((one, other), key=len)
-  rest = (source.where(many, index) for index in range(len(many)))
-  return len(source.places(few).intersection(rest))
 
 
 def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:

@@ -151,9 +151,8 @@ class Evaluator(evaluator.Evaluator):
       expected = 'one class for each row; of images max_labels=0'
       raise ConfigError('dataset.label_kind', kind, expected)
     test.label_as(train.info)
-    if shared := evaluator.count_shared(train.source, test.source):
-      expected = f'a split without rows of train_split, {shared} are shared'
-      raise ConfigError('test_split', self.test_split, expected)
+    expected = 'a split without rows of train_split, {} are shared'
+    self.check_apart('test_split', test.source, train.source, expected)
     self._splits = train, test
 
   def metric_names(self, measured):

@@ -138,8 +138,8 @@ def average(
 
 def task_of(task: str, dataset: Mapping[str, Any]) -> str:
   """Returns the task if given, else the GLUE task of a data set, or ''."""
-  own = dataset.get('task', '')
-  return task or (own if own in TASKS else '')
+  data_task = dataset.get('task', '')
+  return task or (data_task if data_task in TASKS else '')
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -118,6 +119,15 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
     result = Drawn(figsize=size, layout='constrained')
     yield result
     write(result, pathlib.Path(path))
+
+
+@contextlib.contextmanager
+def if_installed() -> Iterator[None]:
+  """Prints the ImportError of pictures that are drawn without matplotlib."""
+  try:
+    yield
+  except ImportError as error:
+    print(f'no pictures: {error}', file=sys.stderr)
 
 
 def shown(name: str) -> str:

@@ -64,17 +64,17 @@ def collect(
     is_real = is_labelled if labelled else np.asarray(fetched['index']) >= 0
     for name, values in fetched.items():
       parts.setdefault(name, []).append(np.asarray(values)[is_real])
-  whole = {name: np.concatenate(part) for name, part in parts.items()}
-  if not len(whole.get('index', ())):
+  arrays = {name: np.concatenate(part) for name, part in parts.items()}
+  if not len(arrays.get('index', ())):
     raise InvalidDataError(f'{finite}: the split holds no example with a label')
-  if not np.isfinite(whole[finite]).all():
+  if not np.isfinite(arrays[finite]).all():
     raise FloatingPointError(
       f'{finite}: expected finite numbers, got NaN or infinity; the run has '
       'diverged, or the model overflows in its compute dtype'
     )
   # Batches and processes distribute the records in different orders.
-  order = np.argsort(whole['index'], kind='stable')
-  return {name: values[order] for name, values in whole.items()}
+  order = np.argsort(arrays['index'], kind='stable')
+  return {name: values[order] for name, values in arrays.items()}
 
 
 def probabilities(logits: Heads, temperatures: PerHead | None = None) -> Heads:
@@ -218,5 +218,4 @@ class Evaluator(evaluator.Evaluator):
         self._check_apart('split', fitted, expected)
 
   def _check_apart(self, field: str, others: Any, expected: str) -> None:
-    if shared := evaluator.count_shared(self._data[field].source, others):
-      raise ConfigError(field, getattr(self, field), expected.format(shared))
+    self.check_apart(field, self._data[field].source, others, expected)

@@ -260,7 +260,7 @@ class Search:
 
   def report(self) -> None:
     """Prints the table, writes the files and the picture."""
-    from eval_lib import adaptive_plots
+    from eval_lib import plots, sweep_plots
 
     flags, runs = self.flags, []
     for trial in self.trials():
@@ -273,8 +273,8 @@ class Search:
     columns = {k: [row[k] for row in rows] for k in (flags.metric, *self.space)}
     logs = [key for key, (kind, _) in self.space.items() if kind == 'log']
     path = pathlib.Path(flags.workdir, 'sweep.png')
-    with adaptive_plots.if_installed():
-      adaptive_plots.plot_trials(path, columns, flags.mode, logs)
+    with plots.if_installed():
+      sweep_plots.plot_trials(path, columns, flags.mode, logs)
       print(f'picture: {path}')
 
 

@@ -200,7 +200,7 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
 
 
 def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
-  from eval_lib import adaptive_plots, report
+  from eval_lib import plots, report, sweep_plots
 
   points: dict[str, dict[int | float, list[float]]] = {}
   names, metric = report.names(flags.names), flags.metric
@@ -217,9 +217,9 @@ def _draw(flags: Flags, results: Iterable[tuple[Run, Any]]) -> None:
   if not points:
     print('no picture: no run has the metric', file=sys.stderr)
     return
-  with adaptive_plots.if_installed():
+  with plots.if_installed():
     labels = names.get(flags.x, flags.x), names.get(metric, metric) + unit
-    adaptive_plots.plot_ranges(path, points, *labels)
+    sweep_plots.plot_ranges(path, points, *labels)
     print(f'picture: {path}')
 
 

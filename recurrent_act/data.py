@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int, UInt64
 
 from core.errors import ConfigError
 from dataset_lib.order import integers, record_bits
-from dataset_lib.source import DatasetInfo, Seed, Size, Source, TrainTest
+from dataset_lib.source import Batched, DatasetInfo, Seed, Size, TrainTest
 
 NUM_DIGITS = 10
 BLANK = 10  # class of the places after the last digit of a sum
@@ -222,7 +222,7 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Graves(Source):
+class Graves(Batched):
   """Sequences of one task and split, computed on demand.
 
   Fields of the task that are not given have the paper's values. Runs with

@@ -101,7 +101,7 @@ class ImageReader(ItemReader):
     from dataset_lib import image_ops  # OpenCV, which texts do not need
 
     sizes: Any = {k: v for k, v in vars(self).items() if k != 'length'}
-    prepare = image_ops.ImageOptions(**sizes).transform
+    prepare = image_ops.Preparation(**sizes).transform
     object.__setattr__(self, '_prepare', prepare)
 
   def convert(self, value: Any) -> np.ndarray:

@@ -11,9 +11,10 @@ from annotated_types import Interval
 
 from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
-from dataset_lib.source import DatasetInfo, Encoded, Size, TokenSource
+from dataset_lib.source import DatasetInfo, Size
 from dataset_lib.synthetic import Parity
 from dataset_lib.text_rows import Buckets, MaxLength
+from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
 from train_lib import run_directory
 
 SPLITS = ('train', 'test')
@@ -93,7 +94,7 @@ class FakeText(TokenSource):
     spread = rng.random(size) ** 2 * (self.max_length - 3)
     offsets = np.cumsum([0, *(4 + spread.astype(np.int64))])
     tokens = rng.integers(1, 128, offsets[-1]).astype(np.int32)
-    buckets = source.length_buckets(self.length_buckets, self.max_length)
+    buckets = length_buckets(self.length_buckets, self.max_length)
     info = DatasetInfo(
       'tokens', (self.max_length,), 'int32', 2, ('a', 'b'), size, 128,
       length_buckets=buckets,

@@ -94,13 +94,13 @@ def pack(
   """
   total = len(begins_word)
   ends = [*np.flatnonzero(begins_sentence).tolist()[1:], total]
-  words = np.flatnonzero(begins_word).tolist()
+  word_starts = np.flatnonzero(begins_word).tolist()
   rows: list[int] = []
   start = 0
   while total - start >= MIN_ROW:
-    end = _row_end(ends, words, start, min(start + limit, total))
+    end = _row_end(ends, word_starts, start, min(start + limit, total))
     if end == total - 1 and end - start > MIN_ROW:
-      end = _row_end(ends, words, start, total - MIN_ROW)
+      end = _row_end(ends, word_starts, start, total - MIN_ROW)
     rows.append(end)
     start = end
   return rows
@@ -183,8 +183,8 @@ class Rows(NamedTuple):
 
 @functools.lru_cache(1)
 def _loaded(path: pathlib.Path) -> tuple[tokenizer.Tokenizer, Any]:
-  given = tokenizer.load(path)
-  return given, given.word_starts()
+  loaded = tokenizer.load(path)
+  return loaded, loaded.word_starts()
 
 
 def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:

@@ -148,7 +148,7 @@ class Texts:
         raise OSError('not a regular file')
       opened: Any = gzip.open if file.suffix == '.gz' else open
       with opened(file, 'rt', newline='\n', **_DECODING) as stream:
-        raw = getattr(stream.buffer, 'fileobj', stream.buffer)
+        raw = stream.buffer.fileobj if file.suffix == '.gz' else stream.buffer
         if stream.buffer.peek(2)[:2] in _UTF16:
           faults.count('not_utf8_file', file, 'it begins like UTF-16')
           return

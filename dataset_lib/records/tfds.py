@@ -38,7 +38,21 @@ DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class TfdsImages(ImageOptions):
+class ShardedImages(ImageOptions):
+  """Fields and places of images in shards; a subclass sets `_records`."""
+
+  _records: Any = dataclasses.field(init=False, repr=False)  # `RecordFiles`
+  split: source.AnySplit
+  max_labels: source.MaxLabels = 0
+  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
+
+  def where(self, index: int) -> str:
+    """Returns the file of a record and its row there."""
+    return self._records.where(index)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class TfdsImages(ShardedImages):
   """Encoded images of one split of a prepared builder, and their classes.
 
   A set of several labels a row, Sequence(ClassLabel), needs `max_labels`. The
@@ -46,13 +60,10 @@ class TfdsImages(ImageOptions):
   name others.
   """
 
-  split: source.AnySplit
   builder: BuilderName = ''
   data_dir: DataDir = ''
   image_key: OwnKey = ''
   label_key: OwnKey = ''
-  max_labels: source.MaxLabels = 0
-  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     builder = prepared_builder(self.builder, self.data_dir, "dataset 'tfds'")
@@ -63,25 +74,27 @@ class TfdsImages(ImageOptions):
       features[1] = features[1].feature
       kinds[1] = f'several {type(features[1]).__name__}'
     if kinds not in (['Image', 'ClassLabel'], ['Image', 'several ClassLabel']):
-      found = ' to '.join(kinds) or 'no input to a label'
-      raise InvalidDataError(f'{name} maps {found}, not Image to ClassLabel')
+      got = ' to '.join(kinds) or 'no input to a label'
+      raise InvalidDataError(f'{name} maps {got}, not Image to ClassLabel')
     if (kinds[1] == 'ClassLabel') != (self.max_labels == 0):
       expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
       field = 'dataset.max_labels'
       raise errors.ConfigError(field, self.max_labels, expected)
-    self._examples = Examples(builder, self.split, keys)
-    self.where, label = self._examples.where, features[1]
+    self._records = Examples(builder, self.split, keys)
+    label = features[1]
     classes = label.num_classes, label.names or ()
-    self.describe(*classes, len(self._examples), self.max_labels)
+    self.describe(*classes, len(self._records), self.max_labels)
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
     supervised = info.supervised_keys
     if not isinstance(supervised, tuple) or len(supervised) != 2:
       supervised = '', ''
-    own = {'image_key': self.image_key, 'label_key': self.label_key}
-    keys = [own[name] or key for name, key in zip(own, supervised, strict=True)]
-    for field, key in zip(own, keys, strict=True):
+    named = {'image_key': self.image_key, 'label_key': self.label_key}
+    keys = [
+      named[name] or key for name, key in zip(named, supervised, strict=True)
+    ]
+    for field, key in zip(named, keys, strict=True):
       if not isinstance(key, str) or key not in info.features:
         expected = f'one of the features {", ".join(info.features)}'
         raise errors.ConfigError(f'dataset.{field}', key, expected)
@@ -89,7 +102,7 @@ class TfdsImages(ImageOptions):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
-    example = self._examples[index]
+    example = self._records[index]
     image, label = (example[key] for key in self._keys)
     return {'image': image, 'label': label}
 
@@ -213,7 +226,7 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class ImageRecords(ImageOptions):
+class ImageRecords(ShardedImages):
   """Images in shards of `tf.train.Example`, as JFT and ImageNet are kept.
 
   The shards of the split 'train' are the files `train-*.tfrecord`, or else
@@ -223,33 +236,32 @@ class ImageRecords(ImageOptions):
   up to that number.
   """
 
-  split: source.AnySplit
   directory: Annotated[str, Len(1), 'the folder of the shards']
   num_classes: Annotated[int, Interval(ge=2, le=2**24)]
   image_key: Key = 'image/encoded'
   label_key: Key = 'image/class/label'
   max_labels: source.MaxLabels = 16
-  max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
     self._example = proto.tf_example_pb2.Example
     folder = pathlib.Path(self.directory).expanduser()
     names = {part.name for part in source.parts(self.split)}
-    found = {name: shards_of(folder, name) for name in names}
-    kind, *others = {kind for kind, _ in found.values()}
+    shards_by_split = {name: shards_of(folder, name) for name in names}
+    kind, *others = {kind for kind, _ in shards_by_split.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = sharded.count_records
-    counts = {name: count(paths, kind) for name, (_, paths) in found.items()}
+    counts = {
+      name: count(paths, kind) for name, (_, paths) in shards_by_split.items()
+    }
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}
     for name, _, rows in source.selected(self.split, totals.__getitem__):
-      shards += _cut(found[name][1], counts[name], rows)
+      shards += _cut(shards_by_split[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
-    self.where = self._records.where
     self.describe(self.num_classes, (), len(self._records), self.max_labels)
 
   def record(self, index: int) -> dict[str, Any]:
@@ -262,18 +274,18 @@ class ImageRecords(ImageOptions):
     except message.DecodeError as error:
       raise BadRecord('unparsable', self.where(index), str(error)) from error
     for key in (self.image_key, self.label_key):
-      words = f'no feature {key!r}, but {", ".join(sorted(features))}'
-      source.require(key in features, 'unparsable', words)
+      problem = f'no feature {key!r}, but {", ".join(sorted(features))}'
+      source.require(key in features, 'unparsable', problem)
     images = features[self.image_key].bytes_list.value
-    words = f'{self.image_key}: expected 1 image, got {len(images)}'
-    source.require(len(images) == 1, 'unparsable', words)
+    problem = f'{self.image_key}: expected 1 image, got {len(images)}'
+    source.require(len(images) == 1, 'unparsable', problem)
     kind = features[self.label_key].WhichOneof('kind') or 'int64_list'
-    words = f'{self.label_key}: expected an int64_list, got a {kind}'
-    source.require(kind == 'int64_list', 'unparsable', words)
+    problem = f'{self.label_key}: expected an int64_list, got a {kind}'
+    source.require(kind == 'int64_list', 'unparsable', problem)
     labels = list(features[self.label_key].int64_list.value)
-    words = f'{self.label_key}: expected 1 label, got {len(labels)}; '
-    words += 'dataset.max_labels allows more'
-    source.require(self.max_labels or len(labels) == 1, 'unparsable', words)
+    problem = f'{self.label_key}: expected 1 label, got {len(labels)}; '
+    problem += 'dataset.max_labels allows more'
+    source.require(self.max_labels or len(labels) == 1, 'unparsable', problem)
     label = labels if self.max_labels else labels[0]
     return {'image': images[0], 'label': label}
 

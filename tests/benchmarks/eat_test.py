@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import eat, eat_pictures, exit_settings
+from benchmarks import eat, eat_pictures, exit_settings, pictures
 from core.errors import InvalidDataError
-from eval_lib import adaptive_plots
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -41,7 +40,7 @@ def test_an_ablation_is_over_seeds(tmp_path):
   flops, quality = found['exits'].values()
   assert flops == pytest.approx((50, 40, 60))
   assert quality == (-1.0, -3.0, 0.5)
-  adaptive_plots.plot_bars(tmp_path / 'bars', found, 'x')
+  pictures.plot_bars(tmp_path / 'bars', found, 'x')
   assert (tmp_path / 'bars.png').stat().st_size
 
 

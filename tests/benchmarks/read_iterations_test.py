@@ -11,7 +11,7 @@ from albert_act import token_kinds
 from albert_act.model import AlbertPretraining
 from benchmarks import read_iterations
 from dataset_lib import builder
-from dataset_lib.source import DatasetInfo, Source
+from dataset_lib.source import Batched, DatasetInfo
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 
@@ -126,7 +126,7 @@ def test_a_row_of_ponder_net_that_has_halted_counts_as_one():
   assert cosines[still].mean() < 0.9
 
 
-class Numbers(Source):
+class Numbers(Batched):
   """A source of rows that are their own numbers."""
 
   def __init__(self, rows):

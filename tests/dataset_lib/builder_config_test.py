@@ -11,12 +11,13 @@ from annotated_types import Interval
 
 from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.source import DatasetInfo, Source, places
+from dataset_lib.source import DatasetInfo, Indexed
+from tests import wrong_values
 from tests.dataset_lib.batches import build
 
 
 @dataclasses.dataclass(kw_only=True)
-class Squares(Source):
+class Squares(Indexed):
   """A data set of the least size: no `where`, records one by one."""
 
   split: Literal['train', 'test']
@@ -35,10 +36,17 @@ PARITY = dict(name='parity', length=4)
 DIGITS = dict(name='digits')
 FOLDER = dict(name='folder', root='/x', image_size=8)
 TFDS = dict(name='tfds', builder='x', image_size=8)
+RECORDS = dict(name='records', directory='/x', num_classes=2, image_size=8)
 IMAGES = dict(name='tests.fakes:FakeImages', image_size=8)
 GLUE = dict(name='glue', task='sst2', directory='/x', tokenizer='/x')
 PROBING = GLUE | dict(name='probing', task='past_present')
+TAGS = dict(name='tags', directory='/x', tokenizer='/x')
 PRETRAINING = dict(name='pretraining', directory='/x')
+LEGAL = (
+  PARITY, DIGITS, FOLDER, TFDS, RECORDS, IMAGES, GLUE, PROBING, TAGS,
+  PRETRAINING, dict(name=SQUARES),
+)  # fmt: skip
+# Other than outside of the annotated types, see below.
 ILLEGAL = {
   'dataset': ['digits', None],
   'dataset.name': [
@@ -46,37 +54,27 @@ ILLEGAL = {
     *(
       dict(name=name)
       for name in ('imagenet', None, f'{__name__}:PARITY',
-                   'no.such.module:Squares', '../x:Squares')
+                   'no.such.module:Squares', '../x:Squares',
+                   'dataset_lib.source:Indexed', 'dataset_lib.source:Source')
     ),
   ],
-  'dataset.length': [dict(name='parity'), PARITY | dict(length=0)],
-  'dataset.letters': [PARITY | dict(letters=n) for n in (-1, 2, 53)],
+  'dataset.length': [dict(name='parity')],
+  'dataset.letters': [PARITY | dict(letters=2)],
   'dataset.lenght': [PARITY | dict(lenght=8)],
-  'dataset.data_seed': [PARITY | dict(data_seed=-1)],
-  'dataset.image_size': [
-    DIGITS | dict(image_size=-3), DIGITS | dict(image_size=8.0),
-    dict(name='folder', root='/x'),
-  ],
+  'dataset.image_size': [dict(name='folder', root='/x')],
   'dataset.augment': [
-    DIGITS | dict(augment=('flop',)),
-    DIGITS | dict(augment=('flip', 'flip')),
-    DIGITS | dict(augment=('flip', 'inception_crop')),
+    DIGITS | dict(augment=given)
+    for given in (('flop',), ('flip', 'flip'), ('flip', 'inception_crop'))
   ],
   'dataset.randaugment': [
-    DIGITS | dict(randaugment=x) for x in ((0, 5), (2, 31), (2,), 15)
+    DIGITS | dict(randaugment=x) for x in ((0, 5), (2, 31), (2,))
   ],
-  'dataset.root': [dict(name='folder', image_size=8), FOLDER | dict(root='')],
-  'dataset.max_bad_share': [
-    FOLDER | dict(max_bad_share=2.0), GLUE | dict(max_bad_share=0.9)
-  ],
+  'dataset.root': [dict(name='folder', image_size=8)],
   'dataset.resize_small': [FOLDER | dict(resize_small=7)],
-  'dataset.min_crop_area': [FOLDER | dict(min_crop_area=0.0)],
-  'dataset.num_classes': [IMAGES | dict(num_classes=1)],
-  'dataset.size': [dict(name=SQUARES, size=0)],
   'dataset.sise': [dict(name=SQUARES, sise=1)],
   'dataset.split': [dict(name=SQUARES, split='train')],
   'dataset.builder': [
-    TFDS | dict(builder=3), GLUE | dict(builder='../x'),
+    GLUE | dict(builder='../x'),
     *(
       TFDS | dict(builder=name)
       for name in ('huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y',
@@ -84,23 +82,22 @@ ILLEGAL = {
     ),
   ],
   'dataset.task': [
-    GLUE | dict(task='sst'),
-    *(PROBING | dict(task=task) for task in ('', '../secret', 'a/b')),
+    PROBING | dict(task=task) for task in ('', '../secret', 'a/b')
   ],
-  'dataset.directory': [x | dict(directory='') for x in (PROBING, PRETRAINING)],
-  'dataset.tokenizer': [
-    GLUE | dict(tokenizer=''), PRETRAINING | dict(tokenizer='x')
-  ],
-  'dataset.max_length': [x | dict(max_length=4) for x in (GLUE, PRETRAINING)],
+  'dataset.tokenizer': [PRETRAINING | dict(tokenizer='x')],
   'dataset.length_buckets': [
-    GLUE | dict(length_buckets=given)
-    for given in ((64, 32), (32, 32), (2,), 32)
+    GLUE | dict(length_buckets=given) for given in ((64, 32), (32, 32), (2,))
   ],
-  'dataset.max_examples': [GLUE | dict(max_examples=-1)],
-  'dataset.mask_share': [PRETRAINING | dict(mask_share=x) for x in (0.0, 0.95)],
-  'dataset.max_ngram': [PRETRAINING | dict(max_ngram=0)],
-  'dataset.short_share': [PRETRAINING | dict(short_share=1.5)],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize('config', LEGAL, ids=lambda config: config['name'])
+def test_values_outside_of_the_type_of_a_field_name_it(config):
+  builder.validate(config)
+  kind = builder.source_class(config['name'])
+  for field, value in wrong_values.wrong_fields(kind, ('split',)):
+    with pytest.raises(ConfigError, match=f'^dataset.{field}: expected '):
+      builder.validate(config | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -178,4 +175,4 @@ def test_a_data_set_is_named_by_its_class():
   data = build(config, 'test', train=False, batch_size=4)
   rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
   assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
-  assert places(data.source) == {'Squares/test'}
+  assert data.source.places() == {'Squares/test'}

@@ -20,7 +20,7 @@ NOISE = RNG.integers(256, size=(20, 30, 3)).astype(np.uint8)  # RGB
 
 
 def options(image_size=8, resize_small=0, **fields):
-  return image_ops.ImageOptions(
+  return image_ops.Preparation(
     image_size=image_size, resize_small=resize_small, **fields
   )
 

@@ -121,7 +121,7 @@ def test_results_are_images_of_the_same_size(name):
 def test_it_follows_crop_and_flip_and_is_deterministic():
   names = 'inception_crop', 'flip', 'randaugment'
   augmented, plain = (
-    image_ops.ImageOptions(image_size=16, augment=some, randaugment=(2, 15))
+    image_ops.Preparation(image_size=16, augment=some, randaugment=(2, 15))
     for some in (names, names[:2])
   )
   seen = set()

@@ -258,10 +258,10 @@ UNUSABLE = [
     (task, {f'{task}.txt': rows}, words)
     for task, rows, words in [
       ('past_present', [], 'is empty'),
-      ('past_present', ['te\tPRES\tw1'], 'at least 2 .* classes .* got 0'),
-      ('own', ['tr\ta\tw1'], 'expected at least 2 .* got 1: a'),
+      ('past_present', ['te\tPRES\tw1'], '2 to 2 classes .* got 0'),
+      ('own', ['tr\ta\tw1'], 'expected 2 classes .* or more, got 1: a'),
       ('past_present', [*SENTEVAL, 'tr\tPRESS\tw1'],
-       'at most 2 classes .*got 3: PAST, PRES, PRESS'),
+       '2 to 2 classes .*got 3: PAST, PRES, PRESS'),
     ]
   ),
 ]  # fmt: skip

@@ -12,41 +12,55 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
 from eval_lib.metrics import Average, ByClass, Maximum, Union, Variance
-from tests import contexts, fakes
+from tests import contexts, fakes, wrong_values
 
 DIGITS = dict(name='digits', image_size=8)
 PARITY = dict(name='parity', length=8)
 FAKE = dict(name='tests.fakes:FakeImages', image_size=8)
 
 
-LEGAL = {
+LEGAL = {kind: {} for kind in evaluator.EVALUATORS} | {
   'calibration': dict(split='test', calibration_split='train'),
+  'certificate': dict(split='test'),
   'frontier': dict(split='test'),
+  'submitted': dict(path='/x/SST-2.tsv'),
 }
+# Other than outside of the annotated types, see below.
 ILLEGAL = {
   'classification': [
-    ('splits', 'test'), ('split', 'dev'), ('split', 3), ('every_steps', 1.5),
-    ('every_steps', -1), ('dataset', 'digits'),
+    ('splits', 'test'), ('split', 'dev'), ('dataset', 'digits'),
     *(('type', kind) for kind in (
       'clasification', 'no_such_module:Evaluator', 'eval_lib.fewshot:No', 3,
       None, ':', 'math:sqrt', {},
     )),
   ],
   'calibration': [
-    ('calibration_split', 'dev'), ('bins', 0), ('only_above', -0.1),
-    ('layers', (4, 2)), ('delta', 0.0), ('threshold', '0.9'),
+    ('calibration_split', 'dev'), ('layers', (4, 2)), ('delta', 0.0),
   ],
   'frontier': [
-    ('thresholds', (1.1,)), ('thresholds', 0.9), ('flops', (-1.0,)),
-    ('calibration_split', 'dev'), ('calibration_split', ''), ('task', 'imdb'),
+    ('thresholds', (1.1,)), ('flops', (-1.0,)), ('calibration_split', 'dev'),
   ],
-  'glue': [('task', 'imdb')],
   'fewshot': [
-    ('shots', ()), ('shots', (0,)), ('shots', (1, 1)), ('shots', 5),
-    ('shots', (1.5,)), ('seeds', 0), ('train_split', ''),
+    ('shots', (0,)), ('shots', (1, 1)), ('shots', (1.5,)),
     ('test_split', 'validation'), ('batch', 3),
   ],
 }  # fmt: skip
+
+
+def assert_refused(kind, field, value):
+  entry = dict(type=kind) | LEGAL[kind] | {field: value}
+  with pytest.raises(ConfigError) as caught:
+    evaluator.validate(dict(dataset=DIGITS, evals=dict(test=entry)))
+  assert caught.value.field == f'evals.test.{field}'
+  assert str(caught.value).startswith(f'evals.test.{field}: expected ')
+  assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize('kind', LEGAL)
+def test_values_outside_of_the_type_of_a_field_name_it(kind):
+  located = evaluator.locate(kind, 'type')
+  for field, value in wrong_values.wrong_fields(located, ('context',)):
+    assert_refused(kind, field, value)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +68,7 @@ ILLEGAL = {
   [(kind, *row) for kind, rows in ILLEGAL.items() for row in rows],
 )
 def test_illegal_fields_are_named(kind, field, value):
-  entry = dict(type=kind) | LEGAL.get(kind, {}) | {field: value}
-  with pytest.raises(ConfigError) as caught:
-    evaluator.validate(dict(dataset=DIGITS, evals=dict(test=entry)))
-  assert caught.value.field == f'evals.test.{field}'
-  assert str(caught.value).startswith(f'evals.test.{field}: expected ')
-  assert repr(value) in str(caught.value)
+  assert_refused(kind, field, value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from eval_lib import adaptive_plots, calibration
+from benchmarks import pictures
+from eval_lib import calibration, sweep_plots
 from eval_lib.report import Estimate
 
 CURVES = {
@@ -46,19 +47,15 @@ TRIALS = {
   'name': ['adam', 'adamw', 'adam', 'adamw'],
 }  # fmt: skip
 PLOTS = {
-  'frontier': (adaptive_plots.plot_frontier, (CURVES, LATENCY, ACCURACY), {}),
-  'close': (adaptive_plots.plot_frontier, (CLOSE, LATENCY, ACCURACY), {}),
-  'reliability': (adaptive_plots.plot_reliability, ({'layer 4': TABLE},), {}),
-  'retention': (
-    adaptive_plots.plot_retention,
-    (LENGTH, KEPT, (2, 4), BY_LAYER),
-    {},
-  ),
-  'ranges': (adaptive_plots.plot_ranges, (RANGES, 'N', ACCURACY), {}),
-  'trials': (adaptive_plots.plot_trials, (TRIALS, 'max', ['lr']), {}),
-  'ablation': (adaptive_plots.plot_bars, (VARIANTS, 'Ablation'), {}),
-  'against': (adaptive_plots.plot_against, (COST, HARD, 'Cost'), {}),
-  'iterations': (adaptive_plots.plot_iterations, (COSINES, 'here'), {}),
+  'frontier': (pictures.plot_frontier, CURVES, LATENCY, ACCURACY),
+  'close': (pictures.plot_frontier, CLOSE, LATENCY, ACCURACY),
+  'reliability': (pictures.plot_reliability, {'layer 4': TABLE}),
+  'retention': (pictures.plot_retention, LENGTH, KEPT, (2, 4), BY_LAYER),
+  'ranges': (sweep_plots.plot_ranges, RANGES, 'N', ACCURACY),
+  'trials': (sweep_plots.plot_trials, TRIALS, 'max', ['lr']),
+  'ablation': (pictures.plot_bars, VARIANTS, 'Ablation'),
+  'against': (pictures.plot_against, COST, HARD, 'Cost'),
+  'iterations': (pictures.plot_iterations, COSINES, 'here'),
 }
 
 
@@ -67,8 +64,8 @@ def drawn(tmp_path, made):
   """Draws a plot by name and gives its axes."""
 
   def draw(name):
-    plot, arguments, labels = PLOTS[name]
-    plot(tmp_path / name, *arguments, **labels)
+    plot, *arguments = PLOTS[name]
+    plot(tmp_path / name, *arguments)
     return made[-1].axes
 
   return draw
@@ -169,9 +166,9 @@ def test_each_cost_is_drawn_against_each_difficulty(drawn):
   [('frontier', {}), ('ablation', {}), ('iterations', {'x': {}})],
 )
 def test_nothing_to_draw_is_an_error(name, data, tmp_path):
-  plot, (_, *arguments), options = PLOTS[name]
+  plot, _, *arguments = PLOTS[name]
   with pytest.raises(ValueError, match='something to draw'):
-    plot(tmp_path / 'x', data, *arguments, **options)
+    plot(tmp_path / 'x', data, *arguments)
   assert not any(tmp_path.iterdir())
 
 
@@ -179,7 +176,7 @@ GRID = np.arange(12.0).reshape(3, 4)
 
 
 def test_a_heatmap_shows_every_cell(made, tmp_path, assert_readable):
-  adaptive_plots.plot_heatmap(tmp_path / 'x', GRID, 'rows (%)', 'Read')
+  pictures.plot_heatmap(tmp_path / 'x', GRID, 'rows (%)', 'Read')
   axes, bar = made[0].axes
   (mesh,) = axes.collections
   np.testing.assert_array_equal(np.asarray(mesh.get_array()).ravel(), range(12))
@@ -193,7 +190,7 @@ def test_a_heatmap_shows_every_cell(made, tmp_path, assert_readable):
 
 @pytest.mark.parametrize('values', [GRID[:1], np.ones((1, 2))])
 def test_a_heatmap_of_one_row(values, made, tmp_path, assert_readable):
-  adaptive_plots.plot_heatmap(tmp_path / 'x', values, 'rows (%)', 'Read')
+  pictures.plot_heatmap(tmp_path / 'x', values, 'rows (%)', 'Read')
   axes, _ = made[0].axes
   assert_readable(made[0], 4)
   assert axes.bbox.height > 40
@@ -201,7 +198,7 @@ def test_a_heatmap_of_one_row(values, made, tmp_path, assert_readable):
 
 def test_a_histogram_shows_shares_and_the_mean(made, tmp_path, assert_readable):
   counts = np.array([0, 0, 1, 3])
-  adaptive_plots.plot_histogram(tmp_path / 'x', counts, 'tokens', 'Length')
+  pictures.plot_histogram(tmp_path / 'x', counts, 'tokens', 'Length')
   (axes,) = made[0].axes
   bars = [(bar.get_x() + 0.4, bar.get_height()) for bar in axes.patches]
   assert bars == [pytest.approx((2, 25)), pytest.approx((3, 75))]
@@ -216,7 +213,7 @@ def test_examples_show_images_and_symbols(made, tmp_path, assert_readable):
   text = '\n'.join(['1 0 - 0 1 1 1 1'] * 8)
   groups = {'shortest tapes': [one] * 5,
             'longest tapes': [(text, 'odd\ntape 9')]}  # fmt: skip
-  adaptive_plots.plot_examples(tmp_path / 'x', groups)
+  pictures.plot_examples(tmp_path / 'x', groups)
   axes = made[0].axes
   assert [len(one.images) for one in axes[:6]] == [1] * 5 + [0]
   (shown,) = axes[5].texts
@@ -227,6 +224,6 @@ def test_examples_show_images_and_symbols(made, tmp_path, assert_readable):
 def test_a_frontier_of_rates_is_the_upper_right(made, tmp_path):
   points = {'a': (1.0, 3.0), 'b': (2.0, 2.0), 'c': (1.5, 1.0)}
   given = {'x': points}, 'images/s', 'accuracy (%)'
-  adaptive_plots.plot_frontier(tmp_path / 'x', *given, is_rate=True)
+  pictures.plot_frontier(tmp_path / 'x', *given, is_rate=True)
   line = made[0].axes[0].get_lines()[0]
   assert line.get_xdata().tolist() == [1.0, 2.0]
