@@ -1,10 +1,10 @@
 """Serving ALBERT with halting: tokens and rows that have halted are removed.
 
-Each stage runs a few iterations with exact compaction
-(`albert_act.compaction`); the first also embeds, the others are one program.
-After a stage the rows in which every token has halted are answered, and the
-others continue in a smaller batch. If iterations >= max_iterations there is one
-stage, in which halted rows cost nothing.
+A visit of a stage runs a few iterations with exact compaction
+(`albert_act.compaction`). The first stage also embeds, the second is a loop.
+After a visit the rows in which every token has halted are answered; the others
+come back, in batches with rows at other iterations. If iterations >=
+max_iterations there is one stage, in which halted rows cost nothing.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from core.errors import ConfigError
 from serve_lib import certified, classifier
 from serve_lib.chain import Stage
 from serve_lib.items import TOKEN_IDS, TextReader
+from serve_lib.loops import Loop
 
 VARIANT = 'compacted'
 
@@ -28,7 +29,7 @@ VARIANT = 'compacted'
 class AlbertChain:
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  A stage runs `iterations` of the model's `limit`. Raises ConfigError if the
+  A visit runs `iterations` of the model's `limit`. Raises ConfigError if the
   model has no halting or several blocks (a halted token would still be needed
   by the next block). `others` are further variants, with another rule.
   """
@@ -54,10 +55,11 @@ class AlbertChain:
     self.reader = dataclasses.replace(reader, padding_tokens=0)
     self.model, self.pad, self.variables = model, self.reader.pad, variables
     self.iterations, self.limit = iterations, model.max_iterations
-    self.num_stages = -(-self.limit // iterations)
+    visits = -(-self.limit // iterations)
+    self.num_stages = min(visits, 2)
+    self.loop = Loop(1, visits - 1) if visits > 2 else None
     self.variants = (VARIANT, *others)
     self._models = {VARIANT: model, **others}
-    # One object for all stages but the first, so that it is compiled once.
     runs = self._begin, self._iterate
     self._stages = {
       name: [functools.partial(one.apply, method=run) for run in runs]
@@ -70,7 +72,7 @@ class AlbertChain:
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
     while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
-    return self._stages[variant][min(index, 1)]
+    return self._stages[variant][index]
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns none; see `serve_lib.chain.Resizable`."""
@@ -80,10 +82,9 @@ class AlbertChain:
     self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
   ) -> Any:
     """Returns those of the stages; see `serve_lib.chain.Resizable`."""
-    first, later = host_compaction.stages(
-      self._models[variant], self.iterations, inputs, compile
-    )
-    return [first, *[later] * (self.num_stages - 1)]
+    model = self._models[variant]
+    both = host_compaction.stages(model, self.iterations, inputs, compile)
+    return both[: self.num_stages]
 
   def _begin(self, module: AlbertClassifier, carry: Any) -> Any:
     inputs = (carry[name] for name in ('tokens', 'token_types', 'length'))

@@ -17,7 +17,7 @@ from serve_lib.items import Count, TextOptions
 class Options(TextOptions):
   """Options of serving an ALBERT."""
 
-  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12  # in a stage
+  iterations: Annotated[int, Interval(ge=1, le=1000)] = 12  # in a visit
   setting: Setting = 'trained'  # 'guaranteed' is that of the certificate
 
 

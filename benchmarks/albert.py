@@ -48,13 +48,14 @@ class Flags(command.Timing):
   shares: tuple[command.Share, ...] = flag(
     'mean over most iterations', (0.42, 0.25)
   )
-  iterations: Positive = flag('iterations of a stage of the engine', 12)
+  iterations: Positive = flag('iterations of a visit of the engine', 12)
+  queue: Positive = flag('batches of rows that the engine has at once', 1)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates: forms of a forward pass."""
   for batch, mean in itertools.product(flags.batch, flags.shares):
-    model, variables, inputs, steps = prepare(batch, mean, flags)
+    model, variables, inputs, steps = prepare(batch * flags.queue, mean, flags)
     fixed = model.clone(rule=Fixed())
     forms = {
       'fixed, scanned': fixed.apply,
@@ -69,13 +70,16 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       for name, apply in forms.items()
     }
     chain = AlbertChain(model, variables, iterations=flags.iterations)
-    runs['engine'] = _engine(HaltingPolicy, chain, inputs)
+    runs['engine'] = _engine(HaltingPolicy, chain, inputs, batch)
+    if chain.loop:
+      chain = Staged(model, variables, iterations=flags.iterations)
+      runs['engine, stages'] = _engine(HaltingPolicy, chain, inputs, batch)
 
     def unrolled(variables: Any, batch: Any, fixed: Any = fixed) -> Any:
       return fixed.apply(variables, **batch, method=_unroll)[0]
 
     whole = OneStage(unrolled, variables, TOKEN_IDS)
-    runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs)
+    runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
     found = []
@@ -89,6 +93,24 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
         is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
     yield {'batch': batch, 'mean': mean}, found
+
+
+class Staged(AlbertChain):
+  """A chain with a stage for each visit: only rows at the same one meet."""
+
+  def __init__(self, *arguments: Any, **options: Any):
+    super().__init__(*arguments, **options)
+    self.num_stages = self.loop.visits + 1 if self.loop else self.num_stages
+    self.loop = None
+
+  def stage(self, index: int, variant: str, length: int) -> Any:
+    """Returns one of the two stages of `AlbertChain`."""
+    return super().stage(min(index, 1), variant, length)
+
+  def programs(self, *arguments: Any) -> Any:
+    """Returns the second program once for each later stage."""
+    first, later = super().programs(*arguments)
+    return [first, *[later] * (self.num_stages - 1)]
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:
@@ -141,9 +163,9 @@ def _unroll(module: Any, tokens: Any, token_types: Any, length: Any) -> Any:
   return module.classify(x[:, 0])
 
 
-def _engine(kind: Any, chain: Any, inputs: Any) -> Any:
+def _engine(kind: Any, chain: Any, inputs: Any, batch: int) -> Any:
   """Returns a function that answers all rows at once: log-probabilities."""
-  batch, length = inputs[0].shape
+  length = inputs[0].shape[1]
   policy = kind(chain, TOKEN_IDS, ('first', 'second'), (length,))
   engine = Engine(chain, policy, (length,), (batch,))
   print(f'{kind.__name__}: in {engine.warm_up().backend}')

@@ -35,6 +35,7 @@ from dataset_lib import contract, tokenizer
 from halting.rule import HaltingRule
 from serve_lib import items
 from serve_lib.chain import Grid, Stage
+from serve_lib.loops import Loop, loop_of
 from serve_lib.manifest import (
   BUILT,
   check_manifest,
@@ -70,6 +71,7 @@ class BundleChain:
   pad: Callable[..., Any]
   programs: Sequence[tuple[Sequence[int], Any]]  # variables read, artifact
   numbers: Mapping[tuple[Any, ...], int]  # of programs by (*group, size)
+  loop: Loop | None = None  # whose program is that of a whole visit
 
   def stage(self, index: int, variant: str, length: int) -> Stage:
     """Returns the function of a stage; see `serve_lib.chain.Chain`."""
@@ -169,6 +171,7 @@ def _pure(artifact: Any) -> Any:
 
 def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
   """Returns what the host needs to know."""
+  loop = loop_of(chain)
   checks = {'': policy.monitor.drift, **policy.monitor.sources}
   names = [field.name for field in dataclasses.fields(policy)]
   return {
@@ -182,7 +185,11 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
       }
       for source, one in checks.items()
     },
-    'chain': {'num_stages': chain.num_stages, 'variants': chain.variants},
+    'chain': {
+      'num_stages': chain.num_stages,
+      'variants': chain.variants,
+      'loop': loop and Loop(loop.stage, loop.visits),
+    },
     'grid': grid,
   }  # fmt: skip
 
@@ -299,7 +306,9 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)
-  chain = BundleChain(pad=reader.pad, **built, **manifest['chain'])
+  if loop := manifest['chain'].get('loop'):
+    built['loop'] = Loop(**loop)
+  chain = BundleChain(pad=reader.pad, **manifest['chain'] | built)
   values = manifest['policy']
   del values['kind']
   monitor = monitor_of(manifest['drift'], on_drift)

@@ -114,7 +114,7 @@ class Row:
   turn: float = 0.0  # its place in the order of `RequestQueue`
   flow: Any = None  # of a `RequestQueue`
   alone: bool = False  # runs in batches of its own
-  # One dict {name: array [...]} per finished stage.
+  # One dict {name: array [...]} per finished stage, of a loop per visit.
   outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
@@ -175,7 +175,7 @@ def doubling(largest: int) -> tuple[int, ...]:
 
 @runtime_checkable
 class Chain(Protocol):
-  """A model cut into pure stages.
+  """A model cut into pure stages; one may be a loop, see `serve_lib.loops`.
 
   The result of a row must not depend on the other rows of its batch. They may
   be padding or other requests, in any order. The first of `variants` serves
@@ -237,12 +237,16 @@ class Resizable(Chain, Protocol):
 
 
 def compile_in_turn(
-  stages: Sequence[Stage], carry: Any, compile: Callable[..., Program]
+  stages: Sequence[Stage],
+  carry: Any,
+  compile: Callable[..., Program],
+  ends_in_loop: bool = False,
 ) -> list[Program]:
   """Compiles stages, each for the carry that the one before returns."""
   programs: list[Program] = []
+  end = len(stages) + ends_in_loop  # a loop returns its carry
   for number, stage in enumerate(stages, 1):
-    programs.append(compile(stage, carry, is_last=number == len(stages)))
+    programs.append(compile(stage, carry, is_last=number == end))
     carry = programs[-1].result[0]
   return programs
 
@@ -266,6 +270,7 @@ class Policy(Protocol):
   ) -> Bool[np.ndarray, ' b']:
     """Returns True for the rows that leave; not called after the last stage.
 
+    Of a loop it is called after each visit: True for the rows that leave it.
     `outputs` `[b, ...]` are those of `stage`; `row.outputs` includes them.
     """
 

@@ -17,6 +17,7 @@ from halting.row_rules import Limit
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.items import KINDS, Count, Size
+from serve_lib.loops import Loop, loop_of
 
 # Fields of a policy that are not stored as they are.
 BUILT = 'chain', 'reader', 'monitor'
@@ -33,6 +34,7 @@ class _Drift:
 class _Chain:
   num_stages: Size
   variants: Annotated[tuple[str, ...], MinLen(1)]
+  loop: Loop | None = None  # none in older bundles
 
 
 @dataclasses.dataclass
@@ -127,6 +129,8 @@ def check_programs(chain: Any, classes: int) -> None:
     if stage == chain.num_stages - 1
   }  # fmt: skip
   sizes = {number: group[-1] for group, number in chain.numbers.items()}
+  loop = loop_of(chain)
+  loops = {n for k, n in chain.numbers.items() if loop and k[0] == loop.stage}
   for number, (read, artifact) in enumerate(chain.programs):
     one = export.deserialize(artifact)
     taken = [(x.shape, x.dtype) for x in one.in_avals]
@@ -136,7 +140,10 @@ def check_programs(chain: Any, classes: int) -> None:
     size = sizes.get(number)
     if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:
       raise ValueError(f'program_{number}: expected rows in batches of {size}')
-    _, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
+    carry, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
+    carry = [(x.shape, x.dtype) for x in carry]
+    if number in loops and carry != taken[len(read) :]:
+      raise ValueError(f'program_{number}: expected a carry as it takes')
     logits = outputs.get('logits')
     logits = None if logits is None else logits.shape
     if logits != (size, classes or 1) and (logits or number in ends):

@@ -8,6 +8,7 @@ one raises KeyError. With `lazy` each is compiled when it is first needed.
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import pathlib
 import threading
@@ -23,6 +24,7 @@ import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
 from core.errors import ConfigError
+from serve_lib import loops
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.pool import Pool, RequestQueue
 from serve_lib.program_cache import ProgramCache
@@ -71,7 +73,7 @@ class Programs:
     lazy: bool = False,
     cache_directory: str = '',
   ):
-    self.chain, self.grid = chain, grid
+    self.chain, self.grid, self.loop = chain, grid, loops.loop_of(chain)
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
     found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
@@ -126,7 +128,10 @@ class Programs:
     sizes: collections.Counter[Any] = collections.Counter()
     for group in list(self._row_bytes):
       moved = (group.stage - 1, group.variant) in self._moving
-      sizes[group[:2] if moved else group] += self.batch_bytes(group)
+      count = self.batch_bytes(group)
+      if self.loop and group.stage == self.loop.stage + 1:  # or stay in it
+        group = group._replace(stage=self.loop.stage)
+      sizes[group[:2] if moved else group] += count
     return max(sizes.values(), default=0)
 
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
@@ -207,13 +212,25 @@ class Programs:
       leaves = jax.tree.leaves(carry)
       count = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
       self._row_bytes[group] = count // size
-    stage = self.chain.stage(*group)
-    is_last = group.stage == self.chain.num_stages - 1
+    step = self.chain.stage(*group)
+    loop = self.loop if self.loop and self.loop.stage == group.stage else None
+    is_last = not loop and group.stage == self.chain.num_stages - 1
+    times = loop.iterations if loop else 1
+
+    def stage(variables: Any, carry: Any) -> Any:
+      return loops.repeat(functools.partial(step, variables), carry, times)
+
     leaves = jax.tree.leaves(self._variables)
     traced, shapes = jax.make_jaxpr(stage, return_shape=True)(
       self._variables, carry
     )
     new, outputs = shapes
+    if loop:
+      _check_loop(group, carry, new)
+      if 'length' in outputs:  # its rows move to other lengths of itself too
+        self._moving.setdefault(
+          (loop.stage - 1, group.variant), _row_shapes(new)
+        )
     # Each argument of a call takes 0.3 microseconds, so only the variables that
     # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
@@ -236,7 +253,7 @@ class Programs:
     variables = [leaves[number] for number in read]
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
-    name, new = (stage, is_last, *read), self._abstract(new)
+    name, new = (step, times, is_last, *read), self._abstract(new)
     donate = (1,) * reused
     result = Traced(run, tuple(read), variables, carry, new, donate, name)
     return self._traced.setdefault((group, size), result)
@@ -297,6 +314,19 @@ class Programs:
     if found != expected:
       legal = f"shapes {expected} at every length, as a stage outputs 'length'"
       raise ValueError(f'carry into {group}: expected {legal}, got {found}')
+
+
+def _check_loop(group: Group, carry: Any, new: Any) -> None:
+  """Raises ValueError unless a stage returns what it takes."""
+  given, found = (
+    jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), one)
+    for one in (carry, new)
+  )
+  if given != found:
+    raise ValueError(
+      f'carry out of {group}, a loop: expected that into it, {given}, got '
+      f'{found}'
+    )
 
 
 def _gather(carry: Any, source: Any) -> Any:

@@ -12,6 +12,7 @@ from serve_lib.chain import Group, Row
 from serve_lib.pool import Batch, RequestQueue, wanted
 
 Waiting = Mapping[Group, Sequence[Row]]
+TURNS = 4  # batches in a row of a loop, or of others, while both are late
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,6 +34,8 @@ class Scheduler:
     self.flights: list[Batch] = []  # dispatched
     self.retried: collections.deque[Row] = collections.deque()
     self._is_retrying = False
+    # Batches in a row of the same kind, and whether that is of a loop.
+    self._in_a_row, self._looped = 0, False
 
   @property
   def waiting(self) -> Waiting:
@@ -49,17 +52,29 @@ class Scheduler:
     """Returns the batch to run next; None to wait."""
     if len(self.flights) > self.ahead:
       return None
+    batch = self._following()
+    if batch:
+      looped = self._loops(batch.group)
+      is_same = looped == self._looped
+      self._in_a_row = 1 + self._in_a_row * is_same
+      self._looped = looped
+    return batch
+
+  def _following(self) -> Batch | None:
+    """Returns the batch of rows that wait, or that failed."""
     if self.requests.has_cancelled:
       self.requests.purge()
       self.pool.purge()
       self.retried = collections.deque(wanted(self.retried))
-    if self.pool.ready:
+    if self.pool.ready and not self._is_due():
       return self.pool.ready.popleft()
     # Rows of batches that failed do not hold up the others.
     self._is_retrying = not self._is_retrying
     batch = None if self.retried and self._is_retrying else self._next()
     if not batch and self.retried:
       return self._alone(self.retried.popleft())
+    if not batch and self.pool.ready:  # late rows have to wait for a flight
+      return self.pool.ready.popleft()
     return batch
 
   def _next(self) -> Batch | None:
@@ -126,6 +141,7 @@ class Scheduler:
     2. Rows that have waited in one group longer than `max_wait`, oldest first.
        (`since` restarts at each stage; otherwise pooled rows would always be
        older than queued ones, and in a backlog run one or two at a time.)
+       Those of a loop and the others take turns, see `_due`.
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
        earliest stage, as its remaining rows fill the later pools. It waits for
@@ -138,16 +154,15 @@ class Scheduler:
     is_calm = not self.flights and not self.requests.is_expecting
     if is_calm and len(waiting) == 1:  # what the rules come to, in no time
       return next(iter(waiting))
-    deadline = time.monotonic() - self.max_wait
     capacity = self.programs.grid.capacity
     pooled = [group for group in waiting if group.stage > 0]
-    late = [group for group in waiting if waiting[group][0].since < deadline]
+    late = self._late(waiting)
     flights = [one.group for one in self.flights if not one.rows[0].alone]
     full = [group for group in waiting if len(waiting[group]) >= capacity]
     if (pooled or self.flights) and self._is_crowded():
       found = [] if self.flights else pooled
     elif late:
-      found = late
+      found = self._due(late) or late
     elif full:
       found = [group for group in full if group.stage == max(full).stage]
     elif self.requests.is_expecting:
@@ -167,6 +182,38 @@ class Scheduler:
         queued, key=lambda g: (waiting[g][0].turn, waiting[g][0].since, g)
       )
     return oldest if not self.flights or oldest in full else None
+
+  def _late(self, waiting: Waiting) -> list[Group]:
+    """Returns the groups of rows that have waited longer than `max_wait`."""
+    deadline = time.monotonic() - self.max_wait
+    return [group for group in waiting if waiting[group][0].since < deadline]
+
+  def _loops(self, group: Group) -> bool:
+    """Returns True if rows come back to a stage."""
+    loop = self.programs.loop
+    return bool(loop) and group.stage == loop.stage
+
+  def _due(self, late: Sequence[Group]) -> list[Group]:
+    """Returns the groups whose turn has come, if any.
+
+    After `TURNS` batches of a loop in a row those of other stages are due,
+    and the other way round: neither long loops nor a flood of new rows hold
+    up the rest.
+    """
+    if self._in_a_row < TURNS:
+      return []
+    return [group for group in late if self._loops(group) != self._looped]
+
+  def _is_due(self) -> bool:
+    """Returns True if late rows are due before a full batch of a loop.
+
+    They may fill one more batch of it, so never if two are full: the device
+    has to hold these.
+    """
+    (first, *others) = self.pool.ready
+    if others or not self._loops(first.group) or self._is_crowded():
+      return False
+    return bool(self._due(self._late(self.waiting)))
 
   def _is_crowded(self) -> bool:
     """Returns True if one more batch could exceed `max_pool_bytes`."""

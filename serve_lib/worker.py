@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
 from serve_lib.monitor import Monitor, shielded
@@ -126,7 +126,8 @@ class Worker:
     try:
       if isinstance(batch.outputs, BaseException):
         raise batch.outputs
-      stays = self._stays(batch, batch.outputs)
+      following = self._following(batch, batch.outputs)
+      stays = following < self.programs.chain.num_stages
       is_wanted = [not row.future.cancelled() for row in batch.rows]
       stays &= is_wanted
     except Exception as error:
@@ -134,7 +135,7 @@ class Worker:
       self._retry(batch.rows, error, batch.group.stage)
       return
     if stays.any():
-      self._go_on(batch, stays)
+      self._go_on(batch, stays, following)
     leaves = itertools.compress(batch.rows, ~stays & is_wanted)
     self._resolve([(row, self._answer(row)) for row in leaves])
 
@@ -151,14 +152,20 @@ class Worker:
       row.outputs.clear()
     self.scheduler.retried.extend(rows)
 
-  def _stays(self, batch: Batch, outputs: Any) -> Bool[np.ndarray, ' b']:
-    """Returns True for the rows that stay; sets their length buckets."""
+  def _following(self, batch: Batch, outputs: Any) -> Int[np.ndarray, ' b']:
+    """Returns the next stage of each row, and sets its length bucket.
+
+    It is one past the last stage for the rows that leave.
+    """
+    stage, end = batch.group.stage, self.programs.chain.num_stages
+    loop = self.programs.loop
+    loops = bool(loop) and stage == loop.stage
     values = {k: array[batch.slots] for k, array in outputs.items()}
     for number, row in enumerate(batch.rows):
       row.outputs.append({k: array[number] for k, array in values.items()})
-    if batch.group.stage == self.programs.chain.num_stages - 1:
-      return np.zeros(len(batch.rows), bool)
-    exits = self.policy.decide(batch.group.stage, batch.rows, values)
+    if stage == end - 1 and not loops:
+      return np.full(len(batch.rows), end)
+    exits = self.policy.decide(stage, batch.rows, values)
     exits = np.asarray(exits, bool)
     if exits.shape != batch.slots.shape:
       expected = 'policy.decide: expected one for each row'
@@ -166,30 +173,39 @@ class Worker:
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self.programs.grid.fit_length(int(length))
-    return ~exits
+    if not loops:
+      return np.where(exits, end, stage + 1)
+    visits = [len(row.outputs) - stage for row in batch.rows]
+    return stage + (exits | (np.array(visits) >= loop.visits))
 
-  def _go_on(self, batch: Batch, stays: Bool[np.ndarray, ' b']) -> None:
-    """Moves the rows that stay to the next stage, by length bucket."""
+  def _go_on(
+    self,
+    batch: Batch,
+    stays: Bool[np.ndarray, ' b'],
+    following: Int[np.ndarray, ' b'],
+  ) -> None:
+    """Moves the rows that stay to their next stages, by length bucket."""
     now, group = time.monotonic(), batch.group
     if batch.rows[0].alone:
       (row,) = batch.rows
       row.since = now
-      group = Group(group.stage + 1, group.variant, row.length)
+      group = Group(int(following[0]), group.variant, row.length)
       batch = Batch(group, batch.size, [row], batch.slots, batch.carry)
       self.pool.ready.append(batch)
       return
-    lengths = np.array([row.length for row in batch.rows])
-    buckets = np.unique(lengths[stays]).tolist()
-    for length in buckets:
-      group = Group(batch.group.stage + 1, batch.group.variant, length)
-      numbers = np.flatnonzero(stays & (lengths == length))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number in np.flatnonzero(stays).tolist():
+      place = int(following[number]), batch.rows[number].length
+      groups.setdefault(place, []).append(number)
+    for (stage, length), numbers in sorted(groups.items()):
+      group = Group(stage, batch.group.variant, length)
       rows = [batch.rows[number] for number in numbers]
       for row in rows:
         row.since = now
       slots = batch.slots[numbers]
       moved = Batch(group, batch.size, rows, slots, batch.carry)
       try:
-        if len(buckets) > 1:  # several groups use the carry
+        if len(groups) > 1:  # several groups use the carry
           self.pool.part(moved)
         self.pool.add(moved)
       except Exception as error:

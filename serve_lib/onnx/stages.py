@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from serve_lib import loops
 from serve_lib.chain import Grid, Group, Resizable
 from serve_lib.onnx.graph import NotTranslatedError
 from serve_lib.onnx.program import build
@@ -40,6 +41,7 @@ class OnnxStages:
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
     self.chain, self._lazy, self.copies = chain, lazy, 0
+    self.loop = loops.loop_of(chain)
     self._started = time.perf_counter()
     longest = grid.lengths[-1]
     lengths = range(min(2, longest), longest + 1)
@@ -70,7 +72,9 @@ class OnnxStages:
     """Runs a stage; returns (carry, outputs) as NumPy arrays."""
     alone &= self._alone[0] and group.length <= self.padding
     program = self._programs(group.variant, alone)[group.stage]
-    return program([carry, *self._like(group.variant, group.length)])
+    like = self._like(group.variant, group.length)
+    count = loops.iterations(self.loop, group.stage)
+    return loops.repeat_on_host(lambda x: program([x, *like]), carry, count)
 
   def copy(
     self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any

@@ -19,6 +19,7 @@ from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.chain import Grid, Group, InputError, Row
 from serve_lib.items import TextReader
+from serve_lib.loops import Loop
 from tests.albert_act import small
 from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
@@ -45,12 +46,30 @@ def in_xla(chain, index, carry, variant='compacted'):
   return stage(chain.variables, carry)
 
 
+def carry_iterations(carry):
+  return carry['iteration'] if isinstance(carry, dict) else carry.iteration
+
+
 def check(chain, variables, count, run=in_xla, size=8):
-  """Runs all stages with rows of padding; compares with the masked form."""
+  """Runs all stages with rows of padding; compares with the masked form.
+
+  Every other row comes to the loop an iteration before the rest of its batch.
+  """
   texts = small_eat.rows(count, low=1, high=24, vocab_size=40)
-  batch = carry = chain.pad(list(map(small_eat.item, texts)), 24, size)
-  for index in range(chain.num_stages):
-    carry, outputs = run(chain, index, carry)
+  batch = chain.pad(list(map(small_eat.item, texts)), 24, size)
+  carry, outputs = run(chain, 0, batch)
+  if chain.loop:
+    later = jax.tree.map(np.array, carry)
+    early, _ = run(chain, 1, carry)
+    is_early = np.arange(size) % 2 == 1
+
+    def joined(one, other):
+      return np.where(is_early.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+
+    carry = jax.tree.map(joined, early, later)
+    assert len({*carry_iterations(carry).tolist()}) == min(size, 2)
+  for _ in range(chain.loop.visits if chain.loop else chain.num_stages - 1):
+    carry, outputs = run(chain, 1, carry)
   assert not outputs['running'].any()
   batch['tokens'] = np.minimum(batch['tokens'], chain.model.vocab_size - 1)
   logits, out = apply_of(chain.model)(
@@ -67,7 +86,7 @@ def check(chain, variables, count, run=in_xla, size=8):
 @pytest.mark.parametrize(
   ('rule', 'iterations'),
   [
-    (ACT(), 4),
+    (ACT(), 2),
     pytest.param(StraightThrough(), 4, marks=pytest.mark.nightly),
     (small.PONDER, 4),
     pytest.param(ACT(), 1, marks=pytest.mark.nightly),
@@ -76,7 +95,7 @@ def check(chain, variables, count, run=in_xla, size=8):
 def test_compacted_form_equals_masked_form(rule, iterations):
   model, variables = small.build(rule=rule)
   chain = AlbertChain(model, variables, iterations=iterations)
-  assert chain.num_stages == {1: 6, 4: 2}[iterations]
+  assert chain.loop == {1: Loop(1, 5), 2: Loop(1, 2), 4: None}[iterations]
   check(chain, variables, 7)
 
 
@@ -86,7 +105,7 @@ def test_packed_by_the_host_equals_masked_form(rule):
   from serve_lib.onnx.stages import OnnxStages
 
   model, variables = small.build(rule=rule)
-  chain = AlbertChain(model, variables, iterations=4)
+  chain = AlbertChain(model, variables, iterations=2)
   programs = OnnxStages(chain, Grid((24,), (8,)))
 
   def run(chain, index, carry):
@@ -168,7 +187,8 @@ def serve(vocabulary, options=None, lengths=None, **fields):
 def test_options_and_lengths_reach_chain_and_policy(vocabulary):
   chain, policy = serve(vocabulary, {'iterations': 2})
   assert policy.lengths == (8, 16)
-  assert (chain.iterations, chain.num_stages, chain.reader.pad_id) == (2, 3, 0)
+  assert (chain.iterations, chain.num_stages, chain.reader.pad_id) == (2, 2, 0)
+  assert chain.loop == Loop(1, 2)
   assert (policy.class_names, policy.warnings) == (CLASSES, ())
   chain, policy = serve(vocabulary, {'max_characters': 5}, (12, 6))
   assert (policy.lengths, chain.iterations) == ((6, 12), 12)

@@ -1,0 +1,265 @@
+"""A loop stage: rows at different iterations in one batch, equal answers."""
+
+import dataclasses
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.errors import ConfigError
+from halting import loop as halting_loop
+from halting.token_rules import ACT
+from serve_lib import bundle
+from serve_lib.chain import Grid, compile_in_turn
+from serve_lib.decisions import ClassifierPolicy
+from serve_lib.engine import Engine
+from serve_lib.items import TokenReader
+from serve_lib.loops import Loop
+from serve_lib.monitor import Monitor
+from serve_lib.programs import Programs
+from serve_lib.scheduler import TURNS
+from tests.serve_lib import toy
+
+LIMIT, WIDTH, ROWS = 6, 8, 40
+RULE = ACT()
+rng = np.random.default_rng(0)
+VARIABLES = {
+  'table': rng.normal(size=(ROWS, WIDTH)).astype(np.float32),
+  'weights': rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 3,
+  'score': rng.normal(size=(WIDTH,)).astype(np.float32) - 0.5,
+  'out': rng.normal(size=(WIDTH, 3)).astype(np.float32),
+}
+
+
+def advance(variables, x):
+  """Returns the next state and its halting score."""
+  x = jnp.tanh(x @ variables['weights'] + x)
+  return x, jax.nn.sigmoid(x @ variables['score'])
+
+
+class Chain:
+  """Reads a row of a table and ponders; with `tail`, classifies at the end."""
+
+  variants, alone = ('full',), False
+
+  def __init__(self, iterations=1, tail=False, limit=LIMIT):
+    self.variables, self.limit, self.tail = VARIABLES, limit, tail
+    self.loop = Loop(1, limit, iterations)
+    self.num_stages = 2 + tail
+    self.reader = TokenReader(1, 1, ROWS)
+    self.pad = self.reader.pad
+
+  def stage(self, index, variant, length):
+    return (self.begin, self.step, self.classify)[index]
+
+  def sizes(self, variant, length):
+    return ()
+
+  def programs(self, variant, sizes, alone, inputs, compile):
+    stages = [self.stage(n, variant, 1) for n in range(self.num_stages)]
+    return compile_in_turn(stages, inputs, compile, not self.tail)
+
+  def begin(self, variables, inputs):
+    x = variables['table'][inputs['tokens'][:, 0]]
+    halting = RULE.start(jnp.ones(x.shape[:1], bool))
+    count = jnp.zeros(x.shape[:1], jnp.int32)
+    outputs = {'logits': x @ variables['out'], 'steps': halting.steps}
+    return {'x': x, 'halting': halting, 'iteration': count}, outputs
+
+  def step(self, variables, carry):
+    before, n = carry['halting'], carry['iteration']
+    new, score = advance(variables, carry['x'])
+    after, weight = RULE.step(before, score, n == self.limit - 1)
+    x = halting_loop.combine('fed_back', carry['x'], new, weight)
+    x = jnp.where(before.running[:, None], x, carry['x'])
+    carry = {'x': x, 'halting': after, 'iteration': n + 1}
+    outputs = {'running': after.running, 'steps': after.steps}
+    return carry, outputs | {'logits': x @ variables['out']}
+
+  def classify(self, variables, carry):
+    logits = jnp.tanh(carry['x']) @ variables['out']
+    return (), {'logits': logits, 'steps': carry['halting'].steps}
+
+
+@dataclasses.dataclass(eq=False)
+class Policy(ClassifierPolicy):
+  """Rows leave the loop when they have halted; waits, if told to."""
+
+  def __post_init__(self):
+    self.batches, self.open = [], threading.Event()
+    self.reached, self.order = threading.Event(), []
+    self.open.set()
+
+  def decide(self, stage, rows, outputs):
+    self.batches.append((stage, [len(row.outputs) for row in rows]))
+    self.reached.set()
+    assert self.open.wait(toy.WAIT)
+    if stage == 0:
+      return super().decide(stage, rows, outputs)
+    return ~outputs['running']
+
+  def describe(self, row):
+    self.order.append(int(row.encoded.inputs['tokens'][0]))
+    fields = {'logits': row.outputs[-1]['logits'], 'visits': len(row.outputs)}
+    return 1, 1.0, fields | {'steps': int(row.outputs[-1]['steps'])}
+
+
+def make(chain, batches=(1, 2, 4), policy=Policy, **settings):
+  policy = policy(chain, chain.reader, ('a', 'b', 'c'), (1,))
+  return Engine(chain, policy, (1,), batches, **settings)
+
+
+def items(numbers=range(ROWS)):
+  return [np.array([number], np.int32) for number in numbers]
+
+
+@functools.cache
+def masked(tail, limit=LIMIT):
+  """Logits and iterations of all rows, in the masked form."""
+  x = jnp.asarray(VARIABLES['table'])
+  found = halting_loop.run(
+    lambda x, n, running: advance(VARIABLES, x),
+    x,
+    jnp.ones(ROWS, bool),
+    RULE,
+    max_steps=limit,
+    combination='fed_back',
+  )
+  output = jnp.tanh(found.output) if tail else found.output
+  return output @ VARIABLES['out'], np.asarray(found.halting.steps)
+
+
+def check(answers, tail=False, numbers=range(ROWS), limit=LIMIT):
+  logits, steps = masked(tail, limit)
+  for number, answer in zip(numbers, answers, strict=True):
+    assert answer.fields['steps'] == steps[number]
+    found = answer.fields['logits']
+    np.testing.assert_allclose(found, logits[number], atol=1e-5)
+
+
+@pytest.mark.parametrize('backend', ['xla', 'onnxruntime'])
+@pytest.mark.parametrize(
+  ('iterations', 'tail'), [(1, False), (3, False), (1, True)]
+)
+def test_a_row_is_computed_as_if_it_were_alone(backend, iterations, tail):
+  if backend == 'onnxruntime':
+    pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
+  assert len({*masked(tail)[1].tolist()}) >= 3
+  chain = Chain(iterations, tail)
+  engine = make(chain, max_pending=9, backend=backend)  # rows come one by one
+  with engine:
+    alone = [engine.predict([item])[0] for item in items()]
+    answers = engine.predict(items())
+  check(alone, tail)
+  check(answers, tail)
+  for one, other in zip(alone, answers, strict=True):
+    steps = one.fields['steps']
+    visits = 1 + -(-steps // iterations) + tail
+    assert one.fields['visits'] == other.fields['visits'] == visits
+    found = one.fields['logits'], other.fields['logits']
+    np.testing.assert_allclose(*found, atol=1e-6)
+  assert any(len({*visits}) > 1 for _, visits in engine._policy.batches)
+  status = engine.status()
+  assert status['pooled_rows'] == status['pool_bytes'] == 0
+  assert {*engine.monitor.snapshot()['fill']} == {*range(2 + tail)}
+
+
+@pytest.mark.parametrize('new', [False, True])
+def test_the_limit_ends_a_loop(new):
+  class Endless(Policy):
+    def decide(self, stage, rows, outputs):
+      return np.zeros(len(rows), bool)
+
+  with make(Chain(tail=new), policy=Endless) as engine:
+    answers = engine.predict(items())
+  assert {one.fields['visits'] for one in answers} == {1 + LIMIT + new}
+  check(answers, new)
+
+
+class Long(Policy):
+  """Rows 0 to 7 stay in the loop, others leave before."""
+
+  def decide(self, stage, rows, outputs):
+    super().decide(stage, rows, outputs)
+    first = [int(row.encoded.inputs['tokens'][0]) >= 8 for row in rows]
+    return np.array(first) & (stage == 0)
+
+
+def test_long_loops_do_not_hold_up_new_rows():
+  with make(Chain(limit=60), policy=Long, max_wait=0.0, ahead=0) as engine:
+    policy = engine._policy
+    policy.open.clear()
+    futures = engine.submit_all(items(range(4)))  # a full batch
+    assert policy.reached.wait(toy.WAIT)
+    futures += engine.submit_all(items(range(8, 16)))
+    policy.open.set()
+    for future in futures:
+      future.result(toy.WAIT)
+  assert {*policy.order[:8]} == {*range(8, 16)}
+  stages = [stage for stage, _ in policy.batches]
+  assert stages[1 : TURNS + 2] == [1] * TURNS + [0] or stages[1] == 0
+
+
+def test_new_rows_do_not_hold_up_a_loop():
+  with make(Chain(limit=12), policy=Long, max_wait=0.0, ahead=0) as engine:
+    policy = engine._policy
+    policy.open.clear()
+    futures = engine.submit_all(items([0]))
+    assert policy.reached.wait(toy.WAIT)
+    futures += engine.submit_all(items([*range(8, ROWS)] * 8))
+    policy.open.set()
+    for future in futures:
+      future.result(toy.WAIT)
+  stages = ''.join(str(stage) for stage, _ in policy.batches)
+  assert '0' * (TURNS + 3) not in stages[: stages.rindex('1')]
+
+
+@pytest.mark.parametrize('batches', [(1,), (1, 2, 4)])
+def test_a_cancelled_row_leaves_a_loop(batches):
+  limit = 10**6
+  with make(Chain(limit=limit), batches, Long, ahead=0) as engine:
+    futures = engine.submit_all(items(range(3)))
+    while len(engine._policy.batches) < 8:
+      assert engine._policy.reached.wait(toy.WAIT)
+    assert all(future.cancel() for future in futures)
+    later = engine.submit_all(items([8, 9]))
+    assert [one.result(toy.WAIT).fields['visits'] for one in later] == [1, 1]
+  assert engine.status()['pending'] == engine.status()['pooled_rows'] == 0
+
+
+def test_a_loop_has_a_bundle(tmp_path):
+  chain = Chain(iterations=3)
+  policy = ClassifierPolicy(chain, chain.reader, ('a', 'b', 'c'), (1,))
+  policy.monitor = Monitor()
+  programs = Programs(chain, Grid((1,), (1, 4)))
+  bundle.write(tmp_path / 'bundle', programs, policy, {})
+  found, _, grid = bundle.read(tmp_path / 'bundle')
+  assert found.loop == Loop(1, 2)
+  found.reader = chain.reader
+  with make(found, grid.batches, backend='xla') as engine:
+    check(engine.predict(items()))
+
+
+@pytest.mark.parametrize(
+  ('loop', 'field'), [((0, 3), 'loop.stage'), ((2, 3), 'loop.stage')]
+)
+def test_an_illegal_loop_is_named(loop, field):
+  chain = Chain()
+  chain.loop = Loop(*loop)
+  with pytest.raises(ConfigError, match=f'{field}: expected'):
+    make(chain, backend='xla')
+  with pytest.raises(ConfigError, match=r'loop\.limit: expected a multiple'):
+    Loop(1, 4, 3)
+
+
+def test_a_carry_that_changes_is_no_loop():
+  class Growing(Chain):
+    def step(self, variables, carry):
+      carry, outputs = super().step(variables, carry)
+      return carry | {'x': jnp.tile(carry['x'], 2)}, outputs
+
+  with pytest.raises(ValueError, match='a loop: expected'):
+    Programs(Growing(), Grid((1,), (1,))).compile(progress=False)
