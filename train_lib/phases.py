@@ -104,9 +104,10 @@ def plan(phases: Iterable[Phase], steps_per_epoch: int) -> tuple[Planned, ...]:
   start = 0
   for index, phase in enumerate(phases):
     steps = int(phase.steps or round(phase.epochs * steps_per_epoch))
-    place: Any = dict(index=index, start=start, stop=start + max(steps, 1))
-    planned.append(Planned(**vars(phase), **place))
-    start = planned[-1].stop
+    stop = start + max(steps, 1)
+    place = Planned(**vars(phase), index=index, start=start, stop=stop)
+    planned.append(place)
+    start = stop
   return tuple(planned)
 
 
