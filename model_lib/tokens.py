@@ -61,9 +61,8 @@ def kept_count(
 ) -> Int[Array, ' B']:
   """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
 
-  Computed in integers, for t of at most 200,000. The share p of the tokens
-  except [CLS] is rounded to 1e-4, clipped to [0, 1] and may be traced. `first`
-  tokens are never pruned: [CLS], or 0 in a model without it.
+  Computed in integers, for t of at most 200,000. The share p, rounded to 1e-4
+  and clipped to [0, 1], may be traced. `first` is 0 for rows without [CLS].
   """
   steps = jnp.round(jnp.asarray(ratio, jnp.float32) * _RATIO_STEPS)
   removed = jnp.clip(steps, 0, _RATIO_STEPS).astype(jnp.int32)
@@ -255,8 +254,7 @@ def merge_pairs(
 
   All tokens are valid. Those at even places are merged into the one at an odd
   place whose `metric` has the largest cosine, the most similar first; not the
-  `first` (0 or 1) token. The rest of the even places comes first, then the odd
-  ones. At most the half without [CLS] is merged.
+  `first` (0 or 1) token. The rest of the even places comes first, then the odd.
   """
   here, there = (metric[:, n::2].astype(jnp.float32) for n in (0, 1))
   count = merged_count(metric.shape[1], count, first)
@@ -316,19 +314,21 @@ def compacted(
   """Applies a block to the running tokens, in quarters of the length.
 
   The row with most running tokens chooses the quarter; without any, the block
-  is skipped. Running tokens have the states that `block(x, running)` gives.
+  is skipped. The others keep their states.
   """
   length = x.shape[1]
+
+  def masked(x: Any, running: Any) -> Any:
+    return jnp.where(running[..., None], block(x, running), x)
 
   def branch(size: int) -> Callable[[Any, Any], Any]:
     def gathered(x: Any, running: Any) -> Any:
       order = kept_first(running, size)
-      return put(x, order, block(take(x, order), take(running, order)))
+      return put(x, order, masked(take(x, order), take(running, order)))
 
     if not size:
       return lambda x, running: x
-    # Not the block itself: a bound module has no hash.
-    return gathered if size < length else lambda *both: block(*both)
+    return gathered if size < length else masked
 
   sizes = sorted({-(-length * quarter // 4) for quarter in range(5)})
   longest = running.sum(1).max()

@@ -139,9 +139,12 @@ class SymbolTokens(nn.Module):
 
 
 def class_token(
-  module: nn.Module, batch: int, width: int, name: str = 'cls'
+  module: nn.Module, batch: Any, width: int, name: str = 'cls'
 ) -> Array:
-  """Declares `module`'s trainable token `name`, tiled to `[B, 1, D]`."""
+  """Declares `module`'s trainable token `name`, tiled to `[B, 1, D]`.
+
+  The number of rows may be symbolic.
+  """
   # Not zeros: LayerNorm of a zero vector has gradients of `1 / sqrt(epsilon)`.
   init = partitioned(nn.initializers.normal(0.02), None, None, 'embed')
   token = module.param(name, init, (1, 1, width))
