@@ -144,10 +144,8 @@ class Evaluator(predictions.Evaluator):
     layers = [*names.values()]
     recording = Recording(logits, labels, layers, quality=self._quality)
     scores = [float(self._quality(head, labels)) for head in logits]
-    quality_by_name = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
-    result = {
-      f'{self._metric}_{name}': score for name, score in quality_by_name
-    }
+    pairs = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
+    result = {f'{self._metric}_{name}': score for name, score in pairs}
     lines = []
     for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
       point = recording.leave(predictions.confidence_exit(heads, tau))
@@ -172,11 +170,8 @@ class Evaluator(predictions.Evaluator):
     """Returns those of calibration.json, which serve."""
     file = calibration.CalibrationFile(self.context.workdir)
     parameters = calibration.fingerprint(variables)
-    is_fitted = file.values and file.values.get('parameters') in (
-      None,
-      parameters,
-    )
-    if self.calibration_split and not is_fitted:
+    fits = file.values and file.values.get('parameters') in (None, parameters)
+    if self.calibration_split and not fits:
       fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
       given: Any = {name: getattr(self, name) for name in fields}
       report = calibration.Evaluator(**given).report(variables)
