@@ -80,10 +80,8 @@ def encode_words(
     ends = np.append(np.ones(skip, np.int32), ends)
     places.append(np.stack([ends[:-1], ends[1:]], axis=1))
     begin = start + sizes[:skip].sum()
-    pieces = tokens[begin : begin + ends[-1] - 1]
-    rows.append(
-      np.array([tokenizer.cls_id, *pieces, tokenizer.sep_id], np.int32)
-    )
+    ids = tokens[begin : begin + ends[-1] - 1]
+    rows.append(np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32))
     start += sizes.sum()
     first += len(words)
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)

@@ -303,11 +303,9 @@ class LabelledTexts(TextRows):
     def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
-      source_name = next(
-        (fields[name] for name in SOURCES if name in fields), ''
-      )
+      origin = next((fields[name] for name in SOURCES if name in fields), '')
       # Few names, many rows.
-      return texts, task.read_label(label), sys.intern(source_name)
+      return texts, task.read_label(label), sys.intern(origin)
 
     loaded = tokenizer.load(self.tokenizer)
     rows, where, bad_rows = self._good_rows(self.task, open_split, read)

@@ -136,13 +136,11 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
     if header and header != checked(length):
       return None
     files.check_size(size)
-    framed_data = opened.read(size + _CHECKSUM.size)
-  data = framed_data[:size]
-  if len(framed_data) < size + _CHECKSUM.size:
+    block = opened.read(size + _CHECKSUM.size)
+  data = block[:size]
+  if len(block) < size + _CHECKSUM.size:
     raise OSError(f'cut short: expected {size} bytes, got {len(data)}')
-  require(
-    checked(data) == framed_data, 'wrong_checksum', 'its data were changed'
-  )
+  require(checked(data) == block, 'wrong_checksum', 'its data were changed')
   return data
 
 

@@ -11,9 +11,9 @@ from annotated_types import Interval
 
 from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.source import DatasetInfo, Indexed
+from dataset_lib.source import DatasetInfo, Drawn, Indexed
 from tests import wrong_values
-from tests.dataset_lib.batches import build
+from tests.dataset_lib.batches import build, take
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -29,6 +29,20 @@ class Squares(Indexed):
   def record(self, index):
     tokens = np.array([index**2], np.int32)
     return {'tokens': tokens, 'label': index % 2}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Epochs(Drawn):
+  """Rows that say in which epoch they are drawn."""
+
+  split: Literal['train', 'test']
+
+  def __post_init__(self):
+    self.info = DatasetInfo('tokens', (2,), 'int32', 2, (), 8)
+
+  def draw(self, seed, epochs, indices):
+    tokens = np.stack([epochs, indices], 1).astype(np.int32)
+    return {'tokens': tokens, 'label': np.zeros(len(indices), np.int32)}
 
 
 SQUARES = f'{__name__}:Squares'
@@ -176,3 +190,14 @@ def test_a_data_set_is_named_by_its_class():
   rows = [batch['tokens'][:, 0].tolist() for batch in data.batches()]
   assert rows == [[0, 1, 4, 9], [16, 25, 36, 0]]
   assert data.source.places() == {'Squares/test'}
+
+
+def test_a_drawn_source_is_asked_for_each_epoch():
+  data = build(dict(name=f'{__name__}:Epochs'), batch_size=4)
+  epochs = [batch['tokens'] for batch in take(data, 6)]
+  assert np.unique(np.stack(epochs)[..., 0], axis=1).tolist() == [
+    [0], [0], [1], [1], [2], [2]
+  ]  # fmt: skip
+  for first, second in zip(epochs[::2], epochs[1::2], strict=True):
+    assert sorted([*first[:, 1], *second[:, 1]]) == list(range(8))
+  assert data.source.record(3)['tokens'].tolist() == [0, 3]
