@@ -61,9 +61,9 @@ def loop_of(chain: Chain) -> Loop | None:
   return loop
 
 
-def iterations(loop: Loop | None, stage: int) -> int:
-  """Returns how often a batch runs a stage in one visit."""
-  return loop.iterations if loop and loop.stage == stage else 1
+def at(loop: Loop | None, stage: int) -> Loop | None:
+  """Returns the loop if a stage is it."""
+  return loop if loop and loop.stage == stage else None
 
 
 def repeat(

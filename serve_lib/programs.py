@@ -213,7 +213,7 @@ class Programs:
       count = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
       self._row_bytes[group] = count // size
     step = self.chain.stage(*group)
-    loop = self.loop if self.loop and self.loop.stage == group.stage else None
+    loop = loops.at(self.loop, group.stage)
     is_last = not loop and group.stage == self.chain.num_stages - 1
     times = loop.iterations if loop else 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from serve_lib import loops
 from serve_lib.chain import Group, Row
 from serve_lib.pool import Batch, RequestQueue, wanted
 
@@ -190,8 +191,7 @@ class Scheduler:
 
   def _loops(self, group: Group) -> bool:
     """Returns True if rows come back to a stage."""
-    loop = self.programs.loop
-    return bool(loop) and group.stage == loop.stage
+    return loops.at(self.programs.loop, group.stage) is not None
 
   def _due(self, late: Sequence[Group]) -> list[Group]:
     """Returns the groups whose turn has come, if any.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from serve_lib import loops
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
 from serve_lib.monitor import Monitor, shielded
 from serve_lib.pool import Batch, RequestQueue
@@ -158,12 +159,11 @@ class Worker:
     It is one past the last stage for the rows that leave.
     """
     stage, end = batch.group.stage, self.programs.chain.num_stages
-    loop = self.programs.loop
-    loops = bool(loop) and stage == loop.stage
+    loop = loops.at(self.programs.loop, stage)
     values = {k: array[batch.slots] for k, array in outputs.items()}
     for number, row in enumerate(batch.rows):
       row.outputs.append({k: array[number] for k, array in values.items()})
-    if stage == end - 1 and not loops:
+    if stage == end - 1 and not loop:
       return np.full(len(batch.rows), end)
     exits = self.policy.decide(stage, batch.rows, values)
     exits = np.asarray(exits, bool)
@@ -173,7 +173,7 @@ class Worker:
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self.programs.grid.fit_length(int(length))
-    if not loops:
+    if not loop:
       return np.where(exits, end, stage + 1)
     visits = [len(row.outputs) - stage for row in batch.rows]
     return stage + (exits | (np.array(visits) >= loop.visits))

@@ -73,7 +73,8 @@ class OnnxStages:
     alone &= self._alone[0] and group.length <= self.padding
     program = self._programs(group.variant, alone)[group.stage]
     like = self._like(group.variant, group.length)
-    count = loops.iterations(self.loop, group.stage)
+    loop = loops.at(self.loop, group.stage)
+    count = loop.iterations if loop else 1
     return loops.repeat_on_host(lambda x: program([x, *like]), carry, count)
 
   def copy(
