@@ -233,7 +233,7 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
       own = builder.prepared_alike(complete['dataset'], run_dataset)
       complete['dataset'] = run_dataset = builder.validate(own)
   for field, split in complete.items():
-    if field.endswith('split'):
+    if field.endswith('split') and split is not None:
       try:
         builder.check_split(run_dataset, split)
       except ConfigError as error:

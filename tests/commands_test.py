@@ -120,6 +120,7 @@ def root(tmp_path_factory):
   shutil.copy(root / 'corpus/tokenizer.json', root)
   for name in ('FILE.conllu', 'en_ewt-ud-dev.conllu'):
     (root / name).touch()
+  (root / 'benchmarks/results').mkdir(parents=True)
   with contextlib.chdir(root):
     save(root / 'pretrained', {'model_type': 'bert', 'num_hidden_layers': 6})
     shutil.copy('vocabulary/vocab.txt', 'pretrained')

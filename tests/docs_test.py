@@ -241,11 +241,10 @@ def test_the_mechanisms_of_the_page_run():
   assert names['result'].output.shape == (3, 8)
   assert [*names['state'].steps] == [1, 2]
   assert [*names['rule'].first(names['heads'])] == [0, 1]
-  tokens, tape = names['gathered'], names['tape']
-  assert [*tokens.length] == [12, 9]
-  assert tokens.x.shape == (2, names['size'], 8)
-  kept = names['masked'].positions[:, : names['size']]
-  assert (kept == tokens.positions)[0].all()
+  kept, merged, tape = names['kept'], names['merged'], names['tape']
+  assert kept.x.shape == (2, names['size'], 64) == (2, 139, 64)
+  assert [*kept.length] == [139, 106]
+  assert merged.x.shape == (2, 181, 64)
   assert tape.tokens.shape == (3, 10, 64)
   assert abs(names['gradients'].score.kernel[...]).max() > 0
 

@@ -43,7 +43,9 @@ def build(workdir='', dataset=DATA, devices=1, given=outputs, **entry):
   put = rows_on(devices)
   context = eval_context(dataset, jax.jit(given), 64, workdir, put=put)
   entry = dict(type='adatape.difficulty:Evaluator') | entry
-  return evaluator.build('difficulty', entry, context)
+  run = {'dataset': dataset, 'evals': {'difficulty': entry}}
+  checked = evaluator.validate(run)['difficulty']
+  return evaluator.build('difficulty', checked, context)
 
 
 def expected_rows():

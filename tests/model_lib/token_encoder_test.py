@@ -1,8 +1,6 @@
 """A ViT that prunes and merges: two equal forms, plain loops, the engine."""
 
 import functools
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -55,17 +53,6 @@ def test_masked_and_gathered_form_have_equal_logits(pool, scores):
   np.testing.assert_array_equal(out['positions'], kept['positions'][:, :count])
   assert (out['positions'][:, 0] == 0).all() or pool == 'gap'
   assert np.abs(logits - run(pool)[0]).max() > 1e-3
-
-
-def test_the_example_of_the_docs_runs():
-  page = pathlib.Path(__file__).parents[2] / 'docs' / 'mechanisms.md'
-  blocks = re.findall(r'^```python\n(.*?)^```', page.read_text(), re.M | re.S)
-  [example] = [text for text in blocks if 'import tokens' in text]
-  values: dict = {}
-  exec(example, values)
-  kept, merged = values['kept'], values['merged']
-  assert (kept.x.shape, kept.length.tolist()) == ((2, 139, 64), [139, 106])
-  assert merged.x.shape == (2, 181, 64)
 
 
 def merged_by_loop(x, sizes, metric, count):
@@ -150,8 +137,11 @@ def test_parameters_are_those_of_the_vit_and_flops_the_compilers(fields, pool):
   assert counted == pytest.approx(saved, rel=0.1)
 
 
-@pytest.mark.parametrize('backend', ['xla', 'onnxruntime'])
-@pytest.mark.parametrize('fields', [PRUNED, MERGED], ids=['pruned', 'merged'])
+# ONNX Runtime has no translation of the gather that merges tokens.
+@pytest.mark.parametrize(
+  ('fields', 'backend'),
+  [(PRUNED, 'xla'), (PRUNED, 'onnxruntime'), (MERGED, 'xla')],
+)
 def test_the_engine_serves_it(fields, backend):
   if backend == 'onnxruntime':
     pytest.importorskip('onnxruntime')
