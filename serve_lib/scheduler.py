@@ -36,7 +36,7 @@ class Scheduler:
     self.retried: collections.deque[Row] = collections.deque()
     self._is_retrying = False
     # Batches in a row of the same kind, and whether that is of a loop.
-    self._in_a_row, self._looped = 0, False
+    self._in_a_row, self._was_loop = 0, False
 
   @property
   def waiting(self) -> Waiting:
@@ -55,10 +55,10 @@ class Scheduler:
       return None
     batch = self._following()
     if batch:
-      looped = self._loops(batch.group)
-      is_same = looped == self._looped
+      is_loop = self._loops(batch.group)
+      is_same = is_loop == self._was_loop
       self._in_a_row = 1 + self._in_a_row * is_same
-      self._looped = looped
+      self._was_loop = is_loop
     return batch
 
   def _following(self) -> Batch | None:
@@ -202,7 +202,7 @@ class Scheduler:
     """
     if self._in_a_row < TURNS:
       return []
-    return [group for group in late if self._loops(group) != self._looped]
+    return [group for group in late if self._loops(group) != self._was_loop]
 
   def _is_due(self) -> bool:
     """Returns True if late rows are due before a full batch of a loop.
