@@ -107,24 +107,20 @@ def run(
   if combination in ('accumulated', 'basic'):
     output = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state)
   carry = Carry(state, output, begun)
-  keeps = dynamic or rule.KEEPS_STATE
-  settings = rule, max_steps, combination, keeps, trace
+  settings = rule, max_steps, combination, dynamic or rule.KEEPS_STATE, trace
   body: Any = functools.partial(_visit, step, settings)
   if dynamic and not skips:
     carry, traced, depth = _until_halted(body, carry, max_steps)
   else:
-    if skips:
-      body = functools.partial(_skipping, body)
-      remat_chunk = remat_chunk or 1  # else each `cond` copies the weights
-    scan = _unrolled if unroll else functools.partial(_scanned, remat_chunk)
+    chunk = remat_chunk or int(skips)  # else each `cond` copies the weights
+    scan = _unrolled if unroll else functools.partial(_scanned, chunk)
+    body = functools.partial(_skipping, body) if skips else body
     carry, traced = scan(body, carry, max_steps)
-    depth = jnp.asarray(max_steps, jnp.int32)
-    if skips:
-      depth, traced = traced.sum(), None
+    depth = traced.sum() if skips else jnp.asarray(max_steps, jnp.int32)
   state, output, halted = carry
   if output is None:
     output = jax.tree.map(lambda x: x.astype(jnp.float32), state)
-  return Result(output, halted, depth, traced)
+  return Result(output, halted, depth, None if skips else traced)
 
 
 def combine(

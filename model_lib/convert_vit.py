@@ -40,8 +40,7 @@ _OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
 _HEAD = re.compile('^(head|pre_logits)/')
-# big_vision also saves the state of its optimizer.
-_ROOTS = ('params/', 'opt/target/')
+_ROOTS = ('params/', 'opt/target/')  # big_vision also saves its optimizer
 _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 

@@ -35,8 +35,7 @@ METRICS = 'metrics.jsonl'
 MANIFEST = 'manifest.json'  # of a checkpoint
 WRITTEN = ('profile', 'tensorboard', 'submission')  # folders, not links
 TOKENIZER = 'tokenizer.json'  # of a run on texts
-# Fields that may differ when a run is resumed: they do not change the computed
-# values, up to rounding.
+# Fields that may differ on resume: values are the same up to rounding.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|watchdog_seconds|'
   r'allow_other_rows|phases\.\d+\.name|'
@@ -44,8 +43,8 @@ HARMLESS = re.compile(
 )
 Path = str | os.PathLike[str]
 # Not all file systems lock across hosts, so a run renews run.lock, and that of
-# another host is watched: times of that file are compared with each other,
-# and never with a clock. File systems show changes late, NFS after up to 60 s.
+# another host is watched: its times are compared with each other, never with a
+# clock. NFS shows changes after up to 60 s.
 BEAT_SECONDS, WATCH_SECONDS = 10.0, 75.0
 
 
@@ -346,9 +345,7 @@ def versions() -> dict[str, Any]:
 def _git(*arguments: str) -> str | None:
   """Runs git in this checkout; None if that fails."""
   command = ('git', '-C', str(pathlib.Path(__file__).parents[1]), *arguments)
-  try:
-    return subprocess.run(
-      command, capture_output=True, check=True, text=True, timeout=10
-    ).stdout.strip()
-  except (OSError, subprocess.SubprocessError):
-    return None
+  how: Any = dict(capture_output=True, check=True, text=True, timeout=10)
+  with contextlib.suppress(OSError, subprocess.SubprocessError):
+    return subprocess.run(command, **how).stdout.strip()
+  return None
