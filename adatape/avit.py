@@ -58,8 +58,9 @@ class HaltingEncoder(Encoder):
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; returns (weighted sums of their states, ponder).
 
-    Ponder has `[B]` 'steps' N and 'cost' N + R, means over all tokens of a row
-    in float32, 'depth', the largest N, int32, and 'log_scores' `[B, depth]`,
+    Ponder has `[B]` 'steps' N and 'cost', of ACT N + R, means over all tokens
+    of a row in float32, 'depth', the largest N, int32, and 'log_scores'
+    `[B, depth]`,
     the logarithm of the summed scores of the running tokens after each block.
     """
     layers: list[Any] = [self.block(index) for index in range(self.depth)]

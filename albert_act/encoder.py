@@ -38,8 +38,8 @@ class Encoded:
   """The output of the encoder."""
 
   states: Any  # of all tokens after the last iteration, `[B, L, D]`
-  # By token `[B, L]`: `steps` N, int32, and `cost` N + R, float32; both 0 for
-  # padding.
+  # By token `[B, L]`: `steps` N, int32, and the rule's `cost`, float32, of ACT
+  # N + R; both 0 for padding.
   ponder: dict[str, Any]
   depth: Any  # iterations that were executed for the batch, int32 scalar
   trace: Any = None  # outputs of `trace`, stacked over the iterations

@@ -19,10 +19,14 @@ from jaxtyping import Array
 
 from albert_act import compaction
 from albert_act.model import AlbertClassifier
+from halting.rule import TokenRule
 from model_lib import attention
 
-# Of the rule's state, what an iteration reads; the cost is not served.
-SCORES = ('total',)
+
+def state_of(rule: TokenRule) -> tuple[str, ...]:
+  """Returns the fields of a rule's state, arrays `[*S]`, but for `running`."""
+  names = vars(rule.start(np.zeros(0, bool)))
+  return tuple(name for name in names if name != 'running')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,7 @@ class HostStage:
   result: Any
   iterations: int
   limit: int  # iterations of a row
+  state: tuple[str, ...]  # see `state_of`
   begin: Any = None  # of the first stage
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -47,10 +52,10 @@ class HostStage:
     (carry,) = arguments
     if self.begin:
       carry, _ = self.begin([carry])
-    names = 'x', 'keys', 'values', 'running', 'steps', *SCORES
+    names = 'x', 'keys', 'values', 'running', *self.state
     tokens = {name: _flat(carry[name]) for name in names}
     place = np.flatnonzero(tokens['running'])
-    packed = {name: tokens[name][place] for name in ('x', *SCORES)}
+    packed = {name: tokens[name][place] for name in ('x', *self.state)}
     for _ in range(self.iterations):
       if not len(place):
         break
@@ -59,7 +64,6 @@ class HostStage:
       for name in ('keys', 'values'):
         tokens[name][place] = packed.pop(name)
       stays = tokens['running'][place] = packed.pop('running')
-      tokens['steps'][place] += 1
       for name, new in packed.items():
         tokens[name][place[~stays]] = new[~stays]
         packed[name] = new[stays]
@@ -111,7 +115,8 @@ def stages(
     'queries': array((rows, most), jnp.int32),
     'place': array((packed,), jnp.int32),
   }
-  given |= {name: array((packed,), jnp.float32) for name in SCORES}
+  state = state_of(model.rule)
+  given |= {name: array((packed,), shapes[name].dtype) for name in state}
   given |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
   later = HostStage(
     compiled(iterate, given),
@@ -119,6 +124,7 @@ def stages(
     first.result,
     iterations,
     model.max_iterations,
+    state,
   )
   return dataclasses.replace(later, begin=first), later
 
@@ -140,11 +146,11 @@ def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
 def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   """Runs an iteration of the packed tokens.
 
-  `packed` has their `x` `[M, D]`, `SCORES`, `is_last` and `first` `[M]` (see
-  `compaction.iteration`), of all tokens `keys` and `values` `[B, L, D]` and
-  `valid` `[B, L]`, the tokens that run in each row, `queries` `[B, Q]`, and
-  where among them each is, `place` `[M]`. Returns `x`, `keys`, `values`,
-  `SCORES` and `running` of the packed tokens.
+  `packed` has their `x` `[M, D]`, the rule's state, `is_last` and `first` `[M]`
+  (see `compaction.iteration`), of all tokens `keys` and `values` `[B, L, D]`
+  and `valid` `[B, L]`, the tokens that run in each row, `queries` `[B, Q]`, and
+  where among them each is, `place` `[M]`. Returns `x`, `keys`, `values` and the
+  rule's state of the packed tokens.
   """
   split = functools.partial(attention.split_heads, heads=model.num_heads)
 
@@ -156,13 +162,12 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
     return split(_taken(flat, packed['place'])[None]), None
 
   before: Any = model.rule.start(jnp.ones_like(packed['is_last']))
-  before = before.replace(**{name: packed[name] for name in SCORES})
-  state, keys, values, after = compaction.iteration(model)(
+  state = state_of(model.rule)
+  before = before.replace(**{name: packed[name] for name in state})
+  x, keys, values, after = compaction.iteration(model)(
     attend, packed['x'], before, packed['is_last'], packed['first']
   )
-  found = {'x': state, 'keys': keys, 'values': values}
-  names = 'running', *SCORES
-  return found | {name: getattr(after, name) for name in names}, {}
+  return {'x': x, 'keys': keys, 'values': values, **vars(after)}, {}
 
 
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from core.errors import ConfigError
 from eval_lib.probabilities import scale
 from halting import older
 from halting.row_rules import (
+  ClassRule,
   Confidence,
   Limit,
   Never,
@@ -68,6 +69,9 @@ class ExitPolicy(ClassifierPolicy):
       self.kept_tokens = tuple(kept)
     if len(self.heads) != stages:
       raise ConfigError('policy.heads', self.heads, f'one for each of {stages}')
+    if self.thresholds and not isinstance(self.rule, ThresholdRule):
+      expected = f'none with the rule {self.rule.name}'
+      raise ConfigError('policy.thresholds', self.thresholds, expected)
     if PRUNED in self.chain.variants and len(self.kept_tokens) < longest:
       known = len(self.kept_tokens)
       raise ConfigError('policy.kept_tokens', known, f'{longest} numbers')
@@ -153,7 +157,8 @@ class Options(TextOptions):
   regression, whatever the rule.
   """
 
-  # A class of `halting.row_rules` in lower case, or 'package.module:Class'.
+  # confidence, entropy, margin, patience, combined, never, or
+  # 'package.module:Class'.
   rule: str = 'confidence'
   # 'guaranteed' is that of the certificate of the run; None is 0.9 with
   # rule=confidence.
@@ -183,6 +188,8 @@ def read_options(
   """
   own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
   given = {k: v for k, v in given.items() if not k.startswith('rule.')}
+  if twice := own.keys() & given.keys():
+    raise ConfigError('serve', sorted(twice), 'each field of a rule once')
   given |= {name: own.pop(name) for name in _BESIDE if name in own}
   options = Options(**fields.check(Options, given, 'serve'))
   kind = _class_of(options.rule)
@@ -190,6 +197,8 @@ def read_options(
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
   if options.tau == GUARANTEED:
+    if own:
+      raise ConfigError('serve.rule', own, f'no fields with tau={GUARANTEED}')
     return _guaranteed(options, kind, certified)
   if issubclass(kind, ThresholdRule):
     tau: Any = options.tau
@@ -206,10 +215,13 @@ def read_options(
   else:
     why = f'none with the rule {options.rule!r}, which has no threshold tau'
     _refuse(options, 'thresholds', why)
-  if not classes and kind is not Never:
+  if not classes and issubclass(kind, ClassRule):
     kind = Tolerance
+  # A rule of a user has defaults of its own.
+  names = {'tau', *given} if kind.__module__ != RowRule.__module__ else _BESIDE
+  values = {n: getattr(options, n) for n in _BESIDE if n in names}
   legal = fields.hints(kind)
-  beside = {n: getattr(options, n) for n in _BESIDE if n in legal}
+  beside = {n: v for n, v in values.items() if n in legal and v is not None}
   name = registry.name_of(kind)
   return options, registry.named(
     {'name': name, **beside, **own}, 'serve.rule', RowRule
@@ -240,8 +252,9 @@ def _guaranteed(
   # Rows of a source without a certificate run to full depth.
   tau = taus.pop('', math.inf)
   never = min([tau, *taus.values()]) == math.inf
-  rule = Never() if never else Confidence(tau)
-  return dataclasses.replace(options, thresholds=taus), rule
+  if never:
+    return options, Never()
+  return dataclasses.replace(options, thresholds=taus), Confidence(tau)
 
 
 def _refuse(options: Options, names: str, expected: str) -> None:

@@ -2,7 +2,8 @@
 
 In every step `run` applies a model's step to the state, asks the rule which
 items go on, and adds the new state to the output with its weight. An item that
-has halted keeps its state. The loop has three forms with the same result:
+has halted keeps its state, if its rule says so (`KEEPS_STATE`). The loop has
+three forms with the same result:
 
 - masked (default): all steps for all items, a `lax.scan`; for training.
 - `dynamic`: ends when all items have halted. It is differentiable as it skips

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core import fields, registry
+from core.errors import ConfigError
 
 _TOKENS = 'halting.token_rules:'
 # Words of models.
@@ -28,7 +29,6 @@ EXITS = {
     'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
   )
 }  # fmt: skip
-TOLERANCE = 'halting.row_rules:Tolerance'
 
 
 def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
@@ -42,10 +42,13 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
   rule = settings.get('rule')
   if 'halting' in settings and 'halting' not in legal:
     rule = settings.pop('halting')
-  if isinstance(rule, str):
+  is_word = isinstance(rule, str)
+  if is_word:
     rule = {'name': NAMES.get(rule, str(rule))}
   beside = [name for name in SETTINGS if name in settings and name not in legal]
   own = {name: settings.pop(name) for name in beside}
+  if is_word:
+    own.setdefault('epsilon', 0.01)  # the default of all rules then
   if rule is None and own:
     default: Any = model
     rule = default.__dataclass_fields__['rule'].default
@@ -54,23 +57,12 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
   return settings if rule is None else settings | {'rule': rule}
 
 
-def row_rule(values: Any, is_regression: bool) -> Any:
-  """Returns the exit rule of a policy, all of whose settings were one list."""
-  if not isinstance(values, Mapping) or values.get('name') not in EXITS:
-    return values
-  word = values['name']
-  tolerates = is_regression and word != 'never'
-  name = TOLERANCE if tolerates else EXITS[word]
-  legal = fields.hints(registry.locate(name, 'policy.rule.name'))
-  return {'name': name} | {
-    k: v for k, v in values.items() if k in {*legal} - {'name'}
-  }
-
-
 def _with(rule: Any, settings: dict[str, Any]) -> dict[str, Any]:
   """Returns a rule with settings; those without effect are left out."""
   if dataclasses.is_dataclass(rule):
     rule = registry.described(rule)
+  if not isinstance(rule, fields.ConfigLike):
+    raise ConfigError('model.rule', rule, "dict(name='module:Class', ...)")
   kind = registry.locate(rule.get('name'), 'model.rule.name')
   unused = {*settings} - {*fields.hints(kind)}
   unused &= {'epsilon'} | {k for k, v in settings.items() if str(v) == '1'}

@@ -9,10 +9,11 @@ A rule of your own is a subclass of `ClassRule` with `sure`:
 
   @dataclasses.dataclass(frozen=True)
   class Odds(ClassRule):
-    least: float = 9.0
+    least: Annotated[float, Interval(ge=1.0, le=1e6)] = 9.0
 
     def sure(self, probabilities, agreed):
-      return probabilities.max(-1) >= self.least * probabilities.min(-1)
+      first = probabilities.max(-1)
+      return first >= self.least * (probabilities.sum(-1) - first)
 """
 
 import abc

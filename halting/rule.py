@@ -6,9 +6,9 @@ configuration names it as it names a model,
 
   rule=dict(name='halting.token_rules:ACT', epsilon=0.05)
 
-and any installed package may define another. The same methods serve training
-(JAX), the engine and measuring (NumPy): they take their functions from the
-arrays, see `namespace`.
+and a file of the checkout or an installed package may define another. The same
+methods serve training (JAX), the engine and measuring (NumPy): they take their
+functions from the arrays, see `namespace`.
 
 There are two kinds of evidence. Rules of `halting.token_rules` read a score
 `[*S]` that the model learns; rules of `halting.row_rules` read the logits

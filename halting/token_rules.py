@@ -29,7 +29,7 @@ EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # of a sweep
 
 @dataclasses.dataclass(frozen=True)
 class Quantile(TokenRule):
-  """Base of rules that halt an item when `total` reaches `1 - epsilon`."""
+  """Base of rules that halt an item when its scores reach `1 - epsilon`."""
 
   epsilon: Epsilon = 0.01
 
@@ -160,9 +160,9 @@ class PonderNet(Quantile):
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(TokenRule):
-  """Stops in the step whose score would exceed tau, or when the sum reaches it.
+  """Stops in the step that would take the sum past tau, or when it reaches tau.
 
-  The step that would exceed tau weighs 0 and is not in `total`. The state of a
+  The step that would pass tau weighs 0 and is not in `total`. The state of a
   halted item may change: it is not read again.
   """
 

@@ -216,13 +216,13 @@ class ImageModel(nn.Module, kw_only=True):
     return patches + (self.pool == 'cls')
 
   def image_flops(
-    self, input_shape: tuple[int, ...], blocks: int | float
+    self, input_shape: tuple[int, ...], count: int | float
   ) -> float:
     """Returns the FLOPs of embedding, a number of blocks, and head."""
     tokens = self.image_tokens(input_shape)
     return (
       flops.patch_embed(input_shape, self.patch_size, self.width)
-      + blocks * flops.block(tokens, self.width, self.mlp_dim)
+      + count * flops.block(tokens, self.width, self.mlp_dim)
       + flops.dense(1, self.width, self.num_classes)
     )
 
@@ -270,14 +270,14 @@ class ViT(ImageModel):
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    blocks = (
+    parts = (
       flops.attention(attended, self.width)
       + flops.mlp(fed, self.width, self.mlp_dim)
       for attended, fed in token_encoder.counts(
         self, self.image_tokens(input_shape)
       )
     )
-    return self.image_flops(input_shape, 0) + sum(blocks)
+    return self.image_flops(input_shape, 0) + sum(parts)
 
 
 class TokenTransformer(nn.Module):

@@ -262,7 +262,7 @@ def _arrays(file: BinaryIO) -> bytes:
 
 def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
   """Raises ValueError if items are not read as those of the run."""
-  run = manifest['about'].get('contract', {})  # none in older bundles
+  run = manifest['about'].get('contract', {})  # {}: without a contract
   prepared = run.get('preprocessing', {})
   words, names = recipe.get('tokenizer'), run.get('class_names')
   given = {**recipe, **(words.preprocessing(0) if words else {})}

@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from core import fields, files, registry
+from core.errors import ConfigError
 from eval_lib import calibration, certificate
 from halting import older
 from serve_lib.decisions import GUARANTEED
@@ -69,7 +70,13 @@ class CertificateFile(calibration.ResultFile):
     """
     models, names, checks = {}, {}, {'': drift}
     for source, one in self.sources.items():
-      changes = older.model_fields(one.changes, type(model))
+      kind: Any = type(model)
+      legal = fields.hints(kind)
+      # Older certificates change a setting of the run's rule.
+      own = {'rule': model.rule} if fields.is_open(legal.get('rule')) else {}
+      changes = older.model_fields({**own, **one.changes}, kind)
+      if own and changes['rule'] is model.rule:
+        del changes['rule']
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
       if name and 'during' not in one.drift:
         logging.warning(
@@ -77,14 +84,15 @@ class CertificateFile(calibration.ResultFile):
           self.path, self.repair(),
         )  # fmt: skip
       names[source], checks[source] = name or first, one.drift
-      kind: Any = type(model)
-      legal = fields.hints(kind)
       for field, value in changes.items():
+        place = f': sources.{source}.model.{field}'
         if field not in legal or not fields.accepts(legal[field], value):
-          expected = f'a value of {type(model).__name__}'
-          raise self.error(f': sources.{source}.model.{field}', value, expected)
+          raise self.error(place, value, f'a value of {kind.__name__}')
         if fields.is_open(legal[field]):
-          changes[field] = registry.named(value, field, legal[field])
+          try:
+            changes[field] = registry.named(value, field, legal[field])
+          except ConfigError as error:
+            raise self.error(place, value, error.expected) from error
       if name:
         models[name] = model.clone(**changes)
     checked = monitor(self, checks, on_drift)

@@ -34,7 +34,7 @@ class _Drift:
 class _Chain:
   num_stages: Size
   variants: Annotated[tuple[str, ...], MinLen(1)]
-  loop: Loop | None = None  # none in older bundles
+  loop: Loop | None = None
 
 
 @dataclasses.dataclass
@@ -72,6 +72,8 @@ def check_manifest(given: Any) -> type[ClassifierPolicy]:
   for source, one in given['drift'].items():
     if one is not None:
       check(_Drift, one, f'drift.{source}')
+  if loop := given['chain'].get('loop'):
+    check(Loop, loop, 'chain.loop')
   for one in given['programs']:
     check(_Program, one, 'programs')
   _check_sizes(given)

@@ -35,13 +35,21 @@ class ProgramCache:
     self._path = pathlib.Path(directory).absolute() if directory else None
     if self._path:
       self._path.mkdir(0o700, parents=True, exist_ok=True)
-      if not is_private(self._path):
-        expected = 'a folder of this user that nobody else can write to'
-        raise ConfigError('engine.cache_directory', directory, expected)
+      self._check()
       # From now on only this user can put files there.
       for path in self._path.glob('*-cache'):
-        if not is_private(path, stat.S_ISREG):
-          path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another server's work
+          if not is_private(path, stat.S_ISREG):
+            path.unlink()
+
+  def _check(self) -> None:
+    """Raises ConfigError if others may exchange the folder or its files."""
+    place: Any = self._path
+    parent = place.parent.stat().st_mode
+    is_open = parent & stat.S_IWOTH and not parent & stat.S_ISVTX
+    if is_open or not is_private(place):
+      expected = 'a folder of this user that nobody else can write to'
+      raise ConfigError('engine.cache_directory', str(place), expected)
 
   @contextlib.contextmanager
   def used(self) -> Iterator[None]:
@@ -49,6 +57,7 @@ class ProgramCache:
     if not self._path:
       yield
       return
+    self._check()
     before = _configure(
       _OPTIONS | {'jax_compilation_cache_dir': f'{self._path}'}
     )

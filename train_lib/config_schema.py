@@ -73,7 +73,7 @@ class Optimizer:
   warmup_steps: Annotated[float, Interval(ge=0.0, le=float(2**31 - 1))] = 100.0
   # 'cosine' and 'linear' end at `end_lr`, the others ignore it.
   end_lr: Annotated[float, Interval(ge=0.0, le=1e3)] = 0.0
-  # Decoupled; applies to kernels and to BERT's embedding tables.
+  # Decoupled; applies to the parameters of `Task.DECAY`.
   weight_decay: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
   # Largest global norm of the gradients; 0 disables clipping.
   clip_norm: Annotated[float, Interval(ge=0.0, le=1e6)] = 1.0

@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
+from serve_lib.certified import CertificateFile
 from serve_lib.chain import Grid, Group, InputError, Row
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
@@ -99,7 +101,19 @@ def test_compacted_form_equals_masked_form(rule, iterations):
   check(chain, variables, 7)
 
 
-@pytest.mark.parametrize('rule', [ACT(), StraightThrough(), small.PONDER])
+@dataclasses.dataclass(frozen=True)
+class Late(ACT):
+  """Halts after three steps at the earliest: it reads more than the sum."""
+
+  def step(self, state, evidence, is_last):
+    """See the base."""
+    early = jnp.where(state.steps < 2, 0.01, evidence)
+    return super().step(state, early, is_last)
+
+
+@pytest.mark.parametrize(
+  'rule', [ACT(), StraightThrough(), small.PONDER, Late()]
+)
 def test_packed_by_the_host_equals_masked_form(rule):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
   from serve_lib.onnx.stages import OnnxStages
@@ -286,3 +300,13 @@ def test_the_answer_has_label_depth_and_reason(words):
   assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}
   # Shares of the six iterations: 3 and (6 + 1 + 2) / 3.
   assert found['retention']['p50'] == pytest.approx(0.5)
+
+
+def test_an_older_certificate_changes_the_rule_of_its_run(tmp_path):
+  drift = {'confidences': [0.5], 'threshold': 0.5, 'during': [0.5]}
+  entry = {'tau': None, 'model': {'epsilon': 0.2}, 'drift': drift}
+  content = {'sources': {'': entry}, 'temperatures': [1.0]}
+  (tmp_path / 'certificate.json').write_text(json.dumps(content))
+  model, _ = small.build(rule=StraightThrough(0.1))
+  models, _ = CertificateFile(str(tmp_path)).serve(model, 'first', None)
+  assert [one.rule for one in models.values()] == [StraightThrough(0.2)]

@@ -274,6 +274,17 @@ def test_warnings_of_a_certificate(run, changes, warning):
   assert (policy.rule == Never()) == ('tau' in changes)
 
 
+def test_sources_without_a_threshold_run_to_full_depth(run):
+  certified(run, {'forum': {'tau': None}})
+  chain, policy = build(run, {'tau': 'guaranteed'})
+  assert (policy.rule, policy.thresholds) == (Never(), {})
+  with Engine(chain, policy, (LENGTH,), (1,)) as engine:
+    (answer,) = engine.predict([{'text': TEXT, 'source': 'forum'}])
+  assert answer.fields['depth'] == 4
+  with pytest.raises(ConfigError, match='thresholds: expected none with'):
+    dataclasses.replace(policy, thresholds={'forum': 0.9})
+
+
 @pytest.mark.parametrize(('changes', 'field'), [
   ({'temperatures': [9.0, 9.0]}, 'temperatures'),
   ({'parameters': 'crc32:0'}, 'certificate.json'),

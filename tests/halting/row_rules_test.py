@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from core import registry
-from halting import loop, older
+from halting import loop
 from halting.row_rules import (
   Combined,
   Confidence,
@@ -17,7 +16,6 @@ from halting.row_rules import (
   Margin,
   Never,
   Patience,
-  RowRule,
   Tolerance,
 )
 from halting.rule import weigh
@@ -178,21 +176,6 @@ def test_heads_needed_are_those_of_a_row_that_is_always_sure(rule, classes):
     assert not any(left)
   else:
     assert left == [False] * (needed - 1) + [True] * (13 - needed)
-
-
-def test_rules_of_older_files():
-  values = dict(name='confidence', tau=0.8, patience=2, tolerance=0.2)
-  values['veto_margin'] = 0.1
-  for name, regression, rule in (
-    ('confidence', False, Confidence(0.8, veto_margin=0.1)),
-    ('combined', False, Combined(0.8, 2, veto_margin=0.1)),
-    ('patience', False, Patience(2, veto_margin=0.1)),
-    ('confidence', True, Tolerance(0.2, 2)), ('never', True, Never()),
-  ):  # fmt: skip
-    new = older.row_rule(values | {'name': name}, regression)
-    assert registry.named(new, 'rule', RowRule) == rule
-    described = registry.described(rule)
-    assert older.row_rule(described, regression) == described
 
 
 def test_names_and_values_of_a_sweep():

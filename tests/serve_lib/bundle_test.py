@@ -200,6 +200,8 @@ def test_other_content_is_refused(written, tmp_path, name, new, words):
     ('chain.num_stages', 10**9), ('policy.kind', 'eat.policy:ExitPolicy'),
     ('policy.kind', 'os:system'), ('policy.kind', 'serve_lib.engine:Engine'),
     ('policy.kind', 'plain'),
+    ('chain.loop', {'stage': 1, 'limit': 10**18}),
+    ('chain.loop', {'stage': 1, 'limit': 4, 'iterations': -1}),
     ('drift', {'': {}}), ('drift', {'': 7}), ('drift', []),
     ('drift', {'': {'confidences': ['x'], 'threshold': 0.5}}),
     ('grid.lengths', [2, 1]), ('grid.batches', [True]), ('grid.batches', [3]),
