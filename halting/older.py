@@ -44,7 +44,7 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
     rule = settings.pop('halting')
   is_word = isinstance(rule, str)
   if is_word:
-    rule = {'name': NAMES.get(rule, str(rule))}
+    rule = {'name': NAMES.get(str(rule), str(rule))}
   beside = [name for name in SETTINGS if name in settings and name not in legal]
   own = {name: settings.pop(name) for name in beside}
   if is_word:

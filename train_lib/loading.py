@@ -138,8 +138,8 @@ def restore(
   names = {one.name: index for index, one in enumerate(config.phases)}
   index = saved.extra.get('phase', names.get(str(saved.extra.get('stage'))))
   if index not in range(len(config.phases)):
-    place = saved.extra.get('phase', saved.extra.get('stage'))
-    expected = f'that of the checkpoint, {place}'
+    phase = saved.extra.get('phase', saved.extra.get('stage'))
+    expected = f'that of the checkpoint, {phase}'
     raise ConfigError('phases', [*names], expected)
   changes = config.phases[index].model
   return Trained(saved, build_task(config, info, changes), mesh)
