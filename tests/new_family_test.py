@@ -64,7 +64,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from eval_lib.probabilities import margin, softmax
+from halting.row_rules import margin, softmax
 from serve_lib import classifier
 from serve_lib.decisions import ClassifierPolicy
 

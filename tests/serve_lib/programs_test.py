@@ -141,6 +141,7 @@ def test_lazy_programs_are_compiled_once_when_they_are_needed():
 
 CACHED = """
 import sys
+import types
 import jax
 from serve_lib.engine import Engine
 from tests.serve_lib.programs_test import Loop
@@ -149,7 +150,8 @@ jax.monitoring.register_event_listener(
   lambda event, **_: hits.append(event)
   if event == '/jax/compilation_cache/cache_hits' else None
 )
-engine = Engine(Loop(), None, (4,), (1, 2), cache_directory=sys.argv[1])
+policy = types.SimpleNamespace(monitor=None)
+engine = Engine(Loop(), policy, (4,), (1, 2), cache_directory=sys.argv[1])
 programs = engine.warm_up().programs
 print(programs, len(hits), jax.config.jax_compilation_cache_dir == before)
 """
