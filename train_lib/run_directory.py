@@ -23,7 +23,7 @@ from typing import Any
 
 from core import fields, files
 from core.errors import ConfigError, InvalidDataError
-from core.files import writing
+from core.files import Path, writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
 from train_lib import phases
@@ -41,7 +41,6 @@ HARMLESS = re.compile(
   r'allow_other_rows|phases\.\d+\.name|'
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
-Path = str | os.PathLike[str]
 # Not all file systems lock across hosts, so a run renews run.lock, and that of
 # another host is watched: its times are compared with each other, never with a
 # clock. NFS shows changes after up to 60 s.
