@@ -70,9 +70,11 @@ def repeat(
   step: Callable[[Any], tuple[Any, Any]], carry: Any, count: int
 ) -> tuple[Any, Any]:
   """Runs `step(carry)` up to `count` times, in JAX; see `Loop.iterations`."""
-  first = step(carry)
   if count == 1:
-    return first
+    return step(carry)
+  _, shapes = jax.eval_shape(step, carry)
+  outputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  outputs['running'] = jnp.ones_like(outputs['running'])  # for the first step
 
   def goes_on(turn: Any) -> Any:
     number, _, outputs = turn
@@ -82,7 +84,7 @@ def repeat(
     number, *before = turn
     return number + 1, *_advanced(jnp, before, step(before[0]))
 
-  _, *last = jax.lax.while_loop(goes_on, body, (1, *first))
+  _, *last = jax.lax.while_loop(goes_on, body, (0, carry, outputs))
   return last[0], last[1]
 
 
