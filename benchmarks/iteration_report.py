@@ -115,7 +115,7 @@ def label_table(
     length_buckets=buckets,
   )  # fmt: skip
   records = token_rows.TokenSource(
-    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id, str
+    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()
   depths, words = [], []

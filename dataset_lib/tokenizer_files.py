@@ -37,19 +37,13 @@ _GROWTH = {'BertNormalizer': 3.0, 'ByteLevel': 4.0}
 
 
 def check(content: bytes) -> None:
-  """Raises ValueError where steps of a `tokenizer.json` may take for ever.
+  """Raises ValueError unless a `tokenizer.json` takes linear time and memory.
 
-  Patterns must be matched in linear time, and all steps together make a text
-  longer `MAX_GROWTH` times at most.
+  That of its patterns, and a text grows `MAX_GROWTH` times at most.
   """
   files.parse(content)  # refuses values that are nested too deeply
   objects: list[dict[str, Any]] = []
-
-  def keep(one: dict[str, Any]) -> dict[str, Any]:
-    objects.append(one)
-    return one
-
-  json.loads(content, object_hook=keep)
+  json.loads(content, object_hook=lambda one: objects.append(one) or one)
   for one in objects:
     regex = one.get('Regex', '')
     if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):

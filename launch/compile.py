@@ -78,7 +78,7 @@ def run(flags: Flags) -> None:
 
 def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:
   """Returns a run's plan for a topology, and shapes of a row of a batch."""
-  from dataset_lib.sketch import sketch
+  from dataset_lib.builder import sketch
   from train_lib.build import Plan
 
   data = sketch(

@@ -7,7 +7,7 @@
   DIRECTORY/SPLIT/sentences.bin  bool [M], whether a token begins one
   DIRECTORY/SPLIT/rows.bin       int64 [R + 1], start offset of each row, then M
 
-The bytes do not depend on the number of processes that encode the texts.
+The bytes do not depend on the number of processes.
 """
 
 import collections
@@ -97,9 +97,9 @@ def prepare(options: Options, bar: Any) -> Any:
   `vocab_size` can be trained, MissingDataError without text or tokenizer,
   InvalidDataError if a split has no rows, or the tokenizer no [MASK].
   """
-  faults, given = Faults(), (options.data_dir, options.wrapped)
-  held_out = Texts(options.validation, faults, (), *given)
-  texts = Texts(options.input, faults, held_out.names, *given)
+  faults, form = Faults(), (options.data_dir, options.wrapped)
+  held_out = Texts(options.validation, faults, (), *form)
+  texts = Texts(options.input, faults, held_out.names, *form)
   share = 0.0 if options.validation else options.validation_share
 
   def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
@@ -117,14 +117,12 @@ def prepare(options: Options, bar: Any) -> Any:
     processes = options.processes or default_num_threads()
     rows = encoded(read('encoding', faults), encode, processes)
     splits = SPLITS if options.validation or share else (TRAIN,)
+    same = 'validation', 'tokenizer', 'wrapped', 'max_length'
     manifest = {
       'format': FORMAT,
       'inputs': options.input,
-      'validation': options.validation,
+      **{name: getattr(options, name) for name in same},
       'validation_share': share,
-      'tokenizer': options.tokenizer,
-      'wrapped': options.wrapped,
-      'max_length': options.max_length,
       'vocab_size': vocab_size,
       'splits': _write(folder, splits, vocab_size, rows, faults),
       'faults': {
@@ -149,13 +147,13 @@ def _save_tokenizer(
     texts = (text for part in parts for text in part.paragraphs)
     sizes = options.vocab_size, options.vocab_texts
     trained.write_bytes(sentencepiece.train(texts, *sizes))
-  given = tokenizer.load(options.tokenizer or trained)
-  if given.mask_id is None:
+  loaded = tokenizer.load(options.tokenizer or trained)
+  if loaded.mask_id is None:
     expected = 'expected a tokenizer with [MASK]'
     raise InvalidDataError(f'{options.tokenizer}: {expected}')
-  given.save(folder / TOKENIZER_FILE)
+  loaded.save(folder / TOKENIZER_FILE)
   trained.unlink(missing_ok=True)  # tokenizer.json has all of it
-  return given.vocab_size
+  return loaded.vocab_size
 
 
 def _write(
@@ -176,14 +174,15 @@ def _write(
       with (folder / split / f'{name}.bin').open('ab') as file:
         file.write(np.asarray(values, _dtypes(vocab_size)[name]).tobytes())
 
-  for split, tokens, sentences, lengths, own, found, bad in encoded_rows:
+  for rows in encoded_rows:
+    split, lengths, documents = rows.split, rows.lengths, rows.documents
     starts = np.cumsum(lengths) - lengths + counts[split]['tokens']
-    append(split, tokens=tokens, sentences=sentences, rows=starts)
+    append(split, tokens=rows.tokens, sentences=rows.sentences, rows=starts)
     # The first document may continue from the previous block.
-    with_rows = len(own - {last[split]})
-    counts[split].update(found, documents_with_rows=with_rows)
-    last[split] = max(own, default=last[split])
-    for fault in bad:
+    with_rows = len(documents - {last[split]})
+    counts[split].update(rows.counts, documents_with_rows=with_rows)
+    last[split] = max(documents, default=last[split])
+    for fault in rows.faults:
       faults.count(*fault)
   for split, total in counts.items():
     if not total['rows']:
@@ -273,10 +272,7 @@ def _dtypes(vocab_size: int) -> dict[str, str]:
 
 
 def open_split(directory: pathlib.Path, name: str) -> Split:
-  """Maps the arrays of a split into memory; reads rows.bin only.
-
-  Raises MissingDataError without it, InvalidDataError if a file is damaged.
-  """
+  """Maps the arrays of a split into memory; reads rows.bin only."""
   path = directory / MANIFEST_FILE
   if not path.exists():
     raise MissingDataError(

@@ -55,9 +55,8 @@ class ShardedImages(ImageOptions):
 class TfdsImages(ShardedImages):
   """Encoded images of one split of a prepared builder, and their classes.
 
-  A set of several labels a row, Sequence(ClassLabel), needs `max_labels`. The
-  features are the set's supervised keys, unless `image_key` and `label_key`
-  name others.
+  A set with Sequence(ClassLabel) needs `max_labels`. `image_key`, `label_key`:
+  features other than the supervised ones.
   """
 
   builder: BuilderName = ''
@@ -81,20 +80,16 @@ class TfdsImages(ShardedImages):
       field = 'dataset.max_labels'
       raise errors.ConfigError(field, self.max_labels, expected)
     self._records = Examples(builder, self.split, keys)
-    label = features[1]
-    classes = label.num_classes, label.names or ()
-    self.describe(*classes, len(self._records), self.max_labels)
+    size, names = features[1].num_classes, features[1].names or ()
+    self.describe(size, names, len(self._records), self.max_labels)
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
     supervised = info.supervised_keys
     if not isinstance(supervised, tuple) or len(supervised) != 2:
       supervised = '', ''
-    named = {'image_key': self.image_key, 'label_key': self.label_key}
-    keys = [
-      named[name] or key for name, key in zip(named, supervised, strict=True)
-    ]
-    for field, key in zip(named, keys, strict=True):
+    keys = [self.image_key or supervised[0], self.label_key or supervised[1]]
+    for field, key in zip(('image_key', 'label_key'), keys, strict=True):
       if not isinstance(key, str) or key not in info.features:
         expected = f'one of the features {", ".join(info.features)}'
         raise errors.ConfigError(f'dataset.{field}', key, expected)
@@ -102,8 +97,7 @@ class TfdsImages(ShardedImages):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
-    example = self._records[index]
-    image, label = (example[key] for key in self._keys)
+    image, label = map(self._records[index].__getitem__, self._keys)
     return {'image': image, 'label': label}
 
 
@@ -164,8 +158,7 @@ class Examples(RecordFiles):
 def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
-  TFDS imports the module of any class named there, also in JSON within strings,
-  so a data set could run code of its choice.
+  TFDS would import its module, also of a name in JSON within strings.
   """
 
   def check(pairs: list[tuple[str, Any]]) -> None:
@@ -196,8 +189,7 @@ def load(module: str, user: str) -> Any:
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
-  `data_dir` is that of TFDS, '' for its default, or the folder of one version.
-  `user`: name used in the error if TFDS is not installed.
+  `data_dir` is that of TFDS, or the folder of one version; `user`: see `load`.
   """
   tfds = load('tensorflow_datasets', user)
   folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
@@ -229,11 +221,9 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
 class ImageRecords(ShardedImages):
   """Images in shards of `tf.train.Example`, as JFT and ImageNet are kept.
 
-  The shards of the split 'train' are the files `train-*.tfrecord`, or else
-  `train-*.array_record`, of a folder, in the order of their names; for example
-  `train-00000-of-01024.tfrecord`. Labels are numbers of classes in an int64
-  list, counted from 0. With `max_labels` 0 a record has exactly one label, else
-  up to that number.
+  The shards of 'train' are the files `train-*.tfrecord`, or else
+  `train-*.array_record`, in the order of their names. Labels are an int64 list:
+  with `max_labels` 0 one, else up to that number.
   """
 
   directory: Annotated[str, Len(1), 'the folder of the shards']

@@ -75,7 +75,6 @@ ILLEGAL = {
   'dataset.length': [dict(name='parity')],
   'dataset.letters': [PARITY | dict(letters=2)],
   'dataset.lenght': [PARITY | dict(lenght=8)],
-  'dataset.image_size': [dict(name='folder', root='/x')],
   'dataset.augment': [
     DIGITS | dict(augment=given)
     for given in (('flop',), ('flip', 'flip'), ('flip', 'inception_crop'))
@@ -83,9 +82,7 @@ ILLEGAL = {
   'dataset.randaugment': [
     DIGITS | dict(randaugment=x) for x in ((0, 5), (2, 31), (2,))
   ],
-  'dataset.root': [dict(name='folder', image_size=8)],
   'dataset.resize_small': [FOLDER | dict(resize_small=7)],
-  'dataset.sise': [dict(name=SQUARES, sise=1)],
   'dataset.split': [dict(name=SQUARES, split='train')],
   'dataset.builder': [
     GLUE | dict(builder='../x'),
@@ -114,26 +111,20 @@ def test_values_outside_of_the_type_of_a_field_name_it(config):
       builder.validate(config | {field: value})
 
 
-@pytest.mark.parametrize(
-  ('config', 'key'),
-  [(config, key) for key, configs in ILLEGAL.items() for config in configs],
-)
-def test_illegal_configurations_name_the_key(config, key):
-  with pytest.raises(ConfigError) as error:
-    builder.validate(config)
-  assert error.value.field == key
-  assert str(error.value).startswith(f'{key}: expected ')
+@pytest.mark.parametrize('key', ILLEGAL)
+def test_illegal_configurations_name_the_key(key):
+  for config in ILLEGAL[key]:
+    with pytest.raises(ConfigError, match=f'^{key}: expected '):
+      builder.validate(config)
 
 
 SPLITS = [  # legal ones, and others
   (PARITY, ('train',), ('validation', '', 3)),
-  (DIGITS, ('test',), ('tset',)),
   (
     FOLDER,
     ('a b', 'a b[:9%]+c-d'),
     ('..', '../x', 'a/b', '.', '', 'a\\b', 'a['),
   ),
-  (dict(name=SQUARES), ('test',), ('dev',)),
   (
     TFDS,
     ('train', 'train[:90%]', 'train[90%:]', 'train[5:-10]+test'),
@@ -154,9 +145,8 @@ def test_splits(config, legal, illegal):
   for split in legal:
     builder.check_split(config, split)
   for split in illegal:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r'^split: expected '):
       builder.check_split(config, split)
-    assert error.value.field == 'split'
 
 
 def test_hosts_share_a_batch_evenly():

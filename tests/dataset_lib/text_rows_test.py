@@ -68,7 +68,7 @@ def test_named_columns_and_the_source_of_a_row(
   text, types = ('w1', [0, 0, 0])
   if 'w2' in row:
     text, types = 'w1 [SEP] w2', [0, 0, 0, 1, 1]
-  assert (read(found), found.sources) == ([(text, 1)], [source])
+  assert (read(found), found.sources) == ([(text, 1)], (source,))
   assert found.where(0) == f'{path}, line {len(rows)}'
   assert found.record(0)['token_types'].tolist() == types
 
@@ -247,7 +247,7 @@ UNUSABLE = [
       ([b'\xef\xbb\xbf \r', b'\t'], 'is empty'),
       ([b'\r\r\r'], 'is empty'),
       ([bytes(99)], 'expected the columns sentence'),
-      (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label', got sev"),
+      (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label'"),
       (['label\tsentence\tsentence', '1\tw1\tw2'], "one column 'sentence'"),
       (['label\tsentence\tgenre\tgenre', '1\tw1\ta\tb'], "one column 'genre'"),
       (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dataset_lib.sketch import sketch
+from dataset_lib.builder import sketch
 from launch import command_line
 from launch import compile as program
 from train_lib import build
