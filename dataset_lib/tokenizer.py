@@ -215,10 +215,10 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
       config |= files.read_object(part)
+  if file.suffix == '.json':
+    return from_json(files.read_bytes(file), str(file), config)
   with _named(f'{file} is damaged'):
-    if file.suffix == '.json':
-      library = _read_json(files.read_bytes(file))
-    elif file.suffix == '.model':
+    if file.suffix == '.model':
       library = sentencepiece_model.read(file, config)
       tokenizer_files.check(library.to_str().encode())
     else:
@@ -226,15 +226,14 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     return _completed(library, file, config)
 
 
-def from_json(content: bytes, place: str) -> Tokenizer:
+def from_json(
+  content: bytes, place: str, config: Mapping[str, Any] | None = None
+) -> Tokenizer:
   """Reads a `tokenizer.json`; `place` is for errors, as of `load`."""
   with _named(f'{place} is damaged'):
-    return _completed(_read_json(content), pathlib.Path(place), {})
-
-
-def _read_json(content: bytes) -> Any:
-  tokenizer_files.check(content)
-  return tokenizers.Tokenizer.from_buffer(content)
+    tokenizer_files.check(content)
+    library = tokenizers.Tokenizer.from_buffer(content)
+    return _completed(library, pathlib.Path(place), config or {})
 
 
 def _frame(special: Sequence[str], ids: Sequence[Any]) -> Any:
