@@ -40,8 +40,6 @@ BIASES = np.linspace(-12.0, 12.0, 4097)  # of the halting score
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   variant: str = flag('micro, mini, tiny, small or base', 'small')
   length: command.Length = flag('tokens of a row', 128)
   batch: Sizes = flag('rows at a time', (1, 8))
@@ -53,7 +51,6 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates: forms of a forward pass."""
   for batch, mean in itertools.product(flags.batch, flags.shares):
     model, variables, inputs, steps = prepare(batch * flags.queue, mean, flags)
     fixed = model.clone(rule=Fixed())
@@ -104,20 +101,15 @@ class Staged(AlbertChain):
     self.loop = None
 
   def stage(self, index: int, variant: str, length: int) -> Any:
-    """Returns one of the two stages of `AlbertChain`."""
     return super().stage(min(index, 1), variant, length)
 
   def programs(self, *arguments: Any) -> Any:
-    """Returns the second program once for each later stage."""
     first, later = super().programs(*arguments)
     return [first, *[later] * (self.num_stages - 1)]
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:
-  """Makes a model whose tokens take a mean share of the iterations.
-
-  Returns (model, its variables, inputs, iterations of each token `[B, L]`).
-  """
+  """Returns (model, variables, inputs, iterations `[B, L]` of this mean)."""
   length, rng = flags.length, np.random.default_rng(0)
   model = AlbertClassifier(
     variant=flags.variant, vocab_size=VOCAB_SIZE, max_positions=length,

@@ -2,10 +2,9 @@
 
   python -m benchmarks.cost --table=1 --rounds=0
 
-`TABLES` holds what the paper prints (printed.csv). Its GFLOPs count a
-multiply-add once: half of what XLA's analysis counts, as the published code
-does (2023, scenic). It also includes norms, softmax and activations, which
-`model.flops` leaves out.
+printed.csv holds what the paper prints. Its GFLOPs count a multiply-add once:
+half of what XLA's analysis counts, as the published code does (2023, scenic),
+with norms, softmax and activations, which `model.flops` leaves out.
 """
 
 import csv
@@ -13,7 +12,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -44,14 +43,6 @@ class Printed(NamedTuple):
   parameters: float | None  # in millions
   gflops: float | None  # multiply-adds
 
-  def columns(self, baseline: 'Printed') -> dict[str, Any]:
-    """Returns the numbers in the units of `counts`."""
-    return {
-      'paper_parameters': self.parameters and self.parameters * 1e6,
-      'paper_macs': self.gflops and self.gflops * 1e9,
-      'paper_speedup': self.throughput / baseline.throughput,
-    }
-
 
 class Row(NamedTuple):
   """A model: the arguments `model` and `variant` of its table's config."""
@@ -73,26 +64,24 @@ NAMES = {
 }  # fmt: skip
 
 
-def _tables() -> Mapping[int, tuple[dict[Row, Printed], ...]]:
-  """Reads the rows of each table, in groups; the first one is the baseline."""
-  tables: dict[int, dict[str, dict[Row, Printed]]] = {}
+def _groups() -> dict[tuple[int, str], dict[Row, Printed]]:
+  """Reads the rows by table and group; the first one is the baseline."""
+  groups: dict[tuple[int, str], dict[Row, Printed]] = {}
   with pathlib.Path(__file__).with_name('printed.csv').open() as file:
     for line in csv.DictReader(file):
-      groups = tables.setdefault(int(line['table']), {})
       cells = [line[name] for name in Printed._fields]
       numbers: Any = [float(cell) if cell else None for cell in cells]
       row = Row(line['model'], line['variant'])
-      groups.setdefault(line['group'], {})[row] = Printed(*numbers)
-  return {table: tuple(groups.values()) for table, groups in tables.items()}
+      group = groups.setdefault((int(line['table']), line['group']), {})
+      group[row] = Printed(*numbers)
+  return groups
 
 
-TABLES = _tables()
+GROUPS = _groups()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   table: tuple[Literal['1', '6', '7'], ...] | Literal['all'] = flag(
     'a list of 1, 6, 7, or all', 'all'
   )
@@ -102,7 +91,6 @@ class Flags(command.Timing):
   rounds: Count = flag('timed rounds; 0 only counts', 10, names=command.ROUNDS)
 
   def config(self, table: int, row: Row) -> Any:
-    """Returns the complete configuration of a row, without its data."""
     model = f'model={row.model},variant={row.variant}'
     overrides = [f'dtype={self.dtype}']
     if table == 6:
@@ -115,42 +103,49 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates: one case for each group and phase."""
-  tables = [t for t in TABLES if flags.table == 'all' or str(t) in flags.table]
-  groups = [(table, group) for table in tables for group in TABLES[table]]
-  legal = [row.name for _, group in groups for row in group]
+  groups = {
+    (table, name): group
+    for (table, name), group in GROUPS.items()
+    if flags.table == 'all' or str(table) in flags.table
+  }
+  legal = [row.name for group in groups.values() for row in group]
   if unknown := set(flags.rows) - set(legal):
     raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
-  for table, group in groups:
+  for (table, _), group in groups.items():
     baseline = next(iter(group))
     chosen = {r: p for r, p in group.items() if r.name in flags.rows}
     if flags.rows and not chosen:
       continue
-    rows = {baseline: group[baseline]} | (chosen or group)
-    tasks = {row: task_of(flags.config(table, row)) for row in rows}
-    columns = {
-      row: counts(tasks[row]) | printed.columns(group[baseline])
-      for row, printed in rows.items()
-    }
+    tasks, columns = dict[Row, Task](), dict[Row, Any]()
+    for row, printed in (
+      {baseline: group[baseline]} | (chosen or group)
+    ).items():
+      tasks[row] = task_of(flags.config(table, row))
+      columns[row] = counts(tasks[row]) | {
+        'paper_parameters': printed.parameters and printed.parameters * 1e6,
+        'paper_macs': printed.gflops and printed.gflops * 1e9,
+        'paper_speedup': printed.throughput / group[baseline].throughput,
+      }
     trains = flags.phases == 'all' and flags.rounds
     for phase, prepare in phases(bool(trains)).items():
       case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      found = [
-        Candidate(
-          row.name,
-          functools.partial(prepare, task, flags.batch),
-          is_baseline=row == baseline,
-          flops=task.flops(),
-          columns=columns[row],
-          throughput='images_per_second',
-        )
-        for row, task in tasks.items()
-      ]
-      yield case, found
+      yield (
+        case,
+        [
+          Candidate(
+            row.name,
+            functools.partial(prepare, task, flags.batch),
+            is_baseline=row == baseline,
+            flops=task.flops(),
+            columns=columns[row],
+            throughput='images_per_second',
+          )
+          for row, task in tasks.items()
+        ],
+      )
 
 
 def task_of(config: Any) -> Task:
-  """Builds the task of a configuration, without its data."""
   data = config.dataset
   classes = data.get('num_classes', 1000), ()  # of ImageNet
   labels = {'max_labels': data.get('max_labels', 0)}

@@ -1,4 +1,4 @@
-"""The analysis as tables, curves and a page of coloured sentences.
+"""The iterations of a run: tables, curves, a page of coloured sentences.
 
 Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
 the label of its word (footnote 7). Labels are marked if mean > mean of labels +
@@ -26,7 +26,7 @@ from core.errors import BadRecord, InvalidDataError
 from dataset_lib import builder, source, tagged_words, token_rows, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import plots
-from eval_lib.report import Table, write_csv
+from eval_lib.report import Table
 from train_lib.run_directory import TOKENIZER
 
 MODEL, SPLIT = Albert, 'validation'
@@ -47,11 +47,10 @@ _PAGE = """<!doctype html>
 Rows = list[dict[str, Any]]
 
 
-def tables(found: Analysis) -> list[Table]:
-  """Returns the iterations by kind of token and the similarity of states."""
+def tables(analysis: Analysis) -> list[Table]:
   lines = {
-    f'{kind}{suffix}': found.curves[name][kind]
-    for kind in found.curves['cosine, all tokens']
+    f'{kind}{suffix}': analysis.curves[name][kind]
+    for kind in analysis.curves['cosine, all tokens']
     for name, suffix in CURVES.items()
   }
   limit = len(lines['all'])
@@ -60,11 +59,12 @@ def tables(found: Analysis) -> list[Table]:
     | {name: _rounded(line[n], 6) for name, line in lines.items()}
     for n in range(limit)
   ]
+  kinds = analysis.iterations
   iterations = [
     _row('tokens', kind, count, mean, std=_rounded(std))
-    for kind, (count, mean, std) in found.iterations.items()
+    for kind, (count, mean, std) in kinds.items()
   ]
-  tokens, depth = (found.iterations[kind][1] / limit for kind in ('all', DEPTH))
+  tokens, depth = (kinds[kind][1] / limit for kind in ('all', DEPTH))
   return [
     Table(
       'iterations', f'Iterations, at most {limit}', iterations,
@@ -98,14 +98,13 @@ def label_table(
   max_length: int,
   at_least: int = 1,
 ) -> Table:
-  """Analyses the sentences of a treebank with the masked form of a model.
+  """Analyses sentences, lists of (word, label), of a treebank.
 
-  A sentence is a list of (word, label). Subtypes of labels are merged, as
-  nmod:poss into nmod. Labels of less than `at_least` words, and words after
-  `max_length` tokens are left out.
+  Subtypes are merged, as nmod:poss into nmod. Labels of less than `at_least`
+  words, and words after `max_length` tokens are left out.
   """
   encoded, places = tagged_words.encode_words(
-    tokenizer, [[word for word, _ in one] for one in sentences], max_length
+    tokenizer, [[word for word, _ in pairs] for pairs in sentences], max_length
   )
   buckets = token_rows.length_buckets(
     range(_STEP, max_length, _STEP), max_length
@@ -123,19 +122,16 @@ def label_table(
     for row in np.flatnonzero(batch['mask']):
       number = batch['index'][row]
       depths.append(steps[row].max())
+      pairs = zip(sentences[number], places[number], strict=False)
       words += [
         (label.partition(':')[0], steps[row, start:stop])
-        for (_, label), (start, stop) in zip(
-          sentences[number], places[number], strict=False
-        )
+        for (_, label), (start, stop) in pairs
         if label != tagged_words.NO_TAG
       ]
-  left_out = sum(map(len, sentences)) - len(words)
   labels, below = label_rows(words, at_least)
-  below += [
-    _row('label', 'words left out', left_out),
-    _row('label', DEPTH, len(depths), np.mean(depths)),
-  ]
+  left_out = sum(map(len, sentences)) - len(words)
+  below.append(_row('label', 'words left out', left_out))
+  below.append(_row('label', DEPTH, len(depths), np.mean(depths)))
   return Table(
     'labels', f'Iterations by dependency label, {len(sentences)} sentences',
     labels + below,
@@ -150,29 +146,29 @@ def label_rows(
 ) -> tuple[Rows, Rows]:
   """Averages iterations over the tokens of the words of each label.
 
-  A word is a label and iterations; one without tokens does not count. Returns
-  rows of labels of `at_least` words, the most frequent first, and summary rows.
+  Returns rows of labels of `at_least` words, the most frequent first, and
+  summary rows. A word without tokens does not count.
   """
-  found: dict[str, list[Int[np.ndarray, ' T']]] = collections.defaultdict(list)
+  of_label: dict[str, list[Any]] = collections.defaultdict(list)
   for name, steps in words:
     if len(steps):
-      found[name].append(steps)
+      of_label[name].append(steps)
   means = {
-    name: float(np.concatenate(own).mean())
-    for name, own in found.items()
-    if len(own) >= at_least
+    name: float(np.concatenate(steps).mean())
+    for name, steps in of_label.items()
+    if len(steps) >= at_least
   }
   values = [*means.values()] or [np.nan]
-  mean, std = float(np.mean(values)), float(np.std(values))
-  high = mean + std
+  average, std = float(np.mean(values)), float(np.std(values))
   labels = [
-    _row('label', name, len(found[name]), own, high='*' if own > high else '')
-    for name, own in means.items()
-  ]
+    _row('label', name, len(of_label[name]), mean,
+         high='*' if mean > average + std else '')
+    for name, mean in means.items()
+  ]  # fmt: skip
   labels.sort(key=lambda row: (-row['count'], row['label']))
-  rare = sum(len(own) for name, own in found.items() if name not in means)
+  rare = sum(len(own) for name, own in of_label.items() if name not in means)
   return labels, [
-    _row('label', 'mean of the labels', len(labels), mean, high=''),
+    _row('label', 'mean of the labels', len(labels), average, high=''),
     _row('label', 'standard deviation of the labels', len(labels), std),
     _row('label', 'words of rarer labels', rare),
   ]
@@ -199,11 +195,7 @@ def page(
   names: Callable[[list[int]], Sequence[str]],
   most: int,
 ) -> str:
-  """Returns the real rows of `read_iterations.traced` as HTML.
-
-  `names` are those of token ids. The colour of a token is denser for more
-  iterations, up to `most`.
-  """
+  """Returns the real rows of `traced` as HTML; `names` of token ids."""
   numbers = range(1, most + 1)
   body = _paragraph('iterations', [*map(str, numbers)], numbers, most)
   for batch, steps, _ in batches:
@@ -230,33 +222,31 @@ def _paragraph(
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
 ) -> list[Table]:
-  """Analyses a run, see `benchmarks.analyze`; writes tables, curves, a page."""
+  """Draws the curves and writes the page of a run; returns the tables."""
   labelled = read_treebank(flags.treebank)
   records = builder.build_source(config.dataset, split, loaded.task.info)
   words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   spread = functools.partial(builder.spread, records, seed=config.seed)
   rows = spread(flags.rows).batches()
-  found = read_iterations.analyse(model, loaded.variables, rows)
-  written = tables(found)
+  analysis = read_iterations.analyse(model, loaded.variables, rows)
+  result = tables(analysis)
   if labelled:
-    given = words, labelled, records.info.input_shape[0], flags.label_words
-    written.append(label_table(model, loaded.variables, *given))
-  text, most = '', model.max_iterations
+    limits = records.info.input_shape[0], flags.label_words
+    labels = label_table(model, loaded.variables, words, labelled, *limits)
+    result.append(labels)
   if flags.sentences:
     rows = spread(flags.sentences).batches()
     shown = read_iterations.traced(model, loaded.variables, rows)
-    text = page(shown, words.names, most)
-  write_files(out, found, written, text)
-  return written
+    write_page(out, page(shown, words.names, model.max_iterations))
+  with plots.if_installed():
+    title = 'Similarity of consecutive states'
+    pictures.plot_iterations(out / 'similarity', analysis.curves, title)
+  return result
 
 
 def read_treebank(file: str) -> list[list[tuple[str, str]]]:
-  """Returns (word, dependency label) of each sentence; prints their faults.
-
-  No `file`: []. One without a good sentence is an InvalidDataError. A word
-  without a label has '_'.
-  """
+  """Returns (word, dependency label or '_') of each sentence; prints faults."""
   sentences, bad = [], []
   path = pathlib.Path(file).expanduser()
   rows = tagged_words.TaggedFile(path, 'deprel') if file else ()
@@ -267,24 +257,17 @@ def read_treebank(file: str) -> list[list[tuple[str, str]]]:
       bad.append(fault)
   if file and not sentences:
     first = f'; the first: {bad[0]}' if bad else ''
-    found = f'none of its {len(rows)} can be used{first}'
-    raise InvalidDataError(f'{file}: expected sentences in CoNLL-U, {found}')
+    raise InvalidDataError(
+      f'{file}: expected sentences in CoNLL-U, none of its {len(rows)} can be '
+      f'used{first}'
+    )
   if bad:
     line = f'{file}: {len(bad)} sentences with faults are left out; the first'
     print(f'{line}: {bad[0]}', file=sys.stderr)
   return sentences
 
 
-def write_files(
-  out: pathlib.Path, found: Analysis, written: Sequence[Table], page: str = ''
-) -> None:
-  """Writes tables, the curves of `found`, and a page if there is one."""
-  for table in written:
-    write_csv(out / f'{table.name}.csv', table.rows)
-  if page:
-    # A lone surrogate in a token cannot be written.
-    content = page.encode(errors='xmlcharrefreplace')
-    files.write_bytes(out / 'sentences.html', content)
-  title = 'Similarity of consecutive states'
-  with plots.if_installed():
-    pictures.plot_iterations(out / 'similarity', found.curves, title)
+def write_page(out: pathlib.Path, page: str) -> None:
+  """Writes a page; a lone surrogate in a token becomes a reference."""
+  content = page.encode(errors='xmlcharrefreplace')
+  files.write_bytes(out / 'sentences.html', content)

@@ -88,18 +88,18 @@ def analyse(
     values = [*moments, *cosines, *(running * cosines), *running]
     tokens = [flags[kind] for kind in (*KINDS, DEPTH)]
     sums = sums + np.einsum('kbl,vbl->kv', tokens, values, dtype=np.float64)
-  found = Analysis({}, {name: {} for name in CURVES})
+  result = Analysis({}, {name: {} for name in CURVES})
   for kind, row in zip((*KINDS, DEPTH), sums, strict=True):
     count, total, squares = row[:3].tolist()
     if not count:
       continue
     mean = total / count
     std = max(squares / count - mean**2, 0.0) ** 0.5
-    found.iterations[kind] = int(count), mean, std
+    result.iterations[kind] = int(count), mean, std
     similar, still, share = row[3:].reshape(3, limit) / count
     with np.errstate(invalid='ignore'):
       lines = similar, still / share, share
-    for curve, line in zip(found.curves.values(), lines, strict=True):
+    for curve, line in zip(result.curves.values(), lines, strict=True):
       if kind != DEPTH:
         curve[kind] = line
-  return found
+  return result

@@ -86,7 +86,7 @@ class Table(NamedTuple):
   name: str
   title: str
   rows: Any
-  note: str
+  note: str = ''
   columns: Sequence[str] = ()  # () for all
 
 

@@ -24,9 +24,9 @@ def outside(hint):
     base, *limits = arguments
     yield from outside(base)
     for limit in limits:
-      ends = {name: getattr(limit, name, None) for name in ('ge', 'le')}
-      yield from (ends['ge'] - 1,) if ends['ge'] is not None else ()
-      yield from (ends['le'] + 1,) if ends['le'] is not None else ()
+      for end, step in (('ge', -1), ('gt', 0), ('le', 1), ('lt', 0)):
+        bound = getattr(limit, end, None)
+        yield from () if bound is None else (bound + step,)
       if getattr(limit, 'min_length', 0):
         yield (typing.get_origin(base) or base)()
   elif origin is typing.Literal:

@@ -1,19 +1,17 @@
 """Parameters and FLOPs of AdaTape's tables against the printed ones."""
 
-import csv
-
 import pytest
 
 from benchmarks import cost
-from benchmarks.cost import TABLES, Row
+from benchmarks.cost import GROUPS, Row
+from tests.benchmarks.command_test import read
 
 ROWS = [
   pytest.param(
     (table, row, printed),
     marks=() if row.variant == 'Ti/16' else pytest.mark.slow,
   )
-  for table, groups in TABLES.items()
-  for group in groups
+  for (table, _), group in GROUPS.items()
   for row, printed in group.items()
 ]
 PARAMETERS = 'parameters'
@@ -42,8 +40,7 @@ def counts():
 
 
 def name(case):
-  table, row, _ = case
-  return f'{table} {row.name}'
+  return f'{case[0]} {case[1].name}'
 
 
 @pytest.mark.parametrize('case', ROWS, ids=name)
@@ -62,11 +59,6 @@ def test_counts_are_the_printed_ones(case, counts):
       compiled = found['compiler_macs'] / 1e9
       off = 0.015 if row == Row('vit', 'L/32') else 0.005
       assert compiled == pytest.approx(printed.gflops, rel=off)
-
-
-def mlp(width, hidden, outputs):
-  """Parameters of a network: two layers with biases."""
-  return width * hidden + hidden + outputs * width + width
 
 
 @pytest.mark.slow
@@ -123,11 +115,9 @@ def test_the_command(rounds, tmp_path, capsys):
   flags = ['--table=6', '--rows=AdaTape-Ti/16-Input', '--batch=1',
            f'--rounds={rounds}', '--warmup=0', f'--out={out}']  # fmt: skip
   assert cost.main(flags) == 0
-  with out.open(newline='') as file:
-    plain, tape = csv.DictReader(file)
-  assert (plain['candidate'], tape['candidate']) == (
-    'ViT-Ti/16', 'AdaTape-Ti/16-Input'
-  )  # fmt: skip
+  plain, tape = read(out)
+  names = [row['candidate'] for row in (plain, tape)]
+  assert names == ['ViT-Ti/16', 'AdaTape-Ti/16-Input']
   # Blocks, norm, patches, positions, [CLS] and head of ViT-Ti.
   block = 12 * 192**2 + 13 * 192
   vectors = 2 + 1 + 196 + 1

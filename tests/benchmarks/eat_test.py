@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import eat, eat_pictures, exit_settings, pictures
 from core.errors import InvalidDataError
+from tests.benchmarks.command_test import parse
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -118,8 +119,8 @@ def two_heads(noise):
 
 
 def guaranteed(model):
-  given = dict(epsilon=0.05, delta=0.3, draws=10)
-  return eat.guarantee(model, [model], given)
+  line = 'eat --workdir=w --out=o --epsilon=.05 --delta=.3 --draws=10'
+  return eat.guarantee(model, [model], parse(line))
 
 
 def test_the_guarantee_counts_judged_rows_only():

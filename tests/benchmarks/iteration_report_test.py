@@ -3,12 +3,11 @@
 import functools
 import html
 import re
-import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import iteration_report, read_iterations
+from benchmarks import command, iteration_report, read_iterations
 from benchmarks.read_iterations import CURVES, DEPTH, Analysis
 from dataset_lib import builder, tokenizer
 from tests.albert_act import small
@@ -40,44 +39,28 @@ def found():
   )  # fmt: skip
 
 
-def write(out, **arguments):
-  tables = iteration_report.tables(found())
-  iteration_report.write_files(out, found(), tables, **arguments)
-  return {path.name for path in out.iterdir()}
-
-
-TABLES = {'iterations.csv', 'similarity.csv'}
-PICTURES = {'similarity.png', 'similarity.pdf'}
-
-
-def test_tables_by_hand(tmp_path):
-  assert write(tmp_path / 'new') == TABLES | PICTURES
-  assert (tmp_path / 'new' / 'iterations.csv').read_text().split('\n') == [
+def test_tables_by_hand(tmp_path, capsys):
+  iterations, similarity = iteration_report.tables(found())
+  command.write_tables(tmp_path, [iterations, similarity])
+  assert (tmp_path / 'iterations.csv').read_text().split('\n') == [
     'tokens,count,mean,std',
     'all,3,3.0,0.8165',
     'cls,2,6.0,0.0',
     'executed depth of a row,2,5.5,0.5',
     '',
   ]
-  assert (tmp_path / 'new' / 'similarity.csv').read_text().split('\n') == [
+  assert (tmp_path / 'similarity.csv').read_text().split('\n') == [
     'iteration,all,all running,all share,cls,cls running,cls share',
     '1,0.75,0.75,1.0,0.0,0.0,1.0',
     '2,0.875,0.75,0.5,1.0,,0.0',
     '',
   ]
-  iterations, similarity = iteration_report.tables(found())
-  columns = ['iteration', 'all', 'all running', 'all share']
-  assert similarity.columns == columns
+  assert similarity.columns == ['iteration', 'all', 'all running', 'all share']
+  printed = capsys.readouterr().out
+  assert 'cls running' not in printed
   # 3 of 2 and 5.5 of 2, as the numbers above are made up.
-  assert '150%' in iterations.note
-  assert '275%' in iterations.note
-
-
-def test_without_matplotlib_the_tables_are_there(tmp_path, monkeypatch, capsys):
-  monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  names = write(tmp_path / 'without', page='x')
-  assert "pip install -e '.[plots]'" in capsys.readouterr().err
-  assert names == TABLES | {'sentences.html'}
+  assert '150%' in printed
+  assert '275%' in printed
 
 
 @pytest.mark.parametrize(
@@ -110,7 +93,7 @@ def test_the_page_has_the_real_rows_and_is_denser_for_more_steps(tmp_path):
   spent = [[2, 1, 2, 1, 1, 2, 1], [1, 2, 1, *[0] * 4], [0] * 7]
   batches = [(batch, steps(*spent), None)]
   page = iteration_report.page(batches, lambda ids: [NAMES[n] for n in ids], 2)
-  write(tmp_path, page=page)
+  iteration_report.write_page(tmp_path, page)
   page = (tmp_path / 'sentences.html').read_text()
   scale, *rows = re.split('\nmean (.+)\n', page.split('<body')[1])
   assert rows[::2] == ['1.4, executed 2', '1.3, executed 2']
