@@ -22,6 +22,7 @@ from core.errors import ConfigError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
 from model_lib.convert_tables import Architecture, Place, find
+from model_lib.position_grids import SQUARE, Sides
 
 Directory = str | os.PathLike[str]
 
@@ -36,7 +37,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'is_decoder': (False,),
   'is_encoder_decoder': (False,),
   'add_cross_attention': (False,),
-  'pruned_heads': ({}, None),
   'quantization_config': (None,),
 }  # fmt: skip
 
@@ -48,8 +48,23 @@ class Checkpoint(NamedTuple):
   fields: dict[str, Any]  # of the model, see `read_sizes`
   ignored: tuple[str, ...]  # tensors of other tasks
   cast: tuple[str, ...]  # other dtypes that were cast to float32
-  image: tuple[int, int] = (1, 1)  # sides that positions are of, or their ratio
+  image: Sides = SQUARE  # that positions are of
   class_names: tuple[str, ...] = ()  # of the head; () if they are not stated
+
+
+def checkpoint(
+  path: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  params: Mapping[str, Any],
+  ignored: tuple[str, ...],
+  **others: Any,
+) -> Checkpoint:
+  """Returns a checkpoint of parameters by path, and logs what it leaves out."""
+  dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+  cast = tuple(sorted(dtypes - {'float32'}))
+  logging.info('%s: not used: %s; cast: %s', path, ignored, cast)
+  nested = flax.traverse_util.unflatten_dict(params, sep='/')
+  return Checkpoint(nested, ignored=ignored, cast=cast, **others)
 
 
 def is_checkpoint(directory: Directory) -> bool:
@@ -64,8 +79,7 @@ def is_checkpoint(directory: Directory) -> bool:
 def read_sizes(directory: Directory) -> dict[str, Any]:
   """Returns the fields of the model that config.json describes.
 
-  They are the `defaults` of a `Sizes`; the model checks their ranges. An
-  unsupported option is a ValueError.
+  The model checks their ranges. An unsupported option is a ValueError.
   """
   path = pathlib.Path(directory) / CONFIG
   config = convert_files.read_config(path)
@@ -86,17 +100,15 @@ def read_sizes(directory: Directory) -> dict[str, Any]:
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
 
-  `pooler`, `head` and `sop` are absent if the checkpoint lacks them. Ignored
-  tensors are logged. `heads` is 'classifier' of sentences, or 'pretraining'
-  (ALBERT): masked words and sentence order; tensors of others are ignored.
-
-  Raises ValueError for a missing, damaged or pickled file, an option that is
-  not supported, and all tensors that do not fit, are not finite or not tied.
+  `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
+  and sentence order; tensors of others are ignored and logged. A head or pooler
+  that the checkpoint lacks is absent. Raises ValueError for a missing, damaged
+  or pickled file, an option that is not supported, and all tensors that do not
+  fit, are not finite or not tied.
   """
   path = pathlib.Path(directory)
-  config = convert_files.read_config(path / CONFIG)
+  config, fields = convert_files.read_config(path / CONFIG), read_sizes(path)
   architecture = find(config['model_type'], heads)
-  fields = read_sizes(path)
   found = convert_files.read_tensors(path)
   head = found.get('classifier.weight')
   count = 1 if head is None else head.shape[0]
@@ -107,26 +119,22 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
     places = {k: v for k, v in places.items() if not k.startswith('classifier')}
   tensors, ignored = _named_as(places, found, f'{architecture.model_type}.')
   _remove_tied(path, tensors, architecture)
-  _check_tensors(path, tensors, places)
+  convert_files.check_tensors(path, tensors, places, _OPTIONAL)
   params = {
     places[name].name: _transposed(places[name], tensor)
     for name, tensor in tensors.items()
   }
-  nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
-  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
-  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
+  return checkpoint(path, tensors, params, ignored, fields=fields)
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths of modules after the encoder of one side only.
 
-  Those of the checkpoint are not used, those of the model keep fresh values.
+  They are not used, or keep fresh values.
   """
-  names = {*found, *fresh}
   tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
   alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
-  return {name for name in names if name.partition('/')[0] in alone}
+  return {n for n in {*found, *fresh} if n.partition('/')[0] in alone}
 
 
 def save(
@@ -161,12 +169,10 @@ def save(
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   places = architecture.places(fields, count, heads)
-  convert_files.raise_problems(
+  convert_files.check_shapes(
     f'params are not those of a {architecture.classes[heads]}',
-    _differences(
-      {place.name: place.shape for place in places.values()},
-      {name: array.shape for name, array in arrays.items()},
-    ),
+    {place.name: place.shape for place in places.values()},
+    {name: array.shape for name, array in arrays.items()},
   )
   tensors = {
     theirs: _transposed(place, arrays[place.name])
@@ -192,8 +198,8 @@ def save_model(
 ) -> None:
   """Writes a text model of ours, with its last head or those of pretraining.
 
-  Early heads, token scorers and halting are left out. Raises ValueError if
-  Hugging Face has no such model.
+  Early heads, token scorers and halting are left out. ValueError if Hugging
+  Face has no such model.
   """
   rates = ('dropout', 'attention_dropout', 'classifier_dropout')
   kind = model.MODEL_TYPE
@@ -287,33 +293,3 @@ def _remove_tied(
         f'{path}: {name}: expected the values of {original}, to which it is '
         'tied, got others; an untied decoder is not supported'
       )
-
-
-def _check_tensors(
-  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, Place]
-) -> None:
-  """Raises ValueError unless the tensors fill the places and are finite."""
-  tops = {name: place.name.partition('/')[0] for name, place in places.items()}
-  present = {tops.get(name) for name in tensors}
-  wanted = {
-    name: place.tensor_shape
-    for name, place in places.items()
-    if tops[name] in present or tops[name] not in _OPTIONAL
-  }
-  given = {name: tensor.shape for name, tensor in tensors.items()}
-  title = f'{path} does not hold what its {CONFIG} says'
-  convert_files.raise_problems(title, _differences(wanted, given))
-  convert_files.raise_unless_finite(path, tensors)
-
-
-def _differences(
-  wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-  def words(shape: tuple[int, ...] | None) -> str:
-    return 'nothing' if shape is None else f'shape {list(shape)}'
-
-  return [
-    f'{name}: expected {words(wanted.get(name))}, got {words(given.get(name))}'
-    for name in sorted({*wanted, *given})
-    if wanted.get(name) != given.get(name)
-  ]

@@ -40,11 +40,11 @@ _LEAVES = {'embedding': 'embedding', 'dense': 'kernel', 'norm': 'scale'}
 
 
 class Place(NamedTuple):
-  """The parameter that a tensor is loaded into, and both shapes."""
+  """The parameter that a tensor is loaded into, and both shapes, if known."""
 
   name: str
-  shape: tuple[int, ...]
-  tensor_shape: tuple[int, ...]  # transposed for kernels
+  shape: tuple[int, ...] | None = None
+  tensor_shape: tuple[int, ...] | None = None  # transposed for kernels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
