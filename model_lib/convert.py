@@ -21,7 +21,7 @@ from absl import logging
 from core.errors import ConfigError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
-from model_lib.convert_tables import Architecture, Place, find
+from model_lib.convert_tables import Architecture, find
 from model_lib.position_grids import SQUARE, Sides
 
 Directory = str | os.PathLike[str]
@@ -110,9 +110,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   config, fields = convert_files.read_config(path / CONFIG), read_sizes(path)
   architecture = find(config['model_type'], heads)
   found = convert_files.read_tensors(path)
-  head = found.get('classifier.weight')
-  count = 1 if head is None else head.shape[0]
-  places = architecture.places(fields, count, heads)
+  places = architecture.places(fields, heads)
   # A tagger or a multiple-choice model has tensors named `classifier` too.
   names = config.get('architectures') or ['ForSequenceClassification']
   if not any('ForSequenceClassification' in str(name) for name in names):
@@ -120,10 +118,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   tensors, ignored = _named_as(places, found, f'{architecture.model_type}.')
   _remove_tied(path, tensors, architecture)
   convert_files.check_tensors(path, tensors, places, _OPTIONAL)
-  params = {
-    places[name].name: _transposed(places[name], tensor)
-    for name, tensor in tensors.items()
-  }
+  params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
   return checkpoint(path, tensors, params, ignored, fields=fields)
 
 
@@ -137,47 +132,48 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   return {n for n in {*found, *fresh} if n.partition('/')[0] in alone}
 
 
-def save(
+def save_model(
   directory: Directory,
-  model_type: str,
-  fields: Mapping[str, Any],
+  model: Any,
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
   tokenizer: Directory = '',
-  heads: str = 'classifier',
 ) -> None:
-  """Writes a model that `transformers` loads, and its tokenizer.
+  """Writes a text model of ours that `transformers` loads, and its tokenizer.
+
+  It has the last head or those of pretraining. Early heads, token scorers and
+  halting are left out. ValueError if Hugging Face has no such model.
 
   Args:
     directory: created if missing; a model in it is replaced.
-    model_type: 'bert', 'distilbert' or 'albert'.
-    fields: those of `read_sizes`, and optionally the dropout rates.
-    params: exactly those of the model; see `Checkpoint`.
+    model: a `TextEncoder`.
+    params: those of the model.
     class_names: of the logits; () numbers them.
     tokenizer: a tokenizer.json of WordPiece or unigrams; '' writes none.
-    heads: see `load`.
   """
-  architecture = find(model_type, heads)
-  config = _to_config(architecture, fields, heads)
-  arrays = flax.traverse_util.flatten_dict(params, sep='/')
-  arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-  count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
+  heads = 'pretraining' if 'sop' in params else 'classifier'
+  kind = model.MODEL_TYPE
+  if kind == 'bert' and not model.type_vocab_size:
+    kind = 'distilbert'
+  architecture = find(kind, heads)
+  fields = {name: getattr(model, name) for name in architecture.defaults}
+  rates = {o: getattr(model, name) for name, o in architecture.rates.items()}
+  config = _to_config(architecture, fields, heads) | rates
+  arrays = flax.traverse_util.flatten_dict(
+    {k: v for k, v in params.items() if not k.startswith(('exit_', 'score'))},
+    sep='/',
+  )
+  places = architecture.places(fields, heads)
+  what = architecture.classes[heads]
+  convert_files.check_names(what, [*places.values()], arrays)
   if heads == 'classifier':
+    count = arrays['head/bias'].shape[0]
     names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
     if len(names) != count:
       raise ConfigError('class_names', names, f'{count} names')
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
-  places = architecture.places(fields, count, heads)
-  convert_files.check_shapes(
-    f'params are not those of a {architecture.classes[heads]}',
-    {place.name: place.shape for place in places.values()},
-    {name: array.shape for name, array in arrays.items()},
-  )
-  tensors = {
-    theirs: _transposed(place, arrays[place.name])
-    for theirs, place in places.items()
-  }
+  tensors = {n: _transposed(ours, arrays[ours]) for n, ours in places.items()}
   files = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
@@ -187,33 +183,6 @@ def save(
   files[CONFIG] = convert_files.to_json(config)
   for name, text in files.items():
     (path / name).write_text(text, encoding='utf-8')
-
-
-def save_model(
-  directory: Directory,
-  model: Any,
-  params: Mapping[str, Any],
-  class_names: Sequence[str] = (),
-  tokenizer: Directory = '',
-) -> None:
-  """Writes a text model of ours, with its last head or those of pretraining.
-
-  Early heads, token scorers and halting are left out. ValueError if Hugging
-  Face has no such model.
-  """
-  rates = ('dropout', 'attention_dropout', 'classifier_dropout')
-  kind = model.MODEL_TYPE
-  if kind == 'bert' and not model.type_vocab_size:
-    kind = 'distilbert'
-  save(
-    directory,
-    kind,
-    {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
-    {k: v for k, v in params.items() if not k.startswith(('exit_', 'score'))},
-    class_names,
-    tokenizer,
-    'pretraining' if 'sop' in params else 'classifier',
-  )
 
 
 def packaged_minilm() -> pathlib.Path:
@@ -229,19 +198,16 @@ def packaged_minilm() -> pathlib.Path:
   )
 
 
-def _transposed(place: Place, array: np.ndarray) -> np.ndarray:
+def _transposed(ours: str, array: Any) -> np.ndarray:
   """Converts a tensor to a float32 parameter or back; transposes kernels."""
-  array = array.T if place.name.endswith('/kernel') else array
+  array = np.asarray(array)
+  array = array.T if ours.endswith('/kernel') else array
   return np.ascontiguousarray(array, np.float32)
 
 
 def _to_config(
   architecture: Architecture, fields: Mapping[str, Any], heads: str
 ) -> dict[str, Any]:
-  rates, defaults = architecture.rates, architecture.defaults
-  if not set(defaults) <= set(fields) <= {*defaults, *rates}:
-    expected = f'{sorted(defaults)}, and optionally {sorted(rates)}'
-    raise ConfigError('fields', sorted(fields), expected)
   for name, value in architecture.fixed.items():
     if fields[name] != value:
       expected = f'{value!r}, which {architecture.model_type} fixes'
@@ -250,13 +216,12 @@ def _to_config(
     'architectures': [architecture.classes[heads]],
     'model_type': architecture.model_type,
     **{option: fields[name] for option, name in architecture.options.items()},
-    **{rates[name]: fields[name] for name in rates if name in fields},
     'pad_token_id': 0,
   }
 
 
 def _named_as(
-  places: Mapping[str, Place], found: Mapping[str, Any], prefix: str
+  places: Mapping[str, str], found: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """Returns tensors under their full names, and the names of ignored ones."""
   full_names = {name.removeprefix(prefix): name for name in places}

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,9 +14,7 @@ import safetensors
 
 from core import files
 from core.errors import ConfigError
-from model_lib.convert_tables import Place, find
-
-Shapes = Mapping[str, tuple[int, ...] | None]
+from model_lib.convert_tables import find
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -172,29 +170,21 @@ def to_json(content: Mapping[str, Any]) -> str:
 def check_tensors(
   path: pathlib.Path,
   tensors: Mapping[str, np.ndarray],
-  places: Mapping[str, Place],
+  places: Mapping[str, str],
   optional: Sequence[str],
 ) -> None:
-  """Raises ValueError unless the tensors fill the places and are finite.
+  """Raises ValueError unless there is a finite tensor for each place.
 
-  All tensors of a module of `optional` may be absent.
+  `places` are our parameters. All tensors of a module of `optional` may be
+  absent. Shapes are compared with those of a model, in `warm_start`.
   """
 
   def module(name: str) -> str:
-    ours = f'{places[name].name}/'
+    ours = f'{places[name]}/'
     return next((x for x in optional if ours.startswith(f'{x}/')), '')
 
   present = {'', *(module(name) for name in tensors if name in places)}
-  wanted = {
-    name: place.tensor_shape
-    for name, place in places.items()
-    if module(name) in present
-  }
-  shapes = {
-    name: None if wanted.get(name, ()) is None else tensor.shape
-    for name, tensor in tensors.items()
-  }
-  check_shapes(f'{path} does not hold the tensors of its model', wanted, shapes)
+  check_names(path, [n for n in places if module(n) in present], tensors)
   problems = [
     f'{name}: expected finite numbers, got NaN, infinity or integers'
     for name, tensor in sorted(tensors.items())
@@ -204,20 +194,13 @@ def check_tensors(
   _raise_problems(f'{path} is damaged', problems)
 
 
-def check_shapes(title: str, wanted: Shapes, shapes: Shapes) -> None:
-  """Raises ValueError with all names whose shapes differ; None is any shape."""
-
-  def shown(tree: Shapes, name: str) -> str:
-    shape = tree.get(name)
-    known = f'shape {[*shape]}' if shape is not None else 'any shape'
-    return known if name in tree else 'nothing'
-
-  problems = [
-    f'{name}: expected {shown(wanted, name)}, got {shown(shapes, name)}'
-    for name in sorted({*wanted, *shapes})
-    if wanted.get(name, 0) != shapes.get(name, 0)
-  ]
-  _raise_problems(title, problems)
+def check_names(
+  where: object, wanted: Collection[str], names: Collection[str]
+) -> None:
+  """Raises ValueError with all names of one side only."""
+  lines = [f'{name}: missing' for name in sorted({*wanted} - {*names})]
+  lines += [f'{name}: not supported' for name in sorted({*names} - {*wanted})]
+  _raise_problems(f'{where} has other parameters than its model', lines)
 
 
 def _raise_problems(title: str, lines: list[str]) -> None:

@@ -17,7 +17,7 @@ from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_pixels
 from model_lib.convert import Checkpoint, Directory, checkpoint
 from model_lib.convert_pixels import HALF, Pixels
-from model_lib.convert_tables import Place
+from model_lib.convert_tables import places
 from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
@@ -49,21 +49,14 @@ class _Layout(NamedTuple):
   block: str  # prefix of block `{}`
   inner: str
 
-  def places(self, depth: int) -> dict[str, Place]:
+  def places(self, depth: int) -> dict[str, str]:
     """Returns our parameter of each tensor of a ViT with `depth` blocks."""
     names = dict(zip(_OUTER, self.outer.split(), strict=False))
     for i in range(depth):
       for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
         names[_BLOCK.format(i) + ours] = self.block.format(i) + theirs
-    places = {names.pop(x): Place(x) for x in (CLASS, POSITIONS)}
-    for ours, theirs in names.items():
-      leaf = 'scale' if ours.endswith('norm') else 'kernel'
-      weight, bias = (
-        ('.weight', '.bias') if self.is_torch else (f'/{leaf}', '/bias')
-      )
-      places[theirs + weight] = Place(f'{ours}/{leaf}')
-      places[theirs + bias] = Place(f'{ours}/bias')
-    return places
+    arrays = {names.pop(ours): ours for ours in (CLASS, POSITIONS)}
+    return arrays | places(names, self.is_torch)
 
 
 _HUGGING_FACE = _Layout(
@@ -140,17 +133,17 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
   depth = 1 + max(map(int, numbers), default=0)
   depth = min(depth, len(found))  # a damaged name may hold any number
-  layout, places = max(
+  layout, parameters = max(
     ((layout, layout.places(depth)) for layout in _LAYOUTS),
     key=lambda pair: len(pair[1].keys() & found.keys()),
   )
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in found if name.startswith('pooler.'))
   tensors = {name: x for name, x in found.items() if name not in ignored}
-  convert_files.check_tensors(path, tensors, places, _OPTIONAL)
+  convert_files.check_tensors(path, tensors, parameters, _OPTIONAL)
   params, channels = {}, 0
   for name, x in tensors.items():
-    ours = places[name].name
+    ours = parameters[name]
     params[ours] = _converted(f'{path}: {name}', x, ours, layout.is_torch)
     if ours == _PATCHES[0]:
       channels = x.shape[1 if layout.is_torch else 2]
