@@ -14,8 +14,7 @@ def shortened(message: object, most: int = MAX_MESSAGE) -> str:
 class ConfigError(ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
 
-  `field` is dotted, as 'dataset.image_size'; `expected` is the legal range in
-  words.
+  `field` is dotted, as 'dataset.image_size'; `expected` are the legal values.
   """
 
   exit_code = 2  # of a command that ends with the error
@@ -70,8 +69,8 @@ class WriteError(OSError):
 class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """One record that cannot be used; the reader counts and replaces it.
 
-  `kind` is the short name that it is counted under, like 'truncated'; `where`
-  is its file, or '' if the source's `where(index)` gives it.
+  It is counted under `kind`, such as 'truncated'; `where` is its file, or '' if
+  the source's `where(index)` gives it.
   """
 
   def __init__(self, kind: str, where: str, message: str):

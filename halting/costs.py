@@ -2,9 +2,7 @@
 
 `lambda_n` is the probability to halt in step n if the item has not halted
 before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
-step limit N (PonderNet, Banino et al. 2021). Arrays are float32 `[N, ...]`, as
-`halting.loop.run` stacks its trace. The cost of steps without a distribution is
-`HaltingRule.cost`.
+step limit N (PonderNet, Banino et al. 2021). Arrays are float32 `[N, ...]`.
 """
 
 import math

@@ -3,17 +3,8 @@
 EAT, section 3.3 (`max_c P >= tau`, patience), with the entropy of DeeBERT and
 the patience of PABEE. A rule sees the heads one after the other: its state
 holds the last answer and how many heads in a row agree on it. Logits are
-calibrated, `[*S, C]`; those that are not finite never let a row leave.
-
-A rule of your own is a subclass of `ClassRule` with `sure`:
-
-  @dataclasses.dataclass(frozen=True)
-  class Odds(ClassRule):
-    least: Annotated[float, Interval(ge=1.0, le=1e6)] = 9.0
-
-    def sure(self, probabilities, agreed):
-      first = probabilities.max(-1)
-      return first >= self.least * (probabilities.sum(-1) - first)
+calibrated, `[*S, C]`; those that are not finite never let a row leave. A rule
+of your own is a subclass of `ClassRule` with `sure`, see CONTRIBUTING.md.
 """
 
 import abc
@@ -118,10 +109,7 @@ class RowRule(HaltingRule):
     return after, left.astype('float32')
 
   def leaves_at(self, heads: Float[np.ndarray, 'E B C']) -> Any:
-    """Returns the rows that may leave at the last of the heads so far, `[B]`.
-
-    A row that might have left before is judged like the others.
-    """
+    """Returns which rows may leave at the last of the heads so far, `[B]`."""
     state = self.start(np.ones(heads.shape[1], bool))
     with np.errstate(invalid='ignore'):
       for logits in heads:
@@ -281,9 +269,9 @@ class Combined(ThresholdRule):
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance(RowRule):
-  """Of a regression: consecutive predictions differ by less than `tolerance`.
+  """Of a regression: the last `max(2, patience)` predictions are alike.
 
-  They are the last `max(2, patience)`. There is one logit, in the unit of the
+  Each differs from the one before by less than `tolerance`, in the unit of the
   label.
   """
 

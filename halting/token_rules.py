@@ -73,10 +73,9 @@ class ACT(Quantile):
 class StraightThrough(Quantile):
   """Straight-through ACT, equations (15) to (19).
 
-  The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
-  derivative by `h^n` is 1 at every step up to N, also at a forced halt. The
-  cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N; equation (16) as printed
-  gives N - 1. Its derivative by each `h^j` is -1.
+  The weight of step n is `f_b(h^n)`, 1 at N, else 0, with the derivative 1 at
+  every step up to N. The cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N
+  (equation (16) as printed gives N - 1), with the derivative -1 by each `h^j`.
 
   `total` is h, the sum of all scores plus the carried one; `remainder` has
   value 0 and the gradient of the cost.
@@ -102,7 +101,7 @@ class SkipACT(StraightThrough):
   """Skip-ACT, equations (20) to (30): an input may be skipped, with N = 0.
 
   The next state is `skip * s_{t-1} + (1 - skip) * s`, where s accumulates the
-  straight-through steps (the sum starts at j = 1, as no `s^0` is defined).
+  straight-through steps from j = 1 (no `s^0` is defined).
   """
 
   # Largest score: an input can skip up to mu - 1 following inputs.
@@ -131,9 +130,8 @@ class PonderNet(Quantile):
   """Halts at a quantile of the distribution over steps (Banino et al. 2021).
 
   The score is lambda_n, the probability to halt in step n if it runs, and
-  `total` that of having halted. An item halts at the quantile `1 - epsilon`
-  (the Q-exit of PALBERT, Balagansky and Gavrilov 2022), by default in the
-  median step.
+  `total` that of having halted. The quantile is `1 - epsilon` (the Q-exit of
+  PALBERT, Balagansky and Gavrilov 2022), by default the median.
   """
 
   KEEPS_STATE: ClassVar[bool] = False
@@ -162,8 +160,7 @@ class PonderNet(Quantile):
 class Threshold(TokenRule):
   """Stops in the step that would take the sum past tau, or when it reaches tau.
 
-  The step that would pass tau weighs 0 and is not in `total`. The state of a
-  halted item may change: it is not read again.
+  The step that would pass tau weighs 0 and is not in `total`.
   """
 
   COMBINATION: ClassVar[str] = 'last'

@@ -5,22 +5,19 @@ Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
 GELU by tanh (`activation='gelu_new'`).
 """
 
-import io
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import flax.traverse_util
-import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from core import files
 from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_pixels
-from model_lib.convert import Checkpoint, Directory
+from model_lib.convert import Checkpoint, Directory, checkpoint
 from model_lib.convert_pixels import HALF, Pixels
+from model_lib.convert_tables import places
 from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
@@ -53,21 +50,13 @@ class _Layout(NamedTuple):
   inner: str
 
   def places(self, depth: int) -> dict[str, str]:
-    """Returns our name of each tensor of a ViT with `depth` blocks."""
+    """Returns our parameter of each tensor of a ViT with `depth` blocks."""
     names = dict(zip(_OUTER, self.outer.split(), strict=False))
     for i in range(depth):
       for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
         names[_BLOCK.format(i) + ours] = self.block.format(i) + theirs
-    places = {}
-    for ours, theirs in names.items():
-      if ours in (CLASS, POSITIONS):
-        places[theirs] = ours
-        continue
-      leaf = 'scale' if ours.endswith('norm') else 'kernel'
-      weight = '.weight' if self.is_torch else f'/{leaf}'
-      places[theirs + weight] = f'{ours}/{leaf}'
-      places[f'{theirs}{weight[0]}bias'] = f'{ours}/bias'
-    return places
+    arrays = {names.pop(ours): ours for ours in (CLASS, POSITIONS)}
+    return arrays | places(names, self.is_torch)
 
 
 _HUGGING_FACE = _Layout(
@@ -126,85 +115,59 @@ def is_vit(path: Directory) -> bool:
 def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
-  What its files state of its own inputs is folded into the patch embedding, see
+  `path` is an .npz or .safetensors file, or a directory with config.json and
+  safetensors; Hugging Face's config.json is needed beside a file too. What the
+  files state of their own inputs is folded into the patch embedding, see
   `convert_pixels`; `.npz` files are of inputs in [-1, 1].
 
-  `fields` are those the tensors do not show: 'num_heads' and 'activation',
+  `fields` are 'num_heads' and 'activation', which the tensors do not show,
   where the file tells them (timm's tells none). `head` is absent if the file
   has none; a `pre_logits` layer before it is kept for `fit`. The position of
   the class token is added to the token, as ours has none.
 
-  `path` is an .npz or .safetensors file, or a directory with config.json and
-  safetensors. A file of Hugging Face needs config.json in its directory. Raises
-  ValueError for a damaged file, an option that is not supported, and all
+  Raises ValueError for a damaged file, an option that is not supported, and all
   tensors that are missing, not supported or not finite.
   """
   path = pathlib.Path(path)
-  read = _read_npz if path.suffix == '.npz' else convert_files.read_tensors
-  found = _plain_names(read(path))
+  found = _plain_names(convert_files.read_tensors(path))
   numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
   depth = 1 + max(map(int, numbers), default=0)
   depth = min(depth, len(found))  # a damaged name may hold any number
-  layout, places = max(
+  layout, parameters = max(
     ((layout, layout.places(depth)) for layout in _LAYOUTS),
     key=lambda pair: len(pair[1].keys() & found.keys()),
   )
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in found if name.startswith('pooler.'))
   tensors = {name: x for name, x in found.items() if name not in ignored}
-  _check_tensors(path, tensors, places)
-  params = {
-    places[name]: _converted(
-      f'{path}: {name}', x, places[name], layout.is_torch
-    )
-    for name, x in tensors.items()
-  }
+  convert_files.check_tensors(path, tensors, parameters, _OPTIONAL)
+  params, channels = {}, 0
+  for name, x in tensors.items():
+    ours = parameters[name]
+    params[ours] = _converted(f'{path}: {name}', x, ours, layout.is_torch)
+    if ours == _PATCHES[0]:
+      channels = x.shape[1 if layout.is_torch else 2]
   file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
   is_read = layout is _HUGGING_FACE or (layout.is_torch and file.is_file())
   config = files.read_object(file) if is_read else {}
-  patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
-  folded = convert_pixels.fold(
-    str(file.parent), params[_PATCHES[0]], params[_PATCHES[1]],
-    patch.shape[1 if layout.is_torch else 2],
-    convert_pixels.read(file.parent, config) if layout.is_torch else HALF,
-    pixels,
-  )  # fmt: skip
+  theirs = convert_pixels.read(file.parent, config) if layout.is_torch else HALF
+  patch = (params[name] for name in _PATCHES)
+  folded = convert_pixels.fold(file.parent, *patch, channels, theirs, pixels)
   params |= zip(_PATCHES, folded, strict=True)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
-  fields = _fields(file, config, layout, tensors)
-  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
-  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
-  nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  return Checkpoint(
-    nested, fields, ignored, tuple(sorted(cast)), image, _class_names(config)
-  )
-
-
-def _check_tensors(
-  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, str]
-) -> None:
-  """Raises ValueError for tensors that are missing, unknown or not finite."""
-  present = {_module(places[name]) for name in tensors if name in places}
-  convert_files.raise_problems(
-    f'{path} is not a supported ViT',
-    [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
-    + [
-      f'{theirs}: missing'
-      for theirs, ours in places.items()
-      if theirs not in tensors
-      and (_module(ours) in present or _module(ours) not in _OPTIONAL)
-    ],
-  )
-  convert_files.raise_unless_finite(path, tensors)
+  return checkpoint(
+    path, tensors, params, ignored,
+    fields=_fields(file, config, layout, tensors),
+    image=image, class_names=_class_names(config),
+  )  # fmt: skip
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths that keep fresh values in a model that contains a ViT.
 
-  `found` are parameters of `load`, `fresh` those of the model, by path ('/'
-  between the names). Kept are those of modules that a ViT lacks (AdaTape's
-  own); and those of the head, unless it has the model's shape and follows no
-  `pre_logits`.
+  `found` are parameters of `load`, `fresh` those of the model, by path. Kept
+  are modules that a ViT lacks, and the head, unless it has the model's shape
+  and follows no `pre_logits`.
   """
   kept = {
     name
@@ -222,31 +185,12 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   given = config.get('id2label')
   given = given if isinstance(given, dict) else {}
   names = tuple(str(given.get(str(n))) for n in range(len(given)))
-  is_stated = names and not any(re.fullmatch(r'LABEL_\d+', n) for n in names)
-  return names if is_stated else ()
+  is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
+  return () if is_numbered else names
 
 
 def _module(name: str) -> str:
   return name if name in (CLASS, POSITIONS) else name.rpartition('/')[0]
-
-
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads an archive; arrays that are no floats become uint8."""
-  tensors, name, limit = {}, 'the archive', files.MAX_WEIGHTS
-  try:
-    file = io.BytesIO(files.read_bytes(path, limit))
-    archive = np.load(file, allow_pickle=False)
-    if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
-      raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
-    for name in archive.files:
-      x = archive[name]
-      # NumPy stores bfloat16 as 2 bytes without a type.
-      x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
-      is_float = x.dtype in convert_files.FLOATS.values()
-      tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
-  except Exception as error:  # of NumPy, zipfile or zlib
-    raise ValueError(f'{path}: {name} is damaged ({error})') from error
-  return tensors
 
 
 def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

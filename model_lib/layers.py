@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from core.errors import ConfigError, check_option
+from core.errors import check_option
 from model_lib import row_random
 from model_lib.attention import Attended, MultiHeadAttention, attend
 from model_lib.logical import constrain, partitioned, partitioned_dense
@@ -20,10 +20,7 @@ Layer = TypeVar('Layer')
 
 
 def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
-  """Constructs a layer with the fields of the same name in `model`.
-
-  `others` override or add fields. Layer and model are any dataclasses.
-  """
+  """Constructs a layer from the fields of `model` and from `others`."""
   names = {field.name for field in dataclasses.fields(layer)}  # type: ignore
   names &= {field.name for field in dataclasses.fields(model)}
   same = names - {'parent', 'name', *others}
@@ -46,11 +43,9 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def activation_function(
-  name: str, field: str = 'activation'
-) -> Callable[[Any], Any]:
+def activation_function(name: str) -> Callable[[Any], Any]:
   """Returns the function of a name in `ACTIVATIONS`, or raises ConfigError."""
-  check_option(field, name, tuple(ACTIVATIONS))
+  check_option('activation', name, tuple(ACTIVATIONS))
   return ACTIVATIONS[name]
 
 
@@ -90,16 +85,11 @@ class Mlp(nn.Module):
   def __call__(
     self, x: Float[Array, '*B L D'], row_keys: RowKeys = None
   ) -> Float[Array, '*B L D']:
-    """Applies the network to tokens `[B, L, D]`; `row_keys` turn dropout on.
-
-    Flattened tokens `[L, D]` have no keys.
-    """
+    """Applies the network; `row_keys` turn dropout on, for `[B, L, D]` only."""
     activate = activation_function(self.activation)
     dense = functools.partial(
       partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
     )
-    if row_keys is not None and x.ndim < 3:
-      raise ConfigError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = activate(dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x))
     if self.gated:
@@ -128,10 +118,9 @@ class EncoderBlock(nn.Module):
     row_keys: RowKeys = None,
     **options: Any,
   ) -> Float[Array, 'B L D']:
-    """Applies attention, then `feed_forward`, both residual.
+    """Applies attention, then `feed_forward` with `options`, both residual.
 
-    Keys with mask 0 are not read; `row_keys` turn dropout on; `options` are
-    those of `feed_forward`.
+    Keys with mask 0 are not read; `row_keys` turn dropout on.
     """
     x = self.attended(x, mask, row_keys)[0]
     return self.fed(x, row_keys, **options)

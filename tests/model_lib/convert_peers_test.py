@@ -192,10 +192,11 @@ def compare_encoders(peers, theirs, directory, kind, batch, atol):
 @pytest.mark.parametrize('kind', checkpoints.KINDS)
 @pytest.mark.parametrize('num_classes', [1, 3])
 def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
-  model_type, heads, _, fields, _ = checkpoints.KINDS[kind]
+  _, heads, _, fields, _ = checkpoints.KINDS[kind]
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
   params = checkpoints.fresh_params(kind, num_classes, fields)
-  convert.save(tmp_path, model_type, fields, params, heads=heads)
+  model, _ = checkpoints.model_of(kind, num_classes, fields)
+  convert.save_model(tmp_path, model, params)
 
   def loaded(task, checked=None):
     auto = getattr(peers[1], f'AutoModelFor{task}')

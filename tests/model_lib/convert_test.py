@@ -75,15 +75,14 @@ def test_every_tensor_has_its_place(tmp_path, kind):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_saved_names_are_those_of_transformers(tmp_path, kind):
-  model_type, heads, options, fields, shapes = KINDS[kind]
+  _, heads, options, fields, shapes = KINDS[kind]
   params = checkpoints.fresh_params(kind)
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   fields = fields | {'activation': 'relu'}
   names = ['no', 'yes', 'perhaps'] if heads == 'classifier' else []
   directory = tmp_path / 'new' / 'model'
-  convert.save(
-    directory, model_type, fields | rates, params, names, heads=heads
-  )
+  model, _ = checkpoints.model_of(kind, 3, fields | rates)
+  convert.save_model(directory, model, params, names)
   modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
   assert modes['model.safetensors'] == modes['config.json']
   with safetensors.safe_open(directory / 'model.safetensors', 'np') as file:
@@ -101,7 +100,7 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
     return
   assert config['id2label'] == {'0': 'no', '1': 'yes', '2': 'perhaps'}
   assert config['label2id'] == {'no': 0, 'yes': 1, 'perhaps': 2}
-  convert.save(directory, model_type, fields, params)
+  convert.save_model(directory, model, params)
   config = json.loads((directory / 'config.json').read_text())
   assert list(config['label2id']) == ['LABEL_0', 'LABEL_1', 'LABEL_2']
 

