@@ -4,10 +4,10 @@ import copy
 import threading
 from typing import Any
 
-from core.errors import BadRecord
+from core.errors import BadRecord, UserError
 
 
-class TooManyBadRecordsError(RuntimeError):
+class TooManyBadRecordsError(UserError):
   """More bad records than the configuration tolerates."""
 
   exit_code = 4

@@ -3,11 +3,10 @@
   python -m launch.cluster slurm --name=parity --nodes=2 --dry_run \\
       --config=configs/adatape/parity.py --workdir=/shared/parity
 
-launch.train reads --config, --config.KEY and --workdir; the workdir is
-a directory that all hosts mount. They, the mesh and the batch size are checked
-for the requested devices before anything is submitted; --dry_run prints what
-would be. A training that is stopped (SIGTERM) saves its step and is restarted.
-docs/clusters.md has examples.
+launch.train reads --config, --config.KEY and --workdir, which all hosts mount.
+The mesh and the batch size are checked for the devices before anything is
+submitted; --dry_run prints what would be. A training that is stopped (SIGTERM)
+saves its step and is restarted. docs/clusters.md has examples.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from typing import Annotated, Any
 
 from annotated_types import Predicate
 
-from core.errors import ConfigError
+from core.errors import ConfigError, UserError
 from core.fields import flag
 from launch import command_line
 from launch.command_line import PREEMPTED, Count, Positive
@@ -102,6 +101,18 @@ spec:
               volumeMounts: [{name: runs, mountPath: $mount}]
             volumes: [{name: runs, persistentVolumeClaim: {claimName: $claim}}]
 """)
+# The signal goes to the processes, not to the script, which reads their code.
+SBATCH = string.Template("""\
+#!/bin/bash
+$options
+#SBATCH --requeue
+#SBATCH --signal=TERM@$seconds
+
+srun --unbuffered --output $logs/%j_%t.out --error $logs/%j_%t.err $command
+code=$$?
+[ $$code != $preempted ] || scontrol requeue "$$SLURM_JOB_ID"
+exit $$code
+""")
 
 SLICES = {f'{t}:{shape}' for t in TPUS for shape in SHAPES[TPUS[t][3]].split()}
 Slice = Annotated[
@@ -124,8 +135,8 @@ Directory = Annotated[
 ]
 
 
-class UnavailableError(RuntimeError):
-  """The program that submits, or a package, is missing, or it failed."""
+class UnavailableError(UserError):
+  """The program that submits is missing or failed."""
 
   exit_code = command_line.UNAVAILABLE
 
@@ -141,10 +152,9 @@ class _Training:
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
-    flags = [f'--config={self.config}', f'--workdir={self.workdir}']
-    flags += [f'--config.{text}' for text in self.overrides]
     joins = ['--distributed'] * is_distributed
-    return [self.python, '-m', 'launch.train', *flags, *joins]
+    given = self.config, self.workdir, self.overrides
+    return [self.python, *command_line.training(*given), *joins]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,7 +235,7 @@ class Gke(_TpuTraining):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slurm(_Training):
-  """SLURM, by a script of submitit."""
+  """SLURM, by a script for sbatch."""
 
   program = ('sbatch',)
 
@@ -240,24 +250,23 @@ class Slurm(_Training):
 
   def text(self) -> str:
     """Returns the script for sbatch."""
-    # Submitit's configuration of logging closes the handlers of others.
-    os.environ.setdefault('SUBMITIT_LOG_LEVEL', 'NOCONFIG')
-    # SlurmExecutor makes its script by this, but only where srun is installed.
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    more = command_line.parse_fields('--sbatch', self.sbatch)
-    # The signal goes to the processes, not to the script, which reads their
-    # exit code. Submitit's own (USR2) would kill them.
-    more |= {'requeue': True, 'signal': f'TERM@{SAVE_SECONDS}'}
-    requeue = f'[ $code != {PREEMPTED} ] || scontrol requeue "$SLURM_JOB_ID"'
-    script = _make_sbatch_string(
-      shlex.join(self.command(self.devices() > 1)), f'{self.workdir}/slurm',
-      job_name=self.name, time=self.minutes, nodes=self.nodes,
-      ntasks_per_node=max(1, self.gpus_per_node),
-      gpus_per_node=self.gpus_per_node or None,
-      teardown=['code=$?', requeue, 'exit $code'], additional_parameters=more,
+    logs, gpus = f'{self.workdir}/slurm', self.gpus_per_node
+    options = {
+      'job-name': self.name, 'time': self.minutes, 'nodes': self.nodes,
+      'ntasks-per-node': max(1, gpus), 'open-mode': 'append',
+      'output': f'{logs}/%j.out', 'error': f'{logs}/%j.err',
+    }  # fmt: skip
+    options |= {'gpus-per-node': gpus} if gpus else {}
+    options |= command_line.parse_fields('--sbatch', self.sbatch)
+    lines = (
+      f'#SBATCH --{name.replace("_", "-")}={shlex.quote(str(value))}'
+      for name, value in options.items()
+    )
+    return SBATCH.substitute(
+      options='\n'.join(lines), logs=shlex.quote(logs), seconds=SAVE_SECONDS,
+      command=shlex.join(self.command(self.devices() > 1)),
+      preempted=PREEMPTED,
     )  # fmt: skip
-    return f'{script}\n'
 
 
 def run(flags: Any) -> None:
@@ -280,9 +289,8 @@ def run(flags: Any) -> None:
       command_line.check_place('--workdir', flags.workdir)
       os.makedirs(f'{flags.workdir}/slurm', exist_ok=True)
     code = subprocess.run(program, input=text, text=True).returncode
-  except (ImportError, OSError) as error:
-    expected = f'expected {program[0]!r} on PATH, and the extra [cluster]'
-    raise UnavailableError(f'{expected} ({error})') from error
+  except OSError as error:
+    raise UnavailableError(f'{program[0]!r} is not on PATH: {error}') from error
   if code:
     raise UnavailableError(f'{program[0]} ended with exit code {code}')
 

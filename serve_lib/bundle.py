@@ -30,7 +30,7 @@ import safetensors.numpy
 from jax import export
 
 from core import files, registry
-from core.errors import BadRecord
+from core.errors import BadRecord, UserError
 from dataset_lib import contract, tokenizer
 from halting.rule import HaltingRule
 from serve_lib import items
@@ -55,7 +55,7 @@ MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
 
 
-class BundleError(RuntimeError):
+class BundleError(UserError, RuntimeError):
   """A bundle is damaged, or holds what is not executed."""
 
   exit_code = 6  # of a command, as for checkpoints

@@ -26,43 +26,36 @@ printf '%q ' "$@" >> $root/log; echo >> $root/log
 SLEEP = '#!/bin/bash\n'
 
 
-def gcloud_calls(root, *states):
-  """Runs the launcher where the resource has these states; returns calls."""
-  (root / 'states').write_text('\n'.join(states))
-  assert cluster.main([*VM, '--spot']) == 0
-  lines = (root / 'log').read_text().splitlines()
-  assert (root / 'states').read_text() == ''
-  return [shlex.split(line)[2:] for line in lines]
-
-
-def test_tpu_vms_are_created_awaited_and_all_started(fakes):
+@pytest.mark.parametrize(
+  ('states', 'verbs'),
+  [
+    ('NONE ACCEPTED PROVISIONING ACTIVE', ['create', 'ssh']),
+    ('SUSPENDING SUSPENDED NONE ACTIVE', ['delete', 'create', 'ssh']),
+  ],
+)
+def test_tpu_vms_are_created_awaited_and_all_started(states, verbs, fakes):
   root = fakes(gcloud=GCLOUD, sleep=SLEEP)
-  calls = gcloud_calls(root, 'NONE', 'ACCEPTED', 'PROVISIONING', 'ACTIVE')
+  (root / 'states').write_text(states.replace(' ', '\n'))
+  assert cluster.main([*VM, '--spot']) == 0
+  assert (root / 'states').read_text() == ''
+  lines = (root / 'log').read_text().splitlines()
+  calls = [shlex.split(line)[2:] for line in lines]
   place = ['parity', '--zone=us $west4', '--project=ours & theirs', '--quiet']
   assert all(call[2:6] == place for call in calls)
-  verbs = ['describe', 'create', *['describe'] * 3, 'ssh']
+  calls = [call for call in calls if call[1] != 'describe']
   assert [call[1] for call in calls] == verbs
-  assert calls[1][6:] == [
+  assert calls[-2][6:] == [
     '--node-id=parity', '--accelerator-type=v5litepod-16',
     '--runtime-version=v2-alpha-tpuv5-lite', '--spot',
   ]  # fmt: skip
-  assert calls[-1][0] == 'tpu-vm'
-  assert calls[-1][6] == '--worker=all'
-
-
-def test_reclaimed_tpu_vms_are_created_again(fakes):
-  root = fakes(gcloud=GCLOUD, sleep=SLEEP)
-  calls = gcloud_calls(root, 'SUSPENDING', 'SUSPENDED', 'NONE', 'ACTIVE')
-  verbs = [call[1] for call in calls if call[1] != 'describe']
-  assert verbs == ['delete', 'create', 'ssh']
+  assert (calls[-1][0], calls[-1][6]) == ('tpu-vm', '--worker=all')
 
 
 def test_a_failed_resource_ends_the_wait(fakes, capfd):
   root = fakes(gcloud=GCLOUD, sleep=SLEEP)
   (root / 'states').write_text('FAILED\n')
-  with pytest.raises(SystemExit) as stop:
+  with pytest.raises(SystemExit, match='69'):
     cluster.main([*VM])
-  assert stop.value.code == 69
   assert 'parity: FAILED' in capfd.readouterr().err
   assert ' ssh ' not in (root / 'log').read_text()
 
@@ -106,9 +99,8 @@ def test_a_tpu_host_restarts_until_the_end(host, last):
   (root / 'codes').write_text(f'75\n134\n{last}\n75\n')
   subprocess.run(['bash', '-c', remote], check=True, timeout=60)
   runs = trainings(root, 3)
-  assert len(runs) == 3
-  for directory, *words in runs:
-    assert directory == str(root / 'a checkout')
+  assert [directory for directory, *_ in runs] == 3 * [f'{root}/a checkout']
+  for _, *words in runs:
     check_command(words)
 
 
@@ -145,28 +137,16 @@ def test_a_jobset_restarts_unless_the_error_would_return(
   assert outcome == ('fail' if is_final else 'restart')
 
 
-@pytest.mark.parametrize('code', [0, 1, 75])
-def test_slurm_requeues_a_stopped_training(fakes, tmp_path, code):
-  root = fakes(
-    sbatch='#!/bin/bash\ncat > $(dirname $0)/script\n',
-    srun=f'#!/bin/bash\nexit {code}\n',
-    scontrol='#!/bin/bash\necho "$*" >> $(dirname $0)/requeued\n',
-  )  # fmt: skip
-  workdir = tmp_path / 'a run'
-  assert cluster.main(['slurm', *COMMON, f'--workdir={workdir}']) == 0
-  assert (workdir / 'slurm').is_dir()
-  ended = subprocess.run(
-    ['bash', str(root / 'script')], env=os.environ | {'SLURM_JOB_ID': '7'}
-  )
-  assert ended.returncode == code
-  assert (root / 'requeued').exists() == (code == 75)
-
-
+SBATCH = {
+  'sbatch': '#!/bin/bash\ncat > $(dirname $0)/script\n',
+  'scontrol': '#!/bin/bash\necho "$*" >> $(dirname $0)/requeued\n',
+}
+# As on two nodes with a process each.
 SRUN = f"""#!{sys.executable}
 import os, subprocess, sys
 command = sys.argv[sys.argv.index('python3'):]
 tasks = []
-for number in range(2):  # as on two nodes with a process each
+for number in range(2):
   own = dict(SLURM_STEP_NODELIST='localhost', SLURM_NTASKS='2',
              SLURM_PROCID=str(number), SLURM_LOCALID='0')
   tasks.append(subprocess.Popen(command, env=os.environ | own))
@@ -174,6 +154,19 @@ with open(os.environ['PIDS'], 'w') as file:
   file.write(' '.join(str(task.pid) for task in tasks))
 sys.exit(max(task.wait() for task in tasks))
 """
+
+
+@pytest.mark.parametrize('code', [0, 1, 75])
+def test_slurm_requeues_a_stopped_training(fakes, code):
+  root = fakes(**SBATCH, srun=f'#!/bin/bash\nexit {code}\n')
+  workdir = root / 'a run'
+  assert cluster.main(['slurm', *COMMON, f'--workdir={workdir}']) == 0
+  assert (workdir / 'slurm').is_dir()
+  ended = subprocess.run(
+    ['bash', str(root / 'script')], env=os.environ | {'SLURM_JOB_ID': '7'}
+  )
+  assert ended.returncode == code
+  assert (root / 'requeued').exists() == (code == 75)
 
 
 def free_job():
@@ -184,26 +177,23 @@ def free_job():
         listener.bind(('localhost', 61440 + job))  # as JAX chooses it
       except OSError:
         continue
-      return job
+      return str(job)
   return pytest.skip('no free port')
 
 
 @pytest.mark.nightly
 def test_a_slurm_job_joins_is_requeued_and_continues(fakes, monkeypatch):
-  root = fakes(
-    sbatch='#!/bin/bash\ncat > $(dirname $0)/script\n', srun=SRUN,
-    scontrol='#!/bin/bash\necho "$*" >> $(dirname $0)/requeued\n',
-  )  # fmt: skip
+  root = fakes(**SBATCH, srun=SRUN)
   workdir, pids = root / 'run', root / 'pids'
   never = '--config.checkpoint.every_steps=0'
   given = (*resume_test.SMALL, never, '--name=parity', '--nodes=2')
   assert cluster.main(['slurm', f'--workdir={workdir}', *given]) == 0
-  assert (workdir / 'slurm').is_dir()
-  job = str(free_job())
-  monkeypatch.setenv('XLA_FLAGS', '--xla_backend_optimization_level=0')
-  monkeypatch.setenv('SLURM_JOB_ID', job)
-  monkeypatch.setenv('SLURM_LOCALID', '0')
-  monkeypatch.setenv('PIDS', str(pids))
+  environment = dict(
+    XLA_FLAGS='--xla_backend_optimization_level=0', PIDS=str(pids),
+    SLURM_JOB_ID=(job := free_job()), SLURM_LOCALID='0',
+  )  # fmt: skip
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
   script = ['bash', str(root / 'script')]
   process = subprocess.Popen(script, start_new_session=True)
   try:

@@ -14,26 +14,7 @@ import pytest
 from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
 from launch import command_line, predict, serving
-from tests.albert_act import tiny_run as tiny_albert
 from tests.launch import toy_runs
-from train_lib import loading
-
-
-def check_shares(run, batch, answers):
-  """Compares with a plain call of the model; returns its second output."""
-  loaded = loading.restore(run, loading.load_config(run))
-  params = loaded.variables['params']
-  logits, out = jax.jit(loaded.task.apply)(params, {}, batch)
-  shares = np.asarray(jax.nn.softmax(logits))
-  assert np.ptp(shares, 0).min() > 0.001  # rows differ
-  for number, answer in enumerate(answers):
-    if 'error' not in answer:
-      found = answer['probabilities']
-      got = list(found.values())
-      np.testing.assert_allclose(got, shares[number], atol=1e-4)
-      assert answer['label'] == max(found, key=found.get)
-  return jax.device_get(out)
-
 
 BAD = {
   3: (b'{"text": ""}', 'text: expected at least one readable token'),
@@ -44,16 +25,19 @@ BAD = {
 
 
 @pytest.mark.nightly
-def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
-  run = tiny_albert.fine_tuned(tmp_path_factory)
-  texts = [tiny_albert.text(number)[0] for number in range(40)]
+def test_an_albert_from_raw_text_to_answers(runs):
+  run, draw = runs('albert sst2'), random.Random(0)
+  texts = [
+    ' '.join(draw.choices(toy_runs.WORDS, k=1 + number % 25))
+    for number in range(40)
+  ]
   lines = [json.dumps({'text': text}).encode() for text in texts]
   lines[5] = json.dumps(texts[5]).encode()  # just a string
   for number, (line, _) in BAD.items():
     lines[number] = line
   source, written = predict.read_lines(io.BytesIO(b'\n'.join(lines))), []
   flags = predict.main.parse([
-    f'--workdir={run}', '--compilation_cache=none', '--lengths=32',
+    f'--workdir={run.folder}', '--compilation_cache=none', '--lengths=32',
     '--batches=2', '--serve=iterations=5',
   ])  # fmt: skip
   with serving.build_engine(flags) as engine:
@@ -61,25 +45,31 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
   statistics = engine.monitor.snapshot()
   answers = list(map(json.loads, written))
   assert [answer['id'] for answer in answers] == list(range(1, 41))
-  rows = tokenizer.load(run / 'tokenizer.json').encode(texts, None, 32)
+  assert statistics['answers'] == 40 - len(BAD)
+  assert statistics['failures'] == {'encode': len(BAD)}
+  # A plain call of the model.
+  rows = tokenizer.load(run.folder / 'tokenizer.json').encode(texts, None, 32)
   tokens = pad_rows(np.split(rows.tokens, rows.offsets[1:-1]), (40, 32))
   length = np.asarray(rows.lengths, np.int32)
   batch = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
-  out = check_shares(run, batch, answers)
-  # Tokens halt at different times.
-  assert len(np.unique(out['ponder']['steps'])) > 2
+  logits, out = jax.jit(run.task.apply)(run.variables['params'], {}, batch)
+  shares = np.asarray(jax.nn.softmax(logits))
+  assert np.ptp(shares, 0).min() > 0.001  # rows differ
+  every = np.asarray(out['ponder']['steps'])
+  assert len(np.unique(every)) > 2  # tokens halt at different times
   for number, answer in enumerate(answers):
     if number in BAD:
       assert set(answer) == {'id', 'error'}
       assert BAD[number][1] in answer['error']
       continue
-    steps = out['ponder']['steps'][number, : length[number]]
-    assert list(answer['probabilities']) == ['negative', 'positive']
+    steps = every[number, : length[number]]
+    found = answer['probabilities']
+    assert list(found) == ['negative', 'positive']
+    np.testing.assert_allclose([*found.values()], shares[number], atol=1e-4)
+    assert answer['label'] == max(found, key=found.get)
     assert (answer['tokens'][0], answer['tokens'][-1]) == ('[CLS]', '[SEP]')
     assert answer['token_iterations'] == steps.tolist()
     assert answer['depth'] == steps.max()
-  assert statistics['answers'] == 40 - len(BAD)
-  assert statistics['failures'] == {'encode': len(BAD)}
 
 
 @pytest.mark.slow
@@ -109,11 +99,13 @@ def test_train_and_predict(tmp_path):
   for name in ('vocab.txt', 'train.tsv', 'dev.tsv'):
     (tmp_path / name).unlink()
   draw, bad = random.Random(0), {3, 77, 501}
-  lines = [
-    b'\xff\x00' if number in bad else json.dumps(
-      {'text': ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))}
-    ).encode() for number in range(600)
-  ]  # fmt: skip
+  texts = [
+    ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))
+    for _ in range(600)
+  ]
+  lines = [json.dumps({'text': text}).encode() for text in texts]
+  for number in bad:
+    lines[number] = b'\xff\x00'
   out, log = run(
     'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
     input=b'\n'.join(lines) + b'\n',
@@ -121,10 +113,10 @@ def test_train_and_predict(tmp_path):
   # The parameters that training calibrated are those of its last checkpoint.
   assert 'warning' not in log
   assert 'tests' in json.loads(log.splitlines()[-1])['drift']
-  given = [json.loads(line) for line in out.splitlines()]
-  assert [answer['id'] for answer in given] == list(range(1, 601))
-  assert {n for n, answer in enumerate(given) if 'error' in answer} == bad
-  good = [answer for answer in given if 'error' not in answer]
+  answers = [json.loads(line) for line in out.splitlines()]
+  assert [answer['id'] for answer in answers] == list(range(1, 601))
+  assert {n for n, answer in enumerate(answers) if 'error' in answer} == bad
+  good = [answer for answer in answers if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {4, 5}
   assert all(answer['retention'] <= 1 for answer in good)
   _interrupt_while_idle(workdir)
@@ -138,11 +130,9 @@ def _interrupt_while_idle(workdir):
     'signal.signal(signal.SIGINT, signal.default_int_handler); '
     'sys.exit(predict.main(sys.argv[1:]))'
   )
-  flags = [f'--workdir={workdir}', '--batches=1']
+  command = [sys.executable, '-c', program, f'--workdir={workdir}']
   pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
-  with subprocess.Popen(
-    [sys.executable, '-c', program, *flags], **pipes
-  ) as process:
+  with subprocess.Popen([*command, '--batches=1'], **pipes) as process:
     try:
       process.stdin.write(b'{"text": "w1"}\n')
       process.stdin.flush()
