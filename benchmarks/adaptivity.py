@@ -30,8 +30,7 @@ from core.fields import flag
 from dataset_lib import builder, tokenizer
 from eval_lib import glue, plots, predictions, report
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import sigmoid
-from halting.row_rules import softmax
+from halting.row_rules import Confidence, scale, softmax
 from train_lib import loading
 from train_lib.task import Task
 
@@ -151,8 +150,7 @@ def spent(
     file.check_parameters(found.variables)
     layers = found.task.head_layers
     scales = file.temperatures(len(heads), layers) or np.ones(len(heads))
-    chances = predictions.probabilities(heads, np.array(scales))
-    exits = predictions.confidence_exit(chances, flags.tau)
+    exits = Confidence(flags.tau).first(scale(heads, scales))
   flops = rows['flops'].reshape(len(places), -1)
   costs = {'flops': flops[places, exits]}
   if len(heads) > 1 and found.task.head_layers:
@@ -170,7 +168,7 @@ def entropy(
   logits = logits.astype(np.float64)
   if not several:
     return scipy.special.entr(softmax(logits)).sum(-1)
-  both = sigmoid(np.stack([logits, -logits]))
+  both = scipy.special.expit(np.stack([logits, -logits]))
   return scipy.special.entr(both).sum((0, 2))
 
 

@@ -37,7 +37,7 @@ from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import calibration, frontier, plots, report
 from eval_lib.risk import Variant
-from halting.row_rules import softmax
+from halting.row_rules import scale
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked
@@ -178,7 +178,7 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
       'temperature': scales.tolist(),
       'rows': [len(labels)] * len(logits),
       'ece': calibration.errors(logits, labels),
-      'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
+      'ece_calibrated': calibration.errors(scale(logits, scales), labels),
     }
     for row in zip(*columns.values(), strict=True):
       rows.append({'source': source, **dict(zip(columns, row, strict=True))})
@@ -235,7 +235,7 @@ def guarantee(
   variants = [
     Variant(
       {'prune_ratios': tuple(one.module.prune_ratios)},
-      softmax(one.calibrated[:, judged]),
+      one.calibrated[:, judged],
       one.cost['flops'][judged],
     )
     for one in models

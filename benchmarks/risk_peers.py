@@ -15,6 +15,7 @@ from eval_lib import bounds, risk
 from eval_lib.bounds import Losses
 from eval_lib.predictions import Labels
 from eval_lib.risk import Grid, Variant
+from halting.row_rules import softmax
 
 Choose = Callable[[Any], int | None]  # from the numbers of rows
 
@@ -117,7 +118,7 @@ def choices(
     found[kind, 'RC-EENN, expectation'] = mean
     found[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
   found[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
-  heads, grid = variants[0].heads, grids[disagreement]
+  heads, grid = softmax(variants[0].logits), grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
   found[disagreement, 'CATs'] = (

@@ -5,15 +5,7 @@ the patience of PABEE. A rule sees the heads one after the other: its state
 holds the last answer and how many heads in a row agree on it. Logits are
 calibrated, `[*S, C]`; those that are not finite never let a row leave.
 
-A rule of your own is a subclass of `ClassRule` with `sure`:
-
-  @dataclasses.dataclass(frozen=True)
-  class Odds(ClassRule):
-    least: Annotated[float, Interval(ge=1.0, le=1e6)] = 9.0
-
-    def sure(self, probabilities, agreed):
-      first = probabilities.max(-1)
-      return first >= self.least * (probabilities.sum(-1) - first)
+CONTRIBUTING.md shows a rule of your own: a subclass of `ClassRule` with `sure`.
 """
 
 import abc
@@ -40,6 +32,7 @@ def _is_threshold(value: Any) -> bool:
 # A number or, outside of configurations, an array with one for each row.
 Limit = Annotated[Any, Predicate(_is_threshold), 'a number']
 Count = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+Temperature = Annotated[float, Interval(ge=1e-3, le=1e3)]  # of a head's logits
 
 
 @jax.tree_util.register_dataclass
@@ -128,8 +121,11 @@ class RowRule(HaltingRule):
         state = self.see(state, logits)
       return self.leaves(heads[-1], state.agreed)
 
-  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, ' B']:
-    """Returns the index of the head at which each row leaves, of all heads."""
+  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, '*K B']:
+    """Returns the index of the head at which each row leaves, of all heads.
+
+    A knob of shape `[K, 1]` is K rules at once.
+    """
     with np.errstate(invalid='ignore'):
       state, _ = weigh(self, heads, np.ones(heads.shape[1], bool))
     return state.steps - 1
@@ -323,6 +319,15 @@ class Never(RowRule):
   def leaves(self, logits, agreed):
     """See the base."""
     return agreed < 0
+
+
+def scale(
+  logits: Float[np.ndarray, 'E *B C'],
+  temperatures: Sequence[float] | np.ndarray,
+) -> Float[np.ndarray, 'E *B C']:
+  """Divides the logits of each head by its temperature (Guo et al. 2017)."""
+  shape = (-1,) + (1,) * (logits.ndim - 1)
+  return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
 
 
 def softmax(logits: Float[Arrays, '*S C']) -> Float[Any, '*S C']:
