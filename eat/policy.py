@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float
 
 from core import fields, registry
 from core.errors import ConfigError
-from eval_lib.probabilities import scale
 from halting import older
 from halting.row_rules import (
   ClassRule,
@@ -28,6 +27,7 @@ from halting.row_rules import (
   ThresholdRule,
   Tolerance,
   margin,
+  scale,
 )
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of

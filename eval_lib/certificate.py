@@ -12,14 +12,15 @@ from annotated_types import Interval
 
 from core import files, registry
 from core.errors import ConfigError
-from eval_lib import calibration, predictions, risk
+from eval_lib import calibration, heads, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
+from halting.row_rules import scale
 
 FILE = 'certificate.json'  # in the directory of a run
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(predictions.Evaluator):
+class Evaluator(heads.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
   Temperatures come from calibration.json, if there is one. The rows may be
@@ -43,7 +44,7 @@ class Evaluator(predictions.Evaluator):
   def __post_init__(self):
     super().__post_init__()
     self.check_untrained('split')
-    classes = self._data['split'].info.num_classes
+    classes = self.splits['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
     self._written()  # a damaged one is found before the work
@@ -83,7 +84,7 @@ class Evaluator(predictions.Evaluator):
     if path := self.file(FILE):
       settings = {
         'parameters': parameters,
-        'temperatures': [*file.temperatures(len(variants[0].heads))],
+        'temperatures': [*file.temperatures(len(variants[0].logits))],
       }
       old = self._written()
       # Certificates of another model are dropped.
@@ -119,15 +120,14 @@ class Evaluator(predictions.Evaluator):
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
-    logits, rows = self.rows('split', variables, outputs)
-    labels, count = rows['label'], len(logits)
-    temperatures = file.temperatures(count)
-    scales = np.array(temperatures) if temperatures else None
-    heads = predictions.probabilities(logits, scales)
-    layers = [*predictions.head_layers(self.layers, count).values()]
+    rows = self.collect('split', variables, outputs)
+    logits, labels = np.moveaxis(rows['logits'], 1, 0), rows['label']
+    layers = [*self.names(len(logits)).values()]
+    if temperatures := file.temperatures(len(logits)):
+      logits = scale(logits, temperatures)
     cost = rows.get('flops', np.tile(layers, (len(labels), 1)))
     cost = cost.astype(np.float64).reshape(len(labels), -1)
-    return Variant(changes, heads, cost), labels
+    return Variant(changes, logits, cost), labels
 
   def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
@@ -140,9 +140,9 @@ class Evaluator(predictions.Evaluator):
       mean = risk.mean_risk(self.risk, grid.losses[:, best])
       parts = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
-    drift = calibration.drift_statistics(chosen.heads, at)
+    drift = calibration.drift_statistics(chosen.logits, at)
     if chosen.changes:  # the model as trained serves during drift
-      full = calibration.drift_statistics(variants[0].heads, at)
+      full = calibration.drift_statistics(variants[0].logits, at)
       drift['during'] = full['confidences']
     return {
       'tau': tau,

@@ -6,9 +6,8 @@ One is built for each entry of `config.evals`; its results are `<entry>/<name>`:
 """
 
 import dataclasses
-import itertools
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -21,7 +20,7 @@ from core.errors import ConfigError
 from core.fields import ConfigLike
 from dataset_lib import builder, contract
 from dataset_lib.source import DatasetInfo, Source
-from eval_lib import metrics
+from eval_lib import metrics, predictions
 
 EVALUATORS = {
   'calibration': 'eval_lib.calibration:Evaluator',
@@ -68,8 +67,8 @@ class EvalContext:
 class Evaluator:
   """Measures variables on data that training does not see.
 
-  Subclasses are dataclasses that add their fields; fields whose names end in
-  'split' are splits of the data set. `__post_init__` opens the data.
+  Subclasses are dataclasses that add their fields; those whose names end in
+  'split' name splits of the data set, which `splits` has, opened, by field.
   `every_steps=0`: only at the end.
   """
 
@@ -82,6 +81,13 @@ class Evaluator:
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
   # Rows that `run` has left out, as they have no label.
   unlabelled: int = dataclasses.field(default=0, init=False)
+
+  def __post_init__(self):
+    self.splits = {
+      name: self.open(split)
+      for name, split in vars(self).items()
+      if name.endswith('split') and split
+    }
 
   @property
   def data(self) -> dict[str, Any]:
@@ -137,14 +143,21 @@ class Evaluator:
         opened.label_as(run)
     return opened
 
-  def check_apart(
-    self, field: str, data: Source, others: Source, expected: str
-  ) -> None:
+  def collect(
+    self, field: str, variables: Any, outputs: Any, **options: Any
+  ) -> dict[str, np.ndarray]:
+    """Returns `predictions.collect` of a field's split; counts `unlabelled`."""
+    data, put = self.splits[field], self.context.put
+    rows = predictions.collect(data, variables, outputs, put, **options)
+    self.unlabelled += len(data.source) - len(rows['label'])
+    return rows
+
+  def check_apart(self, field: str, others: Source, expected: str) -> None:
     """Raises ConfigError of a split's field if it has rows of `others`.
 
     Rows are known by their places; '{}' in `expected` is the number of shared.
     """
-    few, many = sorted((data, others), key=len)
+    few, many = sorted((self.splits[field].source, others), key=len)
     places = few.places()
     if shared := len(places.intersection(map(many.where, range(len(many))))):
       raise ConfigError(field, getattr(self, field), expected.format(shared))
@@ -164,8 +177,9 @@ class Classification(Evaluator):
   per_class: bool = False
 
   def __post_init__(self):
-    self._data = self.open(self.split)
-    if self.per_class and self._data.info.label_kind not in ('', 'class'):
+    super().__post_init__()
+    kind = self.splits['split'].info.label_kind
+    if self.per_class and kind not in ('', 'class'):
       raise ConfigError('per_class', True, NO_CLASSES)
 
   def run(self, variables: Any) -> dict[str, float]:
@@ -177,7 +191,8 @@ class Classification(Evaluator):
       left_out[...] += ((batch['index'] >= 0) & (batch['mask'] == 0)).sum()
       return self.context.measure(variables, self.context.put(batch))
 
-    for state in one_late(map(measure, self._data.batches())):
+    batches = self.splits['split'].batches()
+    for state in predictions.one_late(map(measure, batches)):
       merged = metrics.merge_on_host(merged or None, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
@@ -196,7 +211,7 @@ class Classification(Evaluator):
     return {*measured, *self._class_names()}
 
   def _class_names(self) -> list[str]:
-    info = self._data.info
+    info = self.splits['split'].info
     names = info.class_names or range(info.num_classes)
     return [f'accuracy_{name}' for name in names]
 
@@ -249,12 +264,3 @@ def locate(kind: Any, field: str) -> type[Evaluator]:
   name = EVALUATORS.get(str(kind), kind)
   evaluator: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
   return evaluator
-
-
-def one_late(results: Iterator[Any]) -> Iterator[Any]:
-  """Delays results by one, so that device work overlaps fetching.
-
-  The host is at most one batch ahead; more would fill the device's memory.
-  """
-  for previous, _ in itertools.pairwise(itertools.chain(results, [None])):
-    yield previous

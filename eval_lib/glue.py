@@ -155,8 +155,8 @@ class Evaluator(evaluator.Evaluator):
     self._task = task_of(self.task, self.data)
     if not self._task:
       raise ConfigError('task', self.task, f'one of {", ".join(TASKS)}')
-    self._data = self.open(self.split)
-    classes = self._data.info.num_classes
+    super().__post_init__()
+    classes = self.splits['split'].info.num_classes
     if classes != TASKS[self._task].num_classes:
       expected = f'a task with the {classes} classes of {self.split!r}'
       raise ConfigError('task', self._task, expected)
@@ -171,9 +171,6 @@ class Evaluator(evaluator.Evaluator):
 
   def answers(self, variables: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns `answers` of the last head and labels, both `[N]`, in order."""
-    context, data = self.context, self._data
-    rows = predictions.collect(
-      data, variables, context.outputs, context.put, labelled=self.LABELLED
-    )
-    self.unlabelled = len(data.source) - len(rows['label'])
+    outputs, labelled = self.context.outputs, self.LABELLED
+    rows = self.collect('split', variables, outputs, labelled=labelled)
     return answers(self._task, rows['logits'][:, -1]), rows['label']

@@ -164,7 +164,7 @@ class Submitted(glue.Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Compares with the labels of `split`; does not use the variables."""
-    source = self._data.source
+    source = self.splits['split'].source
     labels = [source.record(row)['label'] for row in range(len(source))]
     answers = read(self.path, len(labels))
     return glue.score(self._task, answers, np.array(labels))

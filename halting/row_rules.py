@@ -31,6 +31,7 @@ def _is_threshold(value: Any) -> bool:
 # A number or, outside of configurations, an array with one for each row.
 Limit = Annotated[Any, Predicate(_is_threshold), 'a number']
 Count = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+Temperature = Annotated[float, Interval(ge=1e-3, le=1e3)]  # of a head's logits
 
 
 @jax.tree_util.register_dataclass
@@ -116,8 +117,11 @@ class RowRule(HaltingRule):
         state = self.see(state, logits)
       return self.leaves(heads[-1], state.agreed)
 
-  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, ' B']:
-    """Returns the index of the head at which each row leaves, of all heads."""
+  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, '*K B']:
+    """Returns the index of the head at which each row leaves, of all heads.
+
+    A knob of shape `[K, 1]` is K rules at once.
+    """
     with np.errstate(invalid='ignore'):
       state, _ = weigh(self, heads, np.ones(heads.shape[1], bool))
     return state.steps - 1
@@ -311,6 +315,15 @@ class Never(RowRule):
   def leaves(self, logits, agreed):
     """See the base."""
     return agreed < 0
+
+
+def scale(
+  logits: Float[np.ndarray, 'E *B C'],
+  temperatures: Sequence[float] | np.ndarray,
+) -> Float[np.ndarray, 'E *B C']:
+  """Divides the logits of each head by its temperature (Guo et al. 2017)."""
+  shape = (-1,) + (1,) * (logits.ndim - 1)
+  return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
 
 
 def softmax(logits: Float[Arrays, '*S C']) -> Float[Any, '*S C']:

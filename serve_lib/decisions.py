@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import scipy.special
 from annotated_types import MinLen
 from jaxtyping import Bool, Float
 
-from eval_lib.probabilities import Temperature, scale, sigmoid
-from halting.row_rules import softmax
+from halting.row_rules import Temperature, scale, softmax
 from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
 from serve_lib.items import Size
 from serve_lib.monitor import Monitor
@@ -113,7 +113,7 @@ class ClassifierPolicy:
     source = source_of(row.encoded)
     first = None  # confidence of head 0, for the drift check
     if names := self.class_names:
-      heads = sigmoid(logits) if self.several else softmax(logits)
+      heads = (scipy.special.expit if self.several else softmax)(logits)
       shares = self.combine(heads)
       label = names[int(shares.argmax())]
       probabilities = dict(zip(names, shares.tolist(), strict=True))

@@ -7,8 +7,6 @@ T = N / 2 times, with threshold tau = N / 4.
   python -m launch.train --config=configs/adatape/parity.py \
       --workdir=/tmp/parity
 
-Input and tape tokens share the feed-forward networks.
-
 Arguments after a colon: `n` symbols, `model` adatape, transformer or ut, `size`
 laptop or paper:
 

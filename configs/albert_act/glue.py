@@ -43,10 +43,9 @@ def get_config(arg=''):
 
 def arguments(arg, tasks, **others):
   """Reads the arguments of the module."""
-  halting = 'act', 'straight_through', 'ponder_net', 'fixed'
   return common.parse_arg(
-    arg, task=tasks, data='', checkpoint='', halting=halting,
-    score=('kept', 'fresh'), **others,
+    arg, task=tasks, data='', checkpoint='', score=('kept', 'fresh'),
+    halting=('act', 'straight_through', 'ponder_net', 'fixed'), **others,
   )  # fmt: skip
 
 
@@ -61,11 +60,8 @@ def fine_tuning(a, lr):
   c = ml_collections.ConfigDict()
   c.task = 'albert_act.task:FineTune'
   c.batch_size = 32
-  c.model = dict(
-    name='albert_act.model:AlbertClassifier',
-    rule=common.rule(a.halting),
-    dropout=0.1,
-  )
+  c.model = dict(name='albert_act.model:AlbertClassifier', dropout=0.1)
+  c.model.rule = common.rule(a.halting)
   if a.checkpoint:
     c.model.from_checkpoint = a.checkpoint
   else:
@@ -76,9 +72,8 @@ def fine_tuning(a, lr):
   c.optimizer = common.adamw(lr)
   # The heads of pretraining or of another task, as one pattern: each pattern
   # must match a parameter.
-  fresh = 'predictions|sop|head'
-  if a.halting == 'fixed' or a.score == 'fresh':
-    fresh += '|score'
+  is_fresh = a.halting == 'fixed' or a.score == 'fresh'
+  fresh = 'predictions|sop|head' + '|score' * is_fresh
   c.warm_start = dict(workdir=a.checkpoint, skip=(f'^({fresh})/',))
   c.phases = (dict(epochs=3),)
   c.checkpoint = dict(every_steps=500)

@@ -34,12 +34,9 @@ def get_config(arg=''):
   )  # fmt: skip
   c.loss = dict(mixup=0.2, label_smoothing=0.0)
 
-  data = dict(name='tfds', builder='imagenet2012')
-  if a.root:
-    data = dict(name='folder', root=a.root)
-  c.dataset = dict(
-    **data, image_size=224, augment=('inception_crop', 'flip', 'randaugment'),
-    randaugment=(2, 10),
+  c.dataset = common.images(
+    a.root, 'imagenet2012', image_size=224,
+    augment=('inception_crop', 'flip', 'randaugment'), randaugment=(2, 10),
   )  # fmt: skip
   c.batch_size = 1024
   c.dtype = 'bfloat16'  # of the computation

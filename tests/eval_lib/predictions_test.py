@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, InvalidDataError
+from core.errors import InvalidDataError
 from core.fields import accepts
-from eval_lib import predictions
+from eval_lib import heads, predictions
+from halting.row_rules import Confidence
 
 HEADS, CLASSES = 2, 3
 
@@ -83,26 +84,14 @@ def test_empty_split_and_ragged_rows_are_errors():
     collect(Buckets(11), function=ragged)
 
 
-def test_probabilities_by_hand():
-  logits = np.log([[[1.0, 3.0]], [[1.0, 9.0]]])
-  plain = predictions.probabilities(logits)
-  np.testing.assert_allclose(plain, [[[0.25, 0.75]], [[0.1, 0.9]]])
-  scaled = predictions.probabilities(logits, np.array([1.0, 2.0]))
-  np.testing.assert_allclose(scaled, [[[0.25, 0.75]], [[0.25, 0.75]]])
-  huge = predictions.probabilities(np.array([[[1e4, -1e4]]]))
-  np.testing.assert_array_equal(huge, [[[1.0, 0.0]]])
-
-
 def test_confidence_rounds_as_it_does_when_serving():
   # A margin of 17 nats is a probability of 1 in float32, not in float64.
   logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])
-  for dtype, expected in ((np.float32, 0), (np.float64, 1)):
-    heads = predictions.probabilities(logits.astype(dtype), np.ones(2))
-    assert heads.dtype == dtype
-    assert predictions.confidence_exit(heads, 1.0) == [expected]
+  for dtype, head in ((np.float32, 0), (np.float64, 1)):
+    assert Confidence(1.0).first(logits.astype(dtype)) == [head]
   # A threshold that float32 cannot hold is met by its nearest number.
-  tenth = np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32)
-  assert predictions.confidence_exit(tenth, 0.9) == [0]
+  tenth = np.log(np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32))
+  assert Confidence(0.9).first(tenth) == [0]
 
 
 def test_hidden_labels_are_refused():
@@ -113,12 +102,8 @@ def test_hidden_labels_are_refused():
     predictions.check_labels(np.array([3]), 2, 'dev')
 
 
-def test_heads_have_names_and_layers():
-  assert predictions.head_layers((4, 12), 2) == {'layer_4': 4, 'layer_12': 12}
-  assert predictions.head_layers((), 2) == {'head_1': 1, 'head_2': 2}
-  with pytest.raises(ConfigError, match='layers: expected 3 layers'):
-    predictions.head_layers((4, 12), 3)
+def test_layers_ascend():
   for legal in ((), (4,), (2, 4, 12)):
-    assert accepts(predictions.Layers, legal)
+    assert accepts(heads.Layers, legal)
   for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
-    assert not accepts(predictions.Layers, illegal)
+    assert not accepts(heads.Layers, illegal)
