@@ -9,6 +9,7 @@ of your own is a subclass of `ClassRule` with `sure`, see CONTRIBUTING.md.
 
 import abc
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
@@ -94,28 +95,23 @@ class RowRule(HaltingRule):
     answer = zeros.astype('float32')
     return Heads(zeros, valid, answer=answer, agreed=zeros)
 
-  def see(self, state: Heads, logits: Float[Arrays, '*S C']) -> Heads:
-    """Takes note of a head, without a decision."""
-    answer = self.answer(logits)
-    same = self.agrees(answer, state.answer) & (state.steps > 0)
-    agreed = namespace(logits).where(same, state.agreed + 1, 1)
-    steps = state.steps + state.running.astype('int32')
-    return Heads(steps, state.running, answer, agreed)
-
   def step(self, state, evidence, is_last):
     """See the base; the weight is 1 at the head where a row leaves."""
-    seen = self.see(state, evidence)
-    left = state.running & (self.leaves(evidence, seen.agreed) | is_last)
-    after = seen.replace(running=state.running & ~left)
+    answer = self.answer(evidence)
+    same = self.agrees(answer, state.answer) & (state.steps > 0)
+    agreed = namespace(evidence).where(same, state.agreed + 1, 1)
+    left = state.running & (self.leaves(evidence, agreed) | is_last)
+    steps = state.steps + state.running.astype('int32')
+    after = Heads(steps, state.running & ~left, answer, agreed)
     return after, left.astype('float32')
 
   def leaves_at(self, heads: Float[np.ndarray, 'E B C']) -> Any:
     """Returns which rows may leave at the last of the heads so far, `[B]`."""
-    state = self.start(np.ones(heads.shape[1], bool))
+    agreed = np.ones(heads.shape[1], np.int32)
     with np.errstate(invalid='ignore'):
-      for logits in heads:
-        state = self.see(state, logits)
-      return self.leaves(heads[-1], state.agreed)
+      for before, answer in itertools.pairwise(self.answer(heads)):
+        agreed = np.where(self.agrees(answer, before), agreed + 1, 1)
+      return self.leaves(heads[-1], agreed)
 
   def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, '*K B']:
     """Returns the index of the head at which each row leaves, of all heads.
