@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import submission
 from launch import command_line, predict, serving
-from serve_lib import backends
+from serve_lib import engine as engine_lib
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 from tests.albert_act import tiny_run as tiny_albert
@@ -189,7 +189,7 @@ def workdir(tmp_path_factory):
 def test_the_flags_reach_the_engine(workdir, tmp_path, monkeypatch, capsys):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   # In XLA lengths are buckets, and programs are kept.
-  monkeypatch.setattr(backends, '_onnx_stages', lambda *_: (None, ''))
+  monkeypatch.setattr(engine_lib, '_onnx_stages', lambda *_: None)
   before = sorted(workdir.rglob('*'))
   flags = predict.main.parse([
     f'--workdir={workdir}', '--batches=1', '--lengths=12', '--max_pending=7',
