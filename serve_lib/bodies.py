@@ -35,9 +35,9 @@ class Body(NamedTuple):
 
 
 def read(body: bytearray, limits: Any) -> Body:
-  """Reads a request; `limits` are as of `Service`.
+  """Reads a request; `limits` are those of `Service`.
 
-  An illegal item becomes an InputError. Raises HTTPException for other errors.
+  An illegal item becomes an InputError; other errors raise HTTPException.
   """
   if has_too_many_values(body):
     raise HTTPException(413, f'body: expected at most {MAX_VALUES} values')
@@ -56,16 +56,17 @@ def read(body: bytearray, limits: Any) -> Body:
     message = f'items: expected at most {most}, got {len(given)}'
     raise HTTPException(413, message)
   try:
-    rows, milliseconds = fields.check(_Batch, value, '').values()
+    given, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
-  rows = [*map(read_item, rows)]
+  rows = [*map(read_item, given)]
   pixels = [*map(items.pixels, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'
     raise HTTPException(413, f'image: expected {legal}, got {total}')
-  work = [*map(items.work, rows, pixels)]
-  return Body(rows, work, milliseconds / 1e3, is_batch)
+  return Body(
+    rows, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
+  )
 
 
 def has_too_many_values(body: bytes | bytearray) -> bool:

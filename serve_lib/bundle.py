@@ -8,10 +8,9 @@
       variables/<name>    those that programs read
 
 `read` gives a `Chain` and a `Policy`, whose class is of an installed package,
-without the Python code of the model. The
-checksum finds any changed byte, but it is no signature: a file may come from
-others. So nothing in it is executed but StableHLO, and a program with a custom
-call, which could run any code of the process, is refused.
+without the Python code of the model. The checksum finds any changed byte, but
+is no signature. So nothing is executed but StableHLO, and a program with a
+custom call, which could run any code of the process, is refused.
 """
 
 import dataclasses
@@ -19,7 +18,6 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -50,8 +48,7 @@ Path = str | os.PathLike[str]
 MAGIC = b'adaptive-bundle 2 '
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
-# The names of operations are found as they are in MLIR's bytecode, but not
-# always in its text, which may have escapes.
+# MLIR's bytecode has the names of operations; its text may escape them.
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
 
 
@@ -69,7 +66,8 @@ class BundleChain:
   variants: tuple[str, ...]
   variables: Mapping[int, Any]
   pad: Callable[..., Any]
-  programs: Sequence[tuple[Sequence[int], Any]]  # variables read, artifact
+  # Variables that each reads, and what `export.deserialize` returns.
+  programs: Sequence[tuple[Sequence[int], Any]]
   numbers: Mapping[tuple[Any, ...], int]  # of programs by (*group, size)
   loop: Loop | None = None  # whose program is that of a whole visit
 
@@ -83,10 +81,7 @@ class BundleChain:
   def _stage(self, sizes: tuple[tuple[int, int], ...]) -> Stage:
     def run(variables: Any, carry: Any) -> Any:
       leaves = jax.tree.leaves(carry)
-      read, artifact = self.programs[dict(sizes)[len(leaves[0])]]
-      exported = export.deserialize(artifact)
-      if not exported.mlir_module_serialized.startswith(_BYTECODE):
-        raise BundleError('a program: expected the bytecode of StableHLO')
+      read, exported = self.programs[dict(sizes)[len(leaves[0])]]
       try:
         return exported.call([variables[number] for number in read], leaves)
       except (TypeError, ValueError, KeyError) as error:
@@ -104,7 +99,7 @@ def write(
   ConfigError if the policy is no `ClassifierPolicy` of an installed package.
   """
   chain: Any = programs.chain
-  kind = f'{type(policy).__module__}:{type(policy).__qualname__}'
+  kind = registry.name_of(type(policy))
   policy_class(kind, 'policy')
   names = [
     jax.tree_util.keystr(name, simple=True, separator='/')
@@ -134,7 +129,7 @@ def write(
     texts[TOKENIZER] = policy.reader.tokenizer.to_json().encode()
   arrays = {f'variables/{names[n]}': np.asarray(x) for n, x in used.items()}
   arrays |= {k: np.frombuffer(text, np.uint8) for k, text in texts.items()}
-  _write(pathlib.Path(path), arrays)
+  _write(path, arrays)
   return len(found)
 
 
@@ -159,14 +154,19 @@ def _export(one: Traced) -> bytearray:
     exported = export.export(jax.jit(run), platforms=PLATFORMS)(*shapes)
   finally:
     jax.config.update(name, before)
-  return _pure(exported.serialize())
-
-
-def _pure(artifact: Any) -> Any:
-  """Returns an artifact; raises BundleError if it has a custom call."""
-  if _CALL in artifact:
-    raise BundleError('a program: expected StableHLO without custom calls')
+  artifact = exported.serialize()
+  _load(artifact)
   return artifact
+
+
+def _load(artifact: Any) -> export.Exported:
+  """Reads a program; raises BundleError if it could call other code."""
+  if _CALL not in artifact:
+    exported = export.deserialize(artifact)
+    if exported.mlir_module_serialized.startswith(_BYTECODE):
+      return exported
+  expected = 'the bytecode of StableHLO without custom calls'
+  raise BundleError(f'a program: expected {expected}')
 
 
 def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _plain(value: Any) -> dict[str, Any]:
   return dataclasses.asdict(value)
 
 
-def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
   files.write_bytes(path, _header(content) + content)
@@ -296,7 +296,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   programs, numbers = [], dict[Any, int]()
   for number, one in enumerate(manifest['programs']):
     artifact = arrays.pop(f'program_{number}')['data']
-    programs.append((one['read'], _pure(artifact)))
+    programs.append((one['read'], _load(artifact)))
     numbers |= dict.fromkeys(one['runs'], number)
   variables = {}
   for name, (number, dtype) in manifest['variables'].items():

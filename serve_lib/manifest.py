@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import jax
 from annotated_types import MinLen
-from jax import export
 
 from core import registry
 from core.errors import ConfigError
@@ -17,7 +16,7 @@ from halting.row_rules import Limit
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.items import KINDS, Count, Size
-from serve_lib.loops import Loop, loop_of
+from serve_lib.loops import Loop, at, loop_of
 
 # Fields of a policy that are not stored as they are.
 BUILT = 'chain', 'reader', 'monitor'
@@ -57,10 +56,7 @@ class _Manifest:
 
 
 def check_manifest(given: Any) -> type[ClassifierPolicy]:
-  """Returns the class of the policy.
-
-  Raises ValueError where a value is illegal, or contradicts another one.
-  """
+  """Returns the class of the policy; raises ValueError for illegal values."""
   check(_Manifest, given, 'manifest')
   policy, reader = dict(given['policy']), dict(given['reader'])
   kind = policy_class(policy.pop('kind', None), 'policy.kind')
@@ -74,8 +70,6 @@ def check_manifest(given: Any) -> type[ClassifierPolicy]:
       check(_Drift, one, f'drift.{source}')
   if loop := given['chain'].get('loop'):
     check(Loop, loop, 'chain.loop')
-  for one in given['programs']:
-    check(_Program, one, 'programs')
   _check_sizes(given)
   return kind
 
@@ -126,15 +120,12 @@ def check_programs(chain: Any, classes: int) -> None:
 
   `chain` is a `BundleChain`; `classes` are those of an answer, 0 for a number.
   """
-  ends = {
-    number for (stage, *_), number in chain.numbers.items()
-    if stage == chain.num_stages - 1
-  }  # fmt: skip
+  end = chain.num_stages - 1
+  ends = {n for (stage, *_), n in chain.numbers.items() if stage == end}
   sizes = {number: group[-1] for group, number in chain.numbers.items()}
   loop = loop_of(chain)
-  loops = {n for k, n in chain.numbers.items() if loop and k[0] == loop.stage}
-  for number, (read, artifact) in enumerate(chain.programs):
-    one = export.deserialize(artifact)
+  loops = {n for k, n in chain.numbers.items() if at(loop, k[0])}
+  for number, (read, one) in enumerate(chain.programs):
     taken = [(x.shape, x.dtype) for x in one.in_avals]
     given = [chain.variables[n] for n in read]
     if taken[: len(read)] != [(x.shape, x.dtype) for x in given]:
@@ -146,8 +137,7 @@ def check_programs(chain: Any, classes: int) -> None:
     carry = [(x.shape, x.dtype) for x in carry]
     if number in loops and carry != taken[len(read) :]:
       raise ValueError(f'program_{number}: expected a carry as it takes')
-    logits = outputs.get('logits')
-    logits = None if logits is None else logits.shape
+    logits = outputs['logits'].shape if 'logits' in outputs else None
     if logits != (size, classes or 1) and (logits or number in ends):
       expected = f'shape {(size, classes or 1)}, got {logits}'
       raise ValueError(f'program_{number}: logits: expected {expected}')

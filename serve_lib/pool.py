@@ -1,4 +1,4 @@
-"""Rows that wait: accepted ones on the host, others between two stages."""
+"""Rows that wait: in the queue, or between two stages."""
 
 import bisect
 import collections
@@ -27,9 +27,8 @@ class RequestQueue:
   """Accepted rows by group, bounded and thread-safe.
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
-  Callers that wait for room are served in order. Rows of several flows take
-  turns by a `Clock`, of a small one before now. The reentrant `lock` guards all
-  that callers and worker share.
+  Callers get room in order, rows of several flows take turns by a `Clock`. The
+  reentrant `lock` guards all that callers and worker share.
   """
 
   def __init__(self, max_pending: int):
@@ -95,9 +94,8 @@ class RequestQueue:
       try:
         if not self._freed.wait_for(admitted, timeout):
           raise OverloadedError(
-            f'engine.max_pending: {self._max_pending} rows are pending and '
-            f'none was answered in time (timeout={timeout}); send fewer at a '
-            'time, or wait longer'
+            f'engine.max_pending: {self._max_pending} rows are pending, and '
+            f'none was answered in {timeout} s; send fewer, or wait longer'
           )
         if self.is_closed:
           raise ClosedError('the engine is closed; it accepts no items')
@@ -142,8 +140,8 @@ class RequestQueue:
   def purge(self) -> None:
     """Removes cancelled rows; the caller holds the lock."""
     self.has_cancelled = False
-    found = {group: wanted(rows) for group, rows in self.groups.items()}
-    self.groups = {group: rows for group, rows in found.items() if rows}
+    groups = {group: wanted(rows) for group, rows in self.groups.items()}
+    self.groups = {group: rows for group, rows in groups.items() if rows}
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows; the caller holds the lock."""
@@ -185,10 +183,9 @@ class Batch:
 class Pool:
   """Rows between stages, on the device; used by one thread at a time.
 
-  Every group has at most one open batch. The first join copies the open batch
-  to the full size; rows of joining batches are copied into its unused slots.
-  `ready` holds at most one full batch per batch in flight, which bounds the
-  memory.
+  Every group has at most one open batch. The first join copies it to the full
+  size; rows of joining batches are copied into its unused slots. `ready` holds
+  at most one full batch per batch in flight.
   """
 
   def __init__(self, programs: Any, requests: RequestQueue):
@@ -201,8 +198,8 @@ class Pool:
   def most(self, length: int) -> int:
     """Returns the rows of a length that may share a batch.
 
-    A small request waits for the batch that is being computed. So while there
-    are large ones too, their batches are only as long as is efficient.
+    Small requests wait for the batch that is being computed. So while there are
+    any, batches are only as large as is efficient.
     """
     capacity, padding = self._grid.capacity, self._programs.padding
     if not padding or not self._requests.is_shared:
@@ -253,8 +250,8 @@ class Pool:
 
   def copy(self, batch: Batch, size: int) -> None:
     """Copies the rows into the first slots of a batch of `size` slots."""
-    # Unused slots repeat an unused slot, usually a finished row, if there is
-    # one: a chain may stop early when all rows are done.
+    # Unused slots repeat one, usually of a finished row: a chain may stop early
+    # when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
     source = np.full(size, (*left, *batch.slots)[0], np.int32)
     source[: len(batch.rows)] = batch.slots

@@ -1,8 +1,8 @@
 """Device programs of the engine.
 
-One program for every stage, variant, length and batch size, and small ones that
-copy rows between batches. Warm-up compiles all of them; afterwards a missing
-one raises KeyError. With `lazy` each is compiled when it is first needed.
+One for every stage, variant, length and batch size, and small ones that copy
+rows between batches. Warm-up compiles all of them; afterwards a missing one
+raises KeyError. With `lazy` each is compiled when it is first needed.
 """
 
 import collections
@@ -137,13 +137,12 @@ class Programs:
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
     """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
     started = time.perf_counter()
-    columns = itertools.product(self.chain.variants, self.grid.columns)
     executor = concurrent.futures.ThreadPoolExecutor(threads)
     with self._cache.used(), contextlib.ExitStack() as stack:
       stack.callback(executor.shutdown, cancel_futures=True)
       jobs = [
-        executor.submit(self._compile_column, variant, *column)
-        for variant, column in (() if self._lazy else columns)
+        executor.submit(self._compile_column, *column)
+        for column in (() if self._lazy else self._columns())
       ]
       for job in rich.progress.track(
         concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
@@ -172,20 +171,22 @@ class Programs:
 
   def stages(self) -> Iterator[tuple[Group, int, Traced]]:
     """Yields group, batch size and traced stage of the whole grid."""
-    columns = itertools.product(self.chain.variants, self.grid.columns)
-    for variant, (length, size) in columns:
+    for variant, length, size in self._columns():
       for stage in range(self.chain.num_stages):
         group = Group(stage, variant, length)
         yield group, size, self._trace(group, size)
+
+  def _columns(self) -> Iterator[tuple[str, int, int]]:
+    """Returns each variant, length and batch size."""
+    grid = self.grid
+    return itertools.product(self.chain.variants, grid.lengths, grid.batches)
 
   def _add(self, kind: str, group: Group, sizes: Any) -> None:
     """Compiles a program into the table."""
     if kind == 'stage':
       one = self._trace(group, sizes)
-      program = self._build(
-        one.function, one.variables, one.carry,
-        donate=one.donate, name=one.name,
-      )  # fmt: skip
+      options: Any = dict(donate=one.donate, name=one.name)
+      program = self._build(one.function, one.variables, one.carry, **options)
       self._table[kind, group, sizes] = program, one.variables
       return
     source, target = sizes
@@ -226,11 +227,12 @@ class Programs:
     )
     new, outputs = shapes
     if loop:
-      _check_loop(group, carry, new)
+      if _typed(carry) != _typed(new):
+        expected = f'that into it, {_typed(carry)}, got {_typed(new)}'
+        raise ValueError(f'carry out of {group}, a loop: expected {expected}')
       if 'length' in outputs:  # its rows move to other lengths of itself too
-        self._moving.setdefault(
-          (loop.stage - 1, group.variant), _row_shapes(new)
-        )
+        before = loop.stage - 1, group.variant
+        self._moving.setdefault(before, _row_shapes(new))
     # Each argument of a call takes 0.3 microseconds, so only the variables that
     # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
@@ -250,12 +252,12 @@ class Programs:
 
     # XLA reuses the memory of a carry for a new one of the same shapes.
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
-    variables = [leaves[number] for number in read]
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
-    name, new = (step, times, is_last, *read), self._abstract(new)
-    donate = (1,) * reused
-    result = Traced(run, tuple(read), variables, carry, new, donate, name)
+    result = Traced(
+      run, tuple(read), [leaves[number] for number in read], carry,
+      self._abstract(new), (1,) * reused, (step, times, is_last, *read),
+    )  # fmt: skip
     return self._traced.setdefault((group, size), result)
 
   def _build(
@@ -309,24 +311,11 @@ class Programs:
           f'carry{name} into {group}: expected {size} rows on the first axis, '
           f'got shape {leaf.shape}; put batch-wide values into the variables'
         )
-    found = _row_shapes(carry)
-    expected = self._moving.get((group.stage - 1, group.variant), found)
-    if found != expected:
+    shapes = _row_shapes(carry)
+    expected = self._moving.get((group.stage - 1, group.variant), shapes)
+    if shapes != expected:
       legal = f"shapes {expected} at every length, as a stage outputs 'length'"
-      raise ValueError(f'carry into {group}: expected {legal}, got {found}')
-
-
-def _check_loop(group: Group, carry: Any, new: Any) -> None:
-  """Raises ValueError unless a stage returns what it takes."""
-  given, found = (
-    jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), one)
-    for one in (carry, new)
-  )
-  if given != found:
-    raise ValueError(
-      f'carry out of {group}, a loop: expected that into it, {given}, got '
-      f'{found}'
-    )
+      raise ValueError(f'carry into {group}: expected {legal}, got {shapes}')
 
 
 def _gather(carry: Any, source: Any) -> Any:
@@ -340,6 +329,10 @@ def _join(pool: Any, carry: Any, places: Any) -> Any:
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )
+
+
+def _typed(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), tree)
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:

@@ -1,7 +1,7 @@
 """A chain in ONNX Runtime: one program per stage, for batches of any size.
 
-Sizes are read at run time, so a batch has the length of its longest row and no
-unused rows, and nothing is compiled for it.
+Sizes are read at run time: a batch has the length of its longest row and no
+unused rows.
 """
 
 import functools
@@ -28,10 +28,9 @@ MOST_BYTES = 2**31  # of all copies of the weights
 
 
 class OnnxStages:
-  """Programs of ONNX Runtime with the interface of `serve_lib.programs`.
+  """The interface of `serve_lib.programs.Programs`; its grid has every size.
 
-  See `Engine` for the arguments; the grid has every size. Raises
-  NotTranslatedError for a chain that XLA has to run.
+  Raises NotTranslatedError for a chain that XLA has to run.
   """
 
   # Tokens whose computation takes as long as reading all weights from memory:
@@ -136,9 +135,8 @@ class OnnxStages:
 
   def _count_bytes(self, group: Group) -> int:
     """Returns the bytes of a row that waits for its next stage."""
-    names = ['b', 'l', *self._names(group.variant)]
     sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
-    known = dict(zip(names, sizes, strict=True))
+    known = dict(zip(self._names(group.variant), sizes, strict=True))
     carry = self._programs(group.variant, False)[group.stage - 1].result[0]
     return sum(
       leaf.dtype.itemsize * math.prod(known.get(str(n), n) for n in leaf.shape)
@@ -150,8 +148,9 @@ class OnnxStages:
     return [np.zeros(n, np.int8) for n in self.chain.sizes(variant, length)]
 
   def _names(self, variant: str) -> list[str]:
-    """Returns the names of the sizes of a variant."""
-    return [f'k{n}' for n, _ in enumerate(self.chain.sizes(variant, 1))]
+    """Returns the names of batch, length and further sizes of a variant."""
+    sizes = self.chain.sizes(variant, 1)
+    return ['b', 'l', *(f'k{n}' for n, _ in enumerate(sizes))]
 
   def _programs(self, *key: Any) -> Any:
     """Returns the programs of a variant, maybe for rows alone; built once."""
@@ -164,10 +163,10 @@ class OnnxStages:
   def _build(self, variant: str, alone: bool) -> Any:
     names, longest = self._names(variant), self.grid.lengths[-1]
     limits = [f'l <= {longest}', f'l >= {min(2, longest)}']
-    for name, other in zip(names, ['l', *names], strict=False):
+    for other, name in itertools.pairwise(names[1:]):
       limits += [f'{name} <= {other}', f'{name} >= 1']
     b, length, *sizes = export.symbolic_shape(
-      ', '.join(['b', 'l', *names]), constraints=limits
+      ', '.join(names), constraints=limits
     )
     # The axes of the length are those that change with it.
     batches = [self.chain.pad([], longest - n, 2) for n in (0, longest > 1)]
