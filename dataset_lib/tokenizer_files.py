@@ -43,7 +43,12 @@ def check(content: bytes) -> None:
   """
   files.parse(content)  # refuses values that are nested too deeply
   objects: list[dict[str, Any]] = []
-  json.loads(content, object_hook=lambda one: objects.append(one) or one)
+
+  def keep(one: dict[str, Any]) -> dict[str, Any]:
+    objects.append(one)
+    return one
+
+  json.loads(content, object_hook=keep)
   for one in objects:
     regex = one.get('Regex', '')
     if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):
