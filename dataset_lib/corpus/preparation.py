@@ -186,10 +186,8 @@ def _write(
       faults.count(*fault)
   for split, total in counts.items():
     if not total['rows']:
-      raise InvalidDataError(
-        f'no text for the split {split!r}: expected documents of two tokens '
-        'or more, in a corpus of one document give --validation_share=0'
-      )
+      advice = 'a corpus of one document needs --validation_share=0'
+      raise InvalidDataError(f'no text for the split {split!r}; {advice}')
     append(split, rows=[total['tokens']])
   for path in folder.glob('*/*.bin'):
     with path.open('ab') as file:
@@ -275,10 +273,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
   """Maps the arrays of a split into memory; reads rows.bin only."""
   path = directory / MANIFEST_FILE
   if not path.exists():
-    raise MissingDataError(
-      f'no prepared corpus in {directory} ({path.name} is not there): '
-      'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
-    )
+    advice = 'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY'
+    raise MissingDataError(f'no prepared corpus in {directory}: {advice}')
   with files.damage_of(path):
     manifest = files.read_object(path)
     if manifest['format'] != FORMAT:
@@ -288,10 +284,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     counts = dict(manifest['splits']).get(name, {'tokens': 0, 'rows': 0})
     total, last = map(operator.index, (counts['tokens'], counts['rows']))
   if not last:
-    raise MissingDataError(
-      f'no split {name!r} in {directory}, it was prepared without; '
-      'launch.prepare_corpus makes one with --validation_share or --validation'
-    )
+    advice = 'prepare it with --validation_share or --validation'
+    raise MissingDataError(f'no split {name!r} in {directory}; {advice}')
   sizes = total, total, last + 1
   arrays: dict[str, np.ndarray] = {}
   dtypes = _dtypes(vocab_size).items()
