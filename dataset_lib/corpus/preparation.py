@@ -55,25 +55,17 @@ class Options:
   input: Annotated[
     tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
   ] = flag('files, folders, tfds:NAME', metavar='PATH,...')
-  validation: tuple[str, ...] = flag(
-    'the texts of the validation split', (), 'PATH,...'
-  )
+  validation: tuple[str, ...] = flag('texts of validation', (), 'PATH,...')
   validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
     'or the validation split as a share of documents, 0: none', 0.01, 'SHARE'
   )
   tokenizer: str = flag(
-    'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
-    '(default: train a vocabulary)',
-    '',
-    'PATH',
+    'spiece.model, tokenizer.json, vocab.txt (default: train one)', '', 'PATH'
   )
-  vocab_size: Annotated[int, Ge(1)] = flag(
-    'of the trained vocabulary', 30_000, 'PIECES'
-  )
+  vocab_size: Annotated[int, Ge(1)] = flag('to train', 30_000, 'PIECES')
   vocab_texts: Annotated[int, Ge(1000)] = flag(
-    'train it from a random sample of at most this many texts of at most 1,024 '
-    'characters, 100 million in all; a character takes about 20 bytes of '
-    'memory',
+    'random texts to train from, of at most 1,024 characters, 100 million in '
+    'all; a character takes about 20 bytes of memory',
     2_000_000,
     'TEXTS',
   )
@@ -83,9 +75,7 @@ class Options:
   processes: Annotated[int, Ge(1)] | None = flag(
     'that encode (default: one for each core)', None, 'N'
   )
-  data_dir: str = flag(
-    'of TFDS (default ~/tensorflow_datasets)', '', 'DIRECTORY'
-  )
+  data_dir: str = flag('of TFDS (~/tensorflow_datasets)', '', 'DIRECTORY')
   wrapped: bool = flag('lines are broken to a width, see above', False)
   out: str = flag('where to write; new or empty', metavar='DIRECTORY')
 
