@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -31,6 +31,7 @@ SOURCES = {
 }
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
+RowShapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes
 
 # Fields that determine how evaluation prepares an input.
 _PREPARATION = (
@@ -142,16 +143,15 @@ def build(
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
   source = build_source(config, split, is_checked=is_checked)
-  threads = default_num_threads() if num_threads is None else num_threads
-  return Dataset(source, batch_size, seed, train, rows, threads, prefetch)
+  return Dataset(source, batch_size, seed, train, rows, num_threads, prefetch)
 
 
 def chosen(
   source: Source, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
 ) -> 'Dataset':
   """Opens given records of a source; `seed` is for one that draws its rows."""
-  reading = range(batch_size), default_num_threads(), 2
-  return Dataset(source, batch_size, seed, False, *reading, records)
+  rows = range(batch_size)
+  return Dataset(source, batch_size, seed, False, rows, records=records)
 
 
 def spread(
@@ -163,31 +163,25 @@ def spread(
   return chosen(source, records, max(1, min(batch_size, count)), seed)
 
 
-class Sketch(NamedTuple):
-  """A data set's description, and shapes and dtypes of a row of its batches."""
-
-  info: DatasetInfo
-  rows: dict[str, tuple[tuple[int, ...], str]]
-
-
-def sketch(config: Any, split: str, classes: int, examples: int) -> Sketch:
+def sketch(
+  config: Any, split: str, classes: int, examples: int
+) -> tuple[DatasetInfo, RowShapes]:
   """Describes a data set without its data, to compile for another machine.
 
   Generated data are opened. Rows of texts have the greatest length; `classes`
-  are those of a data set whose fields do not tell.
+  is for a data set whose fields do not tell.
   """
   if not {'root', 'directory', 'data_dir'} & {*config}:
     data = build(
       config, split=split, train=True, seed=0, batch_size=1, num_threads=0
     )
-    return Sketch(data.info, data.row_shapes())
+    return data.info, data.row_shapes()
   info, more = source_class(config['name']).sketch(config, classes, examples)
-  rows = {
+  rows: RowShapes = {
     info.input_key: (info.input_shape, info.input_dtype),
     'label': (info.label_shape, info.label_dtype),
   }
-  rows |= more | {'mask': ((), 'float32'), 'index': ((), 'int32')}
-  return Sketch(info, rows)
+  return info, rows | more | {'mask': ((), 'float32'), 'index': ((), 'int32')}
 
 
 class Dataset:
@@ -203,8 +197,8 @@ class Dataset:
     seed: int,
     train: bool,
     rows: range,
-    threads: int,
-    prefetch: int,
+    threads: int | None = None,
+    prefetch: int = 2,
     records: Int[np.ndarray, ' N'] | None = None,
   ):
     self.source, self._rows, self._records = source, rows, records
@@ -219,6 +213,7 @@ class Dataset:
     self.steps_per_epoch = self._order.steps_per_epoch
     self._block_rows = min(len(rows), source.block_rows or len(rows))
     self._per_batch = -(-len(rows) // self._block_rows)
+    threads = default_num_threads() if threads is None else threads
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
     # Rows of text are read, and found bad, before the first batch.
@@ -243,7 +238,7 @@ class Dataset:
       self.info, num_classes=run.num_classes, class_names=names
     )
 
-  def row_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+  def row_shapes(self) -> RowShapes:
     """Returns shape and dtype of a row of each array, of the longest rows."""
     with contextlib.closing(self.batches()) as batches:
       rows = {k: (v.shape[1:], str(v.dtype)) for k, v in next(batches).items()}

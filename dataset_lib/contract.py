@@ -48,8 +48,8 @@ def differences(
   """Returns the fields that differ; with `is_copy` also those `data` lacks."""
   different = []
   for field in fields:
-    values = ({**info.preprocessing, **vars(info)} for info in (run, data))
-    expected, given = (value.get(field) for value in values)
+    infos: Any = ({**info.preprocessing, **vars(info)} for info in (run, data))
+    expected, given = (values.get(field) for values in infos)
     if expected and (given or is_copy) and expected != given:
       if field == 'class_names':
         expected, given = _shown(expected, given), _shown(given, expected)

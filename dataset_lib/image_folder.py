@@ -55,10 +55,8 @@ class ImageFolder(ImageOptions):
 
     def opened(name: str) -> list[Row]:
       if name not in splits:
-        others = ', '.join(splits) or 'no folders'
-        raise MissingDataError(
-          f'no split {name!r} in {root}, which has {others}; {LAYOUT}'
-        )
+        problem = f'no split {name!r} in {root}, which has {[*splits]}'
+        raise MissingDataError(f'{problem}; {LAYOUT}')
       return self._open(splits[name])
 
     self._rows: list[Row] = []

@@ -297,8 +297,8 @@ class LabelledTexts(TextRows):
     loaded = tokenizer.load(self.tokenizer)
     rows = self._read(self.task, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
-    columns = zip(*texts, strict=True)
-    encoded = loaded.encode(*columns, max_length=self.max_length)
+    first, second, *_ = [*zip(*texts, strict=True), None]
+    encoded = loaded.encode(first, second, self.max_length)
     self._hold(loaded, task.class_names, encoded, labels)
 
 

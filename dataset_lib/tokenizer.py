@@ -207,10 +207,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   paths = [folder, *(folder / name for name in names)]
   file = next(filter(pathlib.Path.is_file, paths), None)
   if not file:
-    raise MissingDataError(
-      f'no tokenizer at {folder}: expected a directory with {names[2]}, '
-      f'{JSON_FILE} or {VOCABULARY_FILE}, or such a file'
-    )
+    expected = f'{names[2]}, {JSON_FILE} or {VOCABULARY_FILE}'
+    raise MissingDataError(f'no tokenizer at {folder}: expected {expected}')
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):

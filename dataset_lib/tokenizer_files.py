@@ -43,7 +43,12 @@ def check(content: bytes) -> None:
   """
   files.parse(content)  # refuses values that are nested too deeply
   objects: list[dict[str, Any]] = []
-  json.loads(content, object_hook=lambda one: objects.append(one) or one)
+
+  def keep(one: dict[str, Any]) -> dict[str, Any]:
+    objects.append(one)
+    return one
+
+  json.loads(content, object_hook=keep)
   for one in objects:
     regex = one.get('Regex', '')
     if not _LINEAR.fullmatch(_ESCAPED_OR_SET.sub('x', str(regex))):
@@ -80,10 +85,8 @@ def word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
     ('tokenizer_class', not _OTHERS.match(config.get('tokenizer_class') or '')),
   ):
     if not is_legal:
-      raise InvalidDataError(
-        f'{file}: {name}={config[name]} is not supported with '
-        f'{VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-      )
+      problem = f'{name}={config[name]} is not supported'
+      raise InvalidDataError(f'{file}: {problem}; save it as {JSON_FILE}')
   text = files.read_bytes(file).decode('utf-8-sig').replace('\r\n', '\n')
   # A line's number is the token's id; `splitlines` also splits elsewhere.
   lines = text.removesuffix('\n').split('\n')

@@ -81,12 +81,12 @@ def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:
   from dataset_lib.builder import sketch
   from train_lib.build import Plan
 
-  data = sketch(
+  info, rows = sketch(
     config.dataset, config.train_split, flags.classes, flags.examples
   )
   per_epoch = max(1, flags.examples // config.batch_size)
   devices = devices_of(flags.topology)
-  return Plan(config, data.info, per_epoch, devices), data.rows
+  return Plan(config, info, per_epoch, devices), rows
 
 
 def steps(plan: Any, rows: Any) -> Iterator[Compiled]:

@@ -55,25 +55,17 @@ class Options:
   input: Annotated[
     tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
   ] = flag('files, folders, tfds:NAME', metavar='PATH,...')
-  validation: tuple[str, ...] = flag(
-    'the texts of the validation split', (), 'PATH,...'
-  )
+  validation: tuple[str, ...] = flag('texts of validation', (), 'PATH,...')
   validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
     'or the validation split as a share of documents, 0: none', 0.01, 'SHARE'
   )
   tokenizer: str = flag(
-    'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
-    '(default: train a vocabulary)',
-    '',
-    'PATH',
+    'spiece.model, tokenizer.json, vocab.txt (default: train one)', '', 'PATH'
   )
-  vocab_size: Annotated[int, Ge(1)] = flag(
-    'of the trained vocabulary', 30_000, 'PIECES'
-  )
+  vocab_size: Annotated[int, Ge(1)] = flag('to train', 30_000, 'PIECES')
   vocab_texts: Annotated[int, Ge(1000)] = flag(
-    'train it from a random sample of at most this many texts of at most 1,024 '
-    'characters, 100 million in all; a character takes about 20 bytes of '
-    'memory',
+    'random texts to train from, of at most 1,024 characters, 100 million in '
+    'all; a character takes about 20 bytes of memory',
     2_000_000,
     'TEXTS',
   )
@@ -83,9 +75,7 @@ class Options:
   processes: Annotated[int, Ge(1)] | None = flag(
     'that encode (default: one for each core)', None, 'N'
   )
-  data_dir: str = flag(
-    'of TFDS (default ~/tensorflow_datasets)', '', 'DIRECTORY'
-  )
+  data_dir: str = flag('of TFDS (~/tensorflow_datasets)', '', 'DIRECTORY')
   wrapped: bool = flag('lines are broken to a width, see above', False)
   out: str = flag('where to write; new or empty', metavar='DIRECTORY')
 
@@ -186,10 +176,8 @@ def _write(
       faults.count(*fault)
   for split, total in counts.items():
     if not total['rows']:
-      raise InvalidDataError(
-        f'no text for the split {split!r}: expected documents of two tokens '
-        'or more, in a corpus of one document give --validation_share=0'
-      )
+      advice = 'a corpus of one document needs --validation_share=0'
+      raise InvalidDataError(f'no text for the split {split!r}; {advice}')
     append(split, rows=[total['tokens']])
   for path in folder.glob('*/*.bin'):
     with path.open('ab') as file:
@@ -275,10 +263,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
   """Maps the arrays of a split into memory; reads rows.bin only."""
   path = directory / MANIFEST_FILE
   if not path.exists():
-    raise MissingDataError(
-      f'no prepared corpus in {directory} ({path.name} is not there): '
-      'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
-    )
+    advice = 'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY'
+    raise MissingDataError(f'no prepared corpus in {directory}: {advice}')
   with files.damage_of(path):
     manifest = files.read_object(path)
     if manifest['format'] != FORMAT:
@@ -288,10 +274,8 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     counts = dict(manifest['splits']).get(name, {'tokens': 0, 'rows': 0})
     total, last = map(operator.index, (counts['tokens'], counts['rows']))
   if not last:
-    raise MissingDataError(
-      f'no split {name!r} in {directory}, it was prepared without; '
-      'launch.prepare_corpus makes one with --validation_share or --validation'
-    )
+    advice = 'prepare it with --validation_share or --validation'
+    raise MissingDataError(f'no split {name!r} in {directory}; {advice}')
   sizes = total, total, last + 1
   arrays: dict[str, np.ndarray] = {}
   dtypes = _dtypes(vocab_size).items()

@@ -182,10 +182,9 @@ def tfrecord_index(
         np.append(time, offsets).tofile(temporary)
         temporary.replace(path)  # no fsync: readers notice damage
   except OSError as error:
-    raise MissingDataError(
-      f'cannot make the index {path} of {file}: {error}; let the data be '
-      'readable, and set XDG_CACHE_HOME to a folder that can be written'
-    ) from error
+    problem = f'cannot make the index {path} of {file}: {error}'
+    advice = 'set XDG_CACHE_HOME to a folder that can be written'
+    raise MissingDataError(f'{problem}; {advice}') from error
   return path
 
 
@@ -228,8 +227,6 @@ def record_offsets(
       offsets.append(min(offsets[-1] + length + _FRAME_BYTES, size + 1))
   if offsets[-1] != size or num_records not in (None, len(offsets) - 1):
     held = 'whole records' if num_records is None else f'{num_records} records'
-    raise InvalidDataError(
-      f'{filename} does not hold exactly {held} in its {size} bytes; it is '
-      'damaged or cut short, copy or prepare it again'
-    )
+    problem = f'does not hold exactly {held} in its {size} bytes'
+    raise InvalidDataError(f'{filename} {problem}; copy it again')
   return np.array(offsets, np.int64)

@@ -121,10 +121,8 @@ class Examples(RecordFiles):
 
     def opened(part: str) -> range:
       if part not in info.splits:  # 'all' is none, and cannot be sliced
-        raise MissingDataError(
-          f'{name} has no split {part!r}; it has {", ".join(info.splits)}, '
-          'parts of them, like train[:90%], and sums, like train+test'
-        )
+        legal = f'{", ".join(info.splits)}, parts and sums, like train+test[:9]'
+        raise MissingDataError(f'{name} has no split {part!r}; it has {legal}')
       return range(info.splits[part].num_examples)
 
     shards = [
@@ -136,10 +134,8 @@ class Examples(RecordFiles):
     ]
     kind = info.file_format.value
     if kind not in _FORMATS:
-      raise InvalidDataError(
-        f'{name} is stored as {kind}; expected one of {", ".join(_FORMATS)}: '
-        'prepare it again with --file_format=array_record'
-      )
+      expected = f'expected {" or ".join(_FORMATS)}; prepare it again'
+      raise InvalidDataError(f'{name} is stored as {kind}: {expected}')
     if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')
     super().__init__(shards, kind)
@@ -197,10 +193,8 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     _refuse_foreign_code(folder / _FEATURES_FILE)
     return tfds.builder_from_directory(folder)
   if not name:
-    raise MissingDataError(
-      f'{folder} holds no {_INFO_FILE}: give dataset.builder a name, or '
-      'dataset.data_dir the folder of one prepared version'
-    )
+    advice = 'name dataset.builder, or give the folder of a version'
+    raise MissingDataError(f'{folder} holds no {_INFO_FILE}: {advice}')
   fields.check_value('dataset.builder', name, BuilderName)
   for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
     _refuse_foreign_code(file)
@@ -210,10 +204,8 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     expected = f'a TFDS data set, or one prepared in {folder}'
     raise errors.ConfigError('dataset.builder', name, expected) from error
   if not (pathlib.Path(builder.data_dir) / _INFO_FILE).is_file():
-    raise MissingDataError(
-      f'{name} is not prepared in {folder}; run\n'
-      f'  tfds build {name} --data_dir={folder} --file_format=array_record'
-    )
+    run = f'tfds build {name} --data_dir={folder} --file_format=array_record'
+    raise MissingDataError(f'{name} is not prepared in {folder}; run\n  {run}')
   return builder
 
 
@@ -291,10 +283,9 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
         files.check_regular(file, folder)
       counts = {int(m[1]) for file in paths if (m := _COUNT.search(file))}
       if counts - {len(paths)}:
-        raise MissingDataError(
-          f'{folder} has {len(paths)} shards of {split}, but their names say '
-          f'{", ".join(map(str, sorted(counts)))}; copy the others'
-        )
+        named = ' or '.join(map(str, sorted(counts)))
+        problem = f'{len(paths)} shards of {split}, but their names say {named}'
+        raise MissingDataError(f'{folder} has {problem}')
       return kind, paths
   wanted = ' or '.join(f'{split}-*.{kind}' for kind in _KINDS)
   raise MissingDataError(f'dataset.directory: no files {wanted} in {folder}')

@@ -172,15 +172,14 @@ def test_shapes_without_data_are_of_its_batches(config):
   # What generated data know themselves is not asked for.
   is_read = {'root', 'directory'} & {*config}
   asked = (info.num_classes, info.num_examples) if is_read else (7, 7)
-  sketch = builder.sketch(builder.validate(config), 'train', *asked)
+  found, rows = builder.sketch(builder.validate(config), 'train', *asked)
   for name in (
     'input_key', 'input_shape', 'input_dtype', 'num_classes', 'label_dtype',
     'max_labels', 'num_examples',
   ):  # fmt: skip
-    assert getattr(sketch.info, name) == getattr(info, name), name
-  assert sketch.rows == data.row_shapes()
-  shape = sketch.rows[info.input_key]
-  assert shape == (info.input_shape, info.input_dtype)
+    assert getattr(found, name) == getattr(info, name), name
+  assert rows == data.row_shapes()
+  assert rows[info.input_key] == (info.input_shape, info.input_dtype)
 
 
 def places(config, split):
