@@ -113,8 +113,8 @@ def changed(
 
   `kept` are the bank tokens that are read, () for all `bank_size`.
   """
-  fields: Any = dict(threshold=setting.threshold, max_steps=setting.max_steps)
-  result: Any = model.clone(**fields)
+  threshold, max_steps = float(setting.threshold), setting.max_steps
+  result: Any = model.clone(threshold=threshold, max_steps=max_steps)
   if kept:
     kind: Any = type('KeptBank', (_KeptBank, type(model)), {})
     result = build(kind, result, kept=kept)

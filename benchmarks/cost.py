@@ -10,6 +10,7 @@ with norms, softmax and activations, which `model.flops` leaves out.
 import csv
 import dataclasses
 import functools
+import itertools
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -34,28 +35,6 @@ NOTE = (
   'G: a multiply-add counts once, as in the paper (GFLOPs: twice); the '
   'compiler counts the body of a loop once'
 )
-
-
-class Printed(NamedTuple):
-  """Numbers of a row of a table of the paper; None where it has none."""
-
-  throughput: float  # images per second and TPU core
-  parameters: float | None  # in millions
-  gflops: float | None  # multiply-adds
-
-
-class Row(NamedTuple):
-  """A model: the arguments `model` and `variant` of its table's config."""
-
-  model: str
-  variant: str
-
-  @property
-  def name(self) -> str:
-    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
-    return NAMES[self.model].format(self.variant)
-
-
 NAMES = {
   'vit': 'ViT-{}', 'deit': 'DeiT-{}', 'plainvit': 'PlainViT-{}',
   'u2t': 'U2T-{}', 'uvit': 'UViT-{}', 'avit': 'A-ViT-{}',
@@ -64,20 +43,30 @@ NAMES = {
 }  # fmt: skip
 
 
-def _groups() -> dict[tuple[int, str], dict[Row, Printed]]:
-  """Reads the rows by table and group; the first one is the baseline."""
-  groups: dict[tuple[int, str], dict[Row, Printed]] = {}
-  with pathlib.Path(__file__).with_name('printed.csv').open() as file:
-    for line in csv.DictReader(file):
-      cells = [line[name] for name in Printed._fields]
-      numbers: Any = [float(cell) if cell else None for cell in cells]
-      row = Row(line['model'], line['variant'])
-      group = groups.setdefault((int(line['table']), line['group']), {})
-      group[row] = Printed(*numbers)
-  return groups
+class Row(NamedTuple):
+  """A row of a table of the paper; None where it prints no number."""
+
+  table: int
+  group: str  # the variant of its first row, the baseline
+  model: str  # arguments of the table's config
+  variant: str
+  throughput: float  # images per second and TPU core
+  parameters: float | None  # in millions
+  gflops: float | None  # multiply-adds
+
+  @property
+  def name(self) -> str:
+    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
+    return NAMES[self.model].format(self.variant)
 
 
-GROUPS = _groups()
+def _row(table: str, group: str, model: str, variant: str, *cells: str) -> Row:
+  numbers: Any = [float(cell) if cell else None for cell in cells]
+  return Row(int(table), group, model, variant, *numbers)
+
+
+with pathlib.Path(__file__).with_name('printed.csv').open() as _file:
+  ROWS = [_row(*line) for line in [*csv.reader(_file)][1:]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,59 +79,54 @@ class Flags(command.Timing):
   phases: Literal['forward', 'all'] = flag('all: also training', 'forward')
   rounds: Count = flag('timed rounds; 0 only counts', 10, names=command.ROUNDS)
 
-  def config(self, table: int, row: Row) -> Any:
-    model = f'model={row.model},variant={row.variant}'
-    overrides = [f'dtype={self.dtype}']
-    if table == 6:
-      overrides.append('loss.mixup=0.0')  # needs an even number of rows
-    else:
-      model += ',data=none,fewshot=none'
-    file = 'imagenet' if table == 6 else 'jft'
-    flag = f'configs/adatape/{file}.py:{model}'
-    return command_line.load_config(flag, overrides)
+
+def load_config(row: Row, dtype: str = 'float32') -> Any:
+  """Returns the complete configuration of a row, without its data."""
+  arguments, file = f'model={row.model},variant={row.variant}', 'imagenet'
+  overrides = [f'dtype={dtype}']
+  if row.table == 6:
+    overrides.append('loss.mixup=0.0')  # needs an even number of rows
+  else:
+    file, arguments = 'jft', f'{arguments},data=none,fewshot=none'
+  place = f'configs/adatape/{file}.py:{arguments}'
+  return command_line.load_config(place, overrides)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  groups = {
-    (table, name): group
-    for (table, name), group in GROUPS.items()
-    if flags.table == 'all' or str(table) in flags.table
-  }
-  legal = [row.name for group in groups.values() for row in group]
+  rows = [
+    r for r in ROWS if flags.table == 'all' or str(r.table) in flags.table
+  ]
+  legal = [row.name for row in rows]
   if unknown := set(flags.rows) - set(legal):
     raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
-  for (table, _), group in groups.items():
-    baseline = next(iter(group))
-    chosen = {r: p for r, p in group.items() if r.name in flags.rows}
-    if flags.rows and not chosen:
+  for (table, variant), group in itertools.groupby(rows, lambda row: row[:2]):
+    baseline, *others = group
+    asked = not flags.rows or baseline.name in flags.rows
+    others = [r for r in others if not flags.rows or r.name in flags.rows]
+    if not (asked or others):
       continue
-    tasks, columns = dict[Row, Task](), dict[Row, Any]()
-    for row, printed in (
-      {baseline: group[baseline]} | (chosen or group)
-    ).items():
-      tasks[row] = task_of(flags.config(table, row))
-      columns[row] = counts(tasks[row]) | {
-        'paper_parameters': printed.parameters and printed.parameters * 1e6,
-        'paper_macs': printed.gflops and printed.gflops * 1e9,
-        'paper_speedup': printed.throughput / group[baseline].throughput,
+    tasks, columns = dict[str, Task](), dict[str, Any]()
+    for row in (baseline, *others):
+      task = tasks[row.name] = task_of(load_config(row, flags.dtype))
+      columns[row.name] = counts(task) | {
+        'paper_parameters': row.parameters and row.parameters * 1e6,
+        'paper_macs': row.gflops and row.gflops * 1e9,
+        'paper_speedup': row.throughput / baseline.throughput,
       }
     trains = flags.phases == 'all' and flags.rounds
     for phase, prepare in phases(bool(trains)).items():
-      case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      yield (
-        case,
-        [
-          Candidate(
-            row.name,
-            functools.partial(prepare, task, flags.batch),
-            is_baseline=row == baseline,
-            flops=task.flops(),
-            columns=columns[row],
-            throughput='images_per_second',
-          )
-          for row, task in tasks.items()
-        ],
-      )
+      candidates = [
+        Candidate(
+          name,
+          functools.partial(prepare, task, flags.batch),
+          is_baseline=name == baseline.name,
+          flops=task.flops(),
+          columns=columns[name],
+          throughput='images_per_second',
+        )
+        for name, task in tasks.items()
+      ]
+      yield {'table': table, 'group': variant, 'phase': phase}, candidates
 
 
 def task_of(config: Any) -> Task:

@@ -1,8 +1,12 @@
-"""The iterations of a run: tables, curves, a page of coloured sentences.
+"""Iterations by kind of token, convergence of states, coloured sentences.
 
-Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
-the label of its word (footnote 7). Labels are marked if mean > mean of labels +
-standard deviation of labels.
+Simoulin and Crabbe (2021), section 4.1. A halted token keeps its state and has
+cosine 1, so only the mean over running tokens can show a fixed point. Halting
+selects these tokens, so their share is reported too. A small `lambda^n` also
+makes consecutive states similar.
+
+Dependency labels as in Tables 3 to 5: a token has the label of its word
+(footnote 7). Labels are marked if mean > mean of labels + standard deviation.
 """
 
 import collections
@@ -12,26 +16,37 @@ import html
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+import optax
+from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert
-from benchmarks import pictures, read_iterations
-from benchmarks.read_iterations import CURVES, DEPTH, Analysis
+from albert_act.token_kinds import KINDS, masks
+from benchmarks import pictures
 from core import files
 from core.errors import BadRecord, InvalidDataError
 from dataset_lib import builder, source, tagged_words, token_rows, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import plots
 from eval_lib.report import Table
+from halting import loop
 from train_lib.run_directory import TOKENIZER
 
 MODEL, SPLIT = Albert, 'validation'
+INPUTS = ('tokens', 'token_types', 'length')
+DEPTH = 'executed depth of a row'
+# Axes of the curves over the iterations, and suffixes of their columns.
+CURVES = {
+  'cosine, all tokens': '',
+  'cosine, still running': ' running',
+  'share still running': ' share',
+}
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
-
 _OPAQUE = 170  # of 255, at most iterations: light enough to read on
 _MARK = '▁'  # SentencePiece's space
 _SPECIAL = re.compile(r'\[.+\]|<.+>')
@@ -44,7 +59,77 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+# A batch, the iterations of its tokens, and cosines `[N, B, L]`.
+Traced = tuple[Mapping[str, Any], Int[np.ndarray, 'B L'], Any]
 Rows = list[dict[str, Any]]
+
+
+class Analysis(NamedTuple):
+  """The result of a pass over rows; kinds without tokens are left out."""
+
+  # (count, mean, standard deviation) by kind, and of the rows as `DEPTH`.
+  iterations: dict[str, tuple[int, float, float]]
+  # By the names in `CURVES`, then by kind; NaN of no tokens.
+  curves: dict[str, dict[str, Float[np.ndarray, ' N']]]
+
+
+def traced(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Iterator[Traced]:
+  """Yields (batch, iterations, cosines); padding has 0 iterations.
+
+  A cosine is that of the states before and after an iteration, 1 for a halted
+  token. A `dynamic` model has no trace.
+  """
+
+  def cosine(visit: loop.Visit) -> Array:
+    x, y = (s.astype(jnp.float32) for s in (visit.before, visit.after))
+    return optax.losses.cosine_similarity(x, y, epsilon=1e-12)
+
+  @jax.jit
+  def run(variables: Any, *inputs: Array) -> Any:
+    form: Any = dict(trace=cosine, method='encode')
+    encoded: Any = model.apply(variables, *inputs, **form)
+    steps = encoded.ponder['steps']
+    # By some rules the state goes on after a token has halted.
+    running = jnp.arange(model.max_iterations)[:, None, None] < steps[None]
+    return steps, jnp.where(running, encoded.trace, 1.0)
+
+  for batch in rows:
+    inputs = (jnp.asarray(batch[name]) for name in INPUTS)
+    yield batch, *jax.device_get(run(variables, *inputs))
+
+
+def analyse(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Analysis:
+  """Analyses batches, see `masks` and `traced`."""
+  limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
+  for batch, steps, cosines in traced(model, variables, rows):
+    flags = jax.device_get(find(dict(batch)))
+    # Mark the first deepest token of each row.
+    deepest = np.arange(steps.shape[1]) == steps.argmax(1)[:, None]
+    flags[DEPTH] = deepest & flags['all']
+    running = np.arange(limit)[:, None, None] < steps
+    moments = np.ones_like(steps), steps, np.square(steps)
+    values = [*moments, *cosines, *(running * cosines), *running]
+    tokens = [flags[kind] for kind in (*KINDS, DEPTH)]
+    sums = sums + np.einsum('kbl,vbl->kv', tokens, values, dtype=np.float64)
+  result = Analysis({}, {name: {} for name in CURVES})
+  for kind, row in zip((*KINDS, DEPTH), sums, strict=True):
+    count, total, squares = row[:3].tolist()
+    if not count:
+      continue
+    mean = total / count
+    std = max(squares / count - mean**2, 0.0) ** 0.5
+    result.iterations[kind] = int(count), mean, std
+    similar, still, share = row[3:].reshape(3, limit) / count
+    with np.errstate(invalid='ignore'):
+      lines = similar, still / share, share
+    for curve, line in zip(result.curves.values(), lines, strict=True):
+      if kind != DEPTH:
+        curve[kind] = line
+  return result
 
 
 def tables(analysis: Analysis) -> list[Table]:
@@ -55,8 +140,7 @@ def tables(analysis: Analysis) -> list[Table]:
   }
   limit = len(lines['all'])
   similarity = [
-    {'iteration': n + 1}
-    | {name: _rounded(line[n], 6) for name, line in lines.items()}
+    dict(iteration=n + 1, **{k: _rounded(y[n], 6) for k, y in lines.items()})
     for n in range(limit)
   ]
   kinds = analysis.iterations
@@ -106,19 +190,17 @@ def label_table(
   encoded, places = tagged_words.encode_words(
     tokenizer, [[word for word, _ in pairs] for pairs in sentences], max_length
   )
-  buckets = token_rows.length_buckets(
-    range(_STEP, max_length, _STEP), max_length
-  )
+  steps = range(_STEP, max_length, _STEP)
   info = source.DatasetInfo(
     'tokens', (max_length,), 'int32', 1, (), len(sentences),
-    length_buckets=buckets,
+    length_buckets=token_rows.length_buckets(steps, max_length),
   )  # fmt: skip
   records = token_rows.TokenSource(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()
   depths, words = [], []
-  for batch, steps, _ in read_iterations.traced(model, variables, batches):
+  for batch, steps, _ in traced(model, variables, batches):
     for row in np.flatnonzero(batch['mask']):
       number = batch['index'][row]
       depths.append(steps[row].max())
@@ -175,10 +257,9 @@ def label_rows(
 
 
 def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
-  """Yields the text of each token, and whether it continues a word.
+  """Yields the text of each token, and if it continues a word.
 
-  In WordPiece a token that continues a word begins with '##'; in SentencePiece
-  one that begins a word has a '▁', which tells the two apart.
+  WordPiece marks such a token by '##', SentencePiece each other one by '▁'.
   """
   is_sentencepiece = any(name.startswith(_MARK) for name in names)
   for name in names:
@@ -191,10 +272,10 @@ def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 def page(
-  batches: Iterable[read_iterations.Traced],
+  batches: Iterable[Traced],
   names: Callable[[list[int]], Sequence[str]],
   most: int,
-) -> str:
+) -> bytes:
   """Returns the real rows of `traced` as HTML; `names` of token ids."""
   numbers = range(1, most + 1)
   body = _paragraph('iterations', [*map(str, numbers)], numbers, most)
@@ -204,7 +285,8 @@ def page(
       tokens = names(batch['tokens'][row, : len(spent)].tolist())
       title = f'mean {spent.mean():.1f}, executed {spent.max()}'
       body += _paragraph(title, tokens, spent.tolist(), most)
-  return _PAGE.format(body=body)
+  # A lone surrogate in a token cannot be encoded.
+  return _PAGE.format(body=body).encode(errors='xmlcharrefreplace')
 
 
 def _paragraph(
@@ -229,7 +311,7 @@ def write(
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   spread = functools.partial(builder.spread, records, seed=config.seed)
   rows = spread(flags.rows).batches()
-  analysis = read_iterations.analyse(model, loaded.variables, rows)
+  analysis = analyse(model, loaded.variables, rows)
   result = tables(analysis)
   if labelled:
     limits = records.info.input_shape[0], flags.label_words
@@ -237,8 +319,9 @@ def write(
     result.append(labels)
   if flags.sentences:
     rows = spread(flags.sentences).batches()
-    shown = read_iterations.traced(model, loaded.variables, rows)
-    write_page(out, page(shown, words.names, model.max_iterations))
+    shown = traced(model, loaded.variables, rows)
+    content = page(shown, words.names, model.max_iterations)
+    files.write_bytes(out / 'sentences.html', content)
   with plots.if_installed():
     title = 'Similarity of consecutive states'
     pictures.plot_iterations(out / 'similarity', analysis.curves, title)
@@ -265,9 +348,3 @@ def read_treebank(file: str) -> list[list[tuple[str, str]]]:
     line = f'{file}: {len(bad)} sentences with faults are left out; the first'
     print(f'{line}: {bad[0]}', file=sys.stderr)
   return sentences
-
-
-def write_page(out: pathlib.Path, page: str) -> None:
-  """Writes a page; a lone surrogate in a token becomes a reference."""
-  content = page.encode(errors='xmlcharrefreplace')
-  files.write_bytes(out / 'sentences.html', content)

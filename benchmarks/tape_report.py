@@ -222,7 +222,7 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
     pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
   ranks, uniform = np.arange(1, len(percent) + 1), np.full(2, percent.mean())
   ordered, dashed = np.sort(percent)[::-1], pictures.DASHED
-  lengths = np.bincount(tapes.length)
+  lengths = np.bincount(tapes.length, minlength=tapes.length.max() + 2)
   mean, bars = tapes.length.mean(), {'marker': '', 'drawstyle': 'steps-mid'}
   panels = {
     'distribution': Panel(

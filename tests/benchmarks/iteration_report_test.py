@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import command, iteration_report, read_iterations
-from benchmarks.read_iterations import CURVES, DEPTH, Analysis
+from benchmarks import command, iteration_report
+from benchmarks.iteration_report import CURVES, DEPTH, Analysis
 from dataset_lib import builder, tokenizer
 from tests.albert_act import small
 
@@ -84,7 +84,7 @@ def test_words_of_both_tokenizers(names, texts):
 NAMES = ('[CLS]', 'un', '##do', '$x$', '<b>', '映画\ud800', '[SEP]')
 
 
-def test_the_page_has_the_real_rows_and_is_denser_for_more_steps(tmp_path):
+def test_the_page_has_the_real_rows_and_is_denser_for_more_steps():
   batch = {
     'tokens': np.array([[*range(7)], [0, 3, 6, *[0] * 4], [0] * 7]),
     'length': np.array([7, 3, 0]),
@@ -93,9 +93,8 @@ def test_the_page_has_the_real_rows_and_is_denser_for_more_steps(tmp_path):
   spent = [[2, 1, 2, 1, 1, 2, 1], [1, 2, 1, *[0] * 4], [0] * 7]
   batches = [(batch, steps(*spent), None)]
   page = iteration_report.page(batches, lambda ids: [NAMES[n] for n in ids], 2)
-  iteration_report.write_page(tmp_path, page)
-  page = (tmp_path / 'sentences.html').read_text()
-  scale, *rows = re.split('\nmean (.+)\n', page.split('<body')[1])
+  body = page.decode().split('<body')[1]
+  scale, *rows = re.split('\nmean (.+)\n', body)
   assert rows[::2] == ['1.4, executed 2', '1.3, executed 2']
   assert re.findall(' title="(.*?)"', scale) == ['1 of 2', '2 of 2']
   # A browser shows a lone surrogate as a replacement character.
@@ -161,7 +160,7 @@ def test_a_treebank_by_hand(words, monkeypatch):
       place = np.arange(batch['tokens'].shape[1])
       yield batch, np.where(place < length, place, 0), None
 
-  monkeypatch.setattr(read_iterations, 'traced', traced)
+  monkeypatch.setattr(iteration_report, 'traced', traced)
   given = [
     # [CLS] w1 ##a [SEP]
     [('w1a', 'nsubj:pass')],
