@@ -1,7 +1,7 @@
 """Classification of images or token sequences by any model.
 
-The model is called as `model(inputs, row_keys=...) -> (logits, out)`;
-subclasses add the terms of an adaptive mechanism, which read `out`.
+A model returns (logits, out) for `(inputs, row_keys=...)`; the terms that a
+subclass adds read `out`.
 """
 
 import dataclasses
@@ -28,10 +28,7 @@ TOP = 5  # classes of the metric `top5_accuracy`
 
 
 class Classification(Task):
-  """Softmax cross-entropy, with label smoothing and mixup as options.
-
-  `model.name` is `'module:Class'` of a Linen module with the other fields.
-  """
+  """Softmax cross-entropy, with label smoothing and mixup as options."""
 
   SERVE = 'serve_lib.classifier:serve'
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
@@ -47,17 +44,17 @@ class Classification(Task):
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
-    """Checks `loss` and `model`; see `Task.validate_config`."""
+    """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
     config['model'] = complete_model(config['model'], cls.MODEL)
-    alpha = config['loss'].get('mixup', 0.0)
+    alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')
 
   @property
   def rows_together(self) -> int:
     """Two rows of a mixup pair; see `Task.rows_together`."""
-    return mixup.PAIR if self.config['loss'].get('mixup', 0.0) else 1
+    return mixup.PAIR if self.config['loss'].get('mixup') else 1
 
   def build_model(self) -> Any:
     """Returns the module of `config.model`; checks that it fits the data."""
@@ -84,8 +81,8 @@ class Classification(Task):
     # Images are sent as uint8 (a quarter of float32) and scaled on the device.
     if inputs.dtype != jnp.uint8:
       return inputs
-    given = np.array([self.info.mean, self.info.std], np.float32)
-    mean, std = given.reshape(2, 1, 1, 1, -1)
+    scale = np.array([self.info.mean, self.info.std], np.float32)
+    mean, std = scale.reshape(2, 1, 1, 1, -1)
     return inputs.astype(jnp.float32) / (255 * std) - mean / std
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:
@@ -94,7 +91,7 @@ class Classification(Task):
 
   def mixed(self, batch, row_keys):
     """Mixes images in training, if `loss.mixup` is set; see `Task.mixed`."""
-    alpha = self.config['loss'].get('mixup', 0.0)
+    alpha = self.config['loss'].get('mixup')
     if row_keys is None or not alpha:
       return super().mixed(batch, row_keys)
     key = self.info.input_key
@@ -168,15 +165,16 @@ class Classification(Task):
 
   def by_class(self, logits, batch) -> dict[str, Any]:
     """Returns the accuracy of each class and, of more than 5, of the best 5."""
-    classes, found = logits.shape[-1], dict[str, Any]()
+    classes, mask = logits.shape[-1], batch['mask']
+    metrics: dict[str, Any] = {}
     if classes > TOP:
       best = jax.lax.top_k(logits, TOP)[1]
       right = jax.vmap(self.correct, (1, None), 1)(best, batch).any(1)
-      found[f'top{TOP}_accuracy'] = Average.from_values(right, batch['mask'])
+      metrics[f'top{TOP}_accuracy'] = Average.from_values(right, mask)
     if not self.MULTI_LABEL:
-      given = self.correct(logits.argmax(-1), batch), batch['mask']
-      found[CLASS_ACCURACY] = ByClass.of(*given, batch['label'], classes)
-    return found
+      hits = self.correct(logits.argmax(-1), batch), mask, batch['label']
+      metrics[CLASS_ACCURACY] = ByClass.of(*hits, classes)
+    return metrics
 
   def correct(
     self, predicted: Int[Array, ' B'], batch: Batch

@@ -1,7 +1,7 @@
 """Classification and regression of sentences and pairs of sentences.
 
-The model is called as `model(tokens, token_types, length, row_keys=...)` and
-may return logits of several heads, `out['exits']` `[E, B, O]`.
+A model takes `(tokens, token_types, length, row_keys=...)`, and may return
+logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import pathlib
@@ -24,13 +24,11 @@ from train_lib.terms import Batch, Forward, Metrics
 class TextClassification(Classification):
   """Cross-entropy of the last head; squared error if there is one class.
 
-  `model.from_checkpoint` is the directory of a run or of a Hugging Face model;
-  its sizes become defaults of `model`.
+  `model.from_checkpoint`, a run or a Hugging Face model, has default sizes.
   """
 
   SERVE = 'serve_lib.classifier:serve_texts'
-  # Also the embedding tables, as in BERT's recipe, which excludes only biases
-  # and LayerNorm.
+  # BERT's recipe excludes only biases and LayerNorm.
   DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
   # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
@@ -89,7 +87,7 @@ class TextClassification(Classification):
     return super().cross_entropy(logits, batch)
 
   def metrics(self, forward: Forward) -> Metrics:
-    """Returns those of a classification, or the squared error."""
+    """Returns metrics of a classification, or the squared error."""
     if not self.is_regression:
       return super().metrics(forward)
     errors = self.cross_entropy(forward.logits, forward.batch)
@@ -109,18 +107,15 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
   from model_lib import convert
   from train_lib.run_directory import CONFIG
 
-  field = 'model.from_checkpoint'
-  expected = 'the directory of a run or of a Hugging Face model'
   try:
     if convert.is_checkpoint(directory):
-      found = convert.read_sizes(directory)
+      fields = convert.read_sizes(directory)
     else:
-      path = pathlib.Path(directory) / CONFIG
-      model = files.read_object(path)['model']
-      found = {name: model[name] for name in names if name in model}
+      model = files.read_object(pathlib.Path(directory) / CONFIG)['model']
+      fields = {name: model[name] for name in names if name in model}
+    if {*fields} != {*names}:
+      raise ValueError(f'expected {", ".join(names)}, got {", ".join(fields)}')
+    return fields
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ConfigError(field, directory, f'{expected} ({error})') from error
-  if set(found) != set(names):
-    expected += f' with the fields {", ".join(names)}'
-    raise ConfigError(field, f'{directory} with {", ".join(found)}', expected)
-  return found
+    expected = f'the directory of a run or of a Hugging Face model ({error})'
+    raise ConfigError('model.from_checkpoint', directory, expected) from error

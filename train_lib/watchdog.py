@@ -1,16 +1,14 @@
 """Ends all processes of a training if one fails, dies or gets stuck.
 
-Each process writes a record to the key-value store of `jax.distributed` every
-second, by a thread of its own. Process 0 reads all records, the others that of
-process 0; the first fault that one of them sees is the verdict that all print
-before they exit. Intervals are counted in ticks, so clocks are not compared and
-a process that was suspended does not blame the others.
+A thread of each process writes a record to the key-value store of
+`jax.distributed` every second. Process 0 reads all, the others that of process
+0; the first fault that one sees is the verdict that all print before they exit.
+Intervals are counted in ticks: no clocks are compared, and a process that was
+suspended does not blame the others.
 
-If native code keeps Python's lock, so that no thread runs, the stacks are
-printed by `faulthandler`; a peer then sees the silence.
-
-JAX would end the survivors too, but with exit -6 and a native stack trace. It
-still does so if process 0 is killed, as the store is gone at once.
+If native code keeps Python's lock, `faulthandler` prints the stacks and a peer
+sees the silence. JAX would end the survivors too, with exit -6 and a native
+stack trace, and still does if process 0, which has the store, is killed.
 """
 
 import concurrent.futures
@@ -45,10 +43,9 @@ _VERDICT = f'{_SHARED}verdict'
 class Watchdog:
   """A context that ends the process, and its peers, on a fault of any of them.
 
-  Exit code `STUCK`: no process reported `progress` for `seconds`; `PEER`:
-  another process failed or is silent, but for an error that a restart would
-  meet again, with whose code all end. In a run of several processes an error
-  that leaves the context is printed and ends the process at once, because a
+  Exit code `STUCK`: no `progress` of any process for `seconds`; `PEER`: another
+  process failed or is silent; the code of a `PERMANENT` error is that of all.
+  One of several processes ends at once on an error, which is printed, because a
   normal exit waits for the peers; errors with `in_all_processes` are raised.
   """
 
@@ -65,11 +62,7 @@ class Watchdog:
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
 
   def progress(self, now: str, exempt: bool = False) -> None:
-    """Reports progress; `now` is begun, such as 'step 3: reading its batch'.
-
-    Until the next report an `exempt` process, e.g. one that compiles, may take
-    any time. All processes of a run make the same reports.
-    """
+    """Reports what is begun, in all processes; if `exempt` it may take long."""
     self._state = (self._state[0] + 1, exempt, now)
 
   def __enter__(self) -> 'Watchdog':

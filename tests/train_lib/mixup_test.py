@@ -221,18 +221,6 @@ def test_what_cannot_be_mixed():
     command_line.load_config(parity, ['loss.mixup=0.2'])
 
 
-@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.9])
-def test_smoothing_is_in_the_loss_and_not_in_the_metric(smoothing):
-  task, params, batch, norm = ready(Softmax)
-  task.config['loss'] = {'label_smoothing': smoothing, 'mixup': 0.0}
-  loss, (metrics, _) = task.loss(params, {}, {}, batch, norm, None, {})
-  one = np.ones(ROWS)
-  given = Softmax, params, batch_of(), one
-  assert loss == pytest.approx(expected_of(*given, smoothing)[0], rel=1e-5)
-  entropy = metrics['cross_entropy'].compute()
-  assert entropy == pytest.approx(expected_of(*given, 0.0)[2], rel=1e-5)
-
-
 def test_accuracy_of_five_and_of_each_class_by_hand():
   info = DatasetInfo('image', (2, 2, 3), 'uint8', 7, (), 99)
   task = Softmax({'loss': {'label_smoothing': 0.0}}, info)
