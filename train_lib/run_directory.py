@@ -94,8 +94,7 @@ class RunDirectory(contextlib.ExitStack):
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
     if self._primary:
-      with writing(self.workdir / name):
-        files.write_json(self.workdir / name, value)
+      files.write_json(self.workdir / name, value)
 
   def log(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line of metrics; it is in the file when this returns."""
@@ -124,8 +123,7 @@ class RunDirectory(contextlib.ExitStack):
       except (ValueError, TypeError, LookupError):
         message = f'{path}: line {number} is damaged, dropped'
         warnings.warn(message, stacklevel=2)
-    with writing(path):
-      files.write_text(path, ''.join(kept))
+    files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
     path, checkpoints = self.workdir / CONFIG, self.workdir / CHECKPOINTS

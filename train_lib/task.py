@@ -210,7 +210,7 @@ def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
   """Returns the configuration as a dict, with `model` updated by `changes`."""
-  plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  plain = dict(config) if isinstance(config, dict) else config.to_dict()
   model = {**plain['model'], **dict(changes)}
   return plain | {'model': model} if changes else plain
 

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -131,10 +132,10 @@ class Watchdog:
           self._silent(peer, record)
       if self._id:
         continue  # process 0 judges the progress of all
-      found = {peer: record['count'] for peer, record in records.items()}
+      before_counts = counts
+      counts = {peer: record['count'] for peer, record in records.items()}
       exempt = any(record['exempt'] for record in records.values())
-      idle = 0.0 if exempt or found != counts else idle + tick
-      counts = found
+      idle = 0.0 if exempt or counts != before_counts else idle + tick
       if idle > self._seconds:
         self._stuck(records)
     with contextlib.suppress(RuntimeError):
@@ -182,25 +183,24 @@ class Watchdog:
     self._ending.acquire()  # never released: another thread may find a fault
     if verdict and self._peers:
       # One of several verdicts wins. The store does not answer if it is gone.
-      tell = threading.Thread(target=self._tell, args=[verdict], daemon=True)
-      tell.start()
-      tell.join(3 * TICK)
+      _within(3 * TICK, self._client.key_value_set, _VERDICT, verdict)
     os.write(2, f'error: {text}\n'.encode())
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()  # may block, as may be the cause of the fault
-    flush.join(TICK)
+    _within(TICK, sys.stdout.flush)  # may block, as may be the cause
     if self._peers and not self._id:
       time.sleep(3 * TICK)  # the store ends with process 0
     os._exit(code)
 
-  def _tell(self, verdict: str) -> None:
-    with contextlib.suppress(RuntimeError):
-      self._client.key_value_set(_VERDICT, verdict)
 
+def _within(seconds: float, call: Callable[..., Any], *given: Any) -> None:
+  """Calls a function that may fail or block; waits for some seconds."""
 
-def _flush() -> None:
-  with contextlib.suppress(OSError, ValueError):
-    sys.stdout.flush()
+  def run() -> None:
+    with contextlib.suppress(RuntimeError, OSError, ValueError):
+      call(*given)
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  thread.join(seconds)
 
 
 def _kill_if_stopped(pid: int) -> None:

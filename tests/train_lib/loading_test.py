@@ -71,23 +71,15 @@ def test_all_variables_are_on_the_devices(tmp_path, devices):
 
 
 def test_a_run_needs_its_own_directory_only(tmp_path):
-  (tmp_path / 'config.json').write_text(
-    json.dumps(
-      {
-        'task': 'eat.task:FineTune',
-        'model': {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'},
-        'warm_start': {'workdir': '/gone'},
-        'loss': {'teacher': '/gone'},
-        'dataset': {
-          'name': 'glue',
-          'task': 'sst2',
-          'tokenizer': '/gone',
-          'length_buckets': [8, 16],
-        },
-        'stages': {'stage1': {'steps': 1}},
-      }
-    )
+  data = dict(
+    name='glue', task='sst2', tokenizer='/gone', length_buckets=[8, 16]
   )
+  model = dict(name='model_lib.bert:BertClassifier', variant='tiny')
+  saved = dict(
+    task='eat.task:FineTune', model=model, warm_start=dict(workdir='/gone'),
+    loss=dict(teacher='/gone'), dataset=data, phases=[dict(steps=1)],
+  )  # fmt: skip
+  files.write_json(tmp_path / 'config.json', saved)
   (tmp_path / 'tokenizer.json').write_text('')
   config = loading.load_config(tmp_path)
   assert (config.warm_start.workdir, config.loss.teacher) == ('', '')
