@@ -5,9 +5,7 @@ subclass adds read `out`.
 """
 
 import dataclasses
-import functools
 import math
-import operator
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -19,6 +17,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from core.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from train_lib import mixup
 from train_lib.task import Task, complete_model, construct
@@ -64,10 +63,7 @@ class Classification(Task):
       expected += f' for {type(self).__name__}'
       raise ConfigError('dataset.max_labels', most, expected)
     model = construct(self.config, self.info.num_classes)
-    size = getattr(model, 'vocab_size', math.inf)
-    if size < self.info.vocab_size:
-      expected = f'at least the {self.info.vocab_size} ids of the data'
-      raise ConfigError('model.vocab_size', size, expected)
+    check_sizes(model, self.info)
     return model
 
   def example(self) -> dict[str, Array]:
@@ -104,12 +100,19 @@ class Classification(Task):
   def target_loss(
     self, forward: Forward, logits: Float[Array, 'B *G K']
   ) -> Float[Array, 'B ...']:
-    """Returns `smoothed` with the targets, in shares if they are mixed.
+    """Returns `cross_entropy` of smoothed labels, in shares if they are mixed.
 
-    The cross-entropy is linear in the targets: it is mixed, not the labels.
+    It is linear in the targets, so it is mixed, not the labels.
     """
-    parts = [s * self.smoothed(logits, batch) for s, batch in forward.targets]
-    return functools.reduce(operator.add, parts)
+    parts = [s * self.cross_entropy(logits, b) for s, b in forward.targets]
+    losses: Any = sum(parts[1:], start=parts[0])
+    smoothing = self.config['loss'].get('label_smoothing')
+    if not smoothing or self.info.num_classes == 1:
+      return losses
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
+    # Several targets of one item count the sum, as in `cross_entropy`.
+    logs = logs.reshape(*losses.shape, -1).sum(-1)
+    return (1 - smoothing) * losses - smoothing * logs
 
   def row_flops(self, out) -> float | Float[Array, ' B']:
     """Returns the FLOPs of each row in the form that saves; here of all."""
@@ -138,19 +141,6 @@ class Classification(Task):
     """Returns the cross-entropy of each row in nats, float32; a metric."""
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
     return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
-
-  def smoothed(
-    self, logits: Float[Array, 'B *G K'], batch: Batch
-  ) -> Float[Array, 'B ...']:
-    """Returns `cross_entropy` with smoothed labels, which training lowers."""
-    losses = self.cross_entropy(logits, batch)
-    share = self.config['loss'].get('label_smoothing', 0.0)
-    if not share or self.info.num_classes == 1:
-      return losses
-    logs = jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
-    # Several targets of one item count the sum, as in `cross_entropy`.
-    logs = logs.reshape(*losses.shape, -1).sum(-1)
-    return (1 - share) * losses - share * logs
 
   def metrics(self, forward: Forward) -> Metrics:
     """Returns accuracy and cross-entropy of rows with their own labels."""
@@ -188,3 +178,18 @@ class Classification(Task):
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 or self.MULTI_LABEL else ()
+
+
+def check_sizes(model: Any, info: DatasetInfo) -> None:
+  """Raises ConfigError for a table of the model that the data exceed."""
+  for field, least in {
+    'vocab_size': info.vocab_size,
+    'max_positions': info.input_shape[0],
+    'type_vocab_size': info.token_types,
+  }.items():
+    size = getattr(model, field, math.inf)
+    no_types = field == 'type_vocab_size' and not size
+    if size < least and not no_types:  # an index outside is NaN
+      raise ConfigError(
+        f'model.{field}', size, f'at least {least} for the data'
+      )

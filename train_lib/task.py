@@ -233,9 +233,6 @@ class Model(Mapping[str, Any]):
   def __len__(self) -> int:
     return len(self._values)
 
-  def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-    return self._values | dict(other)
-
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_'):
       raise AttributeError(name)

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from core import files
 from core.errors import ConfigError
-from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
 from model_lib import sizes
 from train_lib.classification import Classification
@@ -45,15 +44,6 @@ class TextClassification(Classification):
       known |= checkpoint_fields(directory, cls.SIZES.defaults)
     config['model'] = known | model
     super().validate_config(config)
-
-  def build_model(self) -> Any:
-    """Returns the module; raises if vocabulary or length exceed it."""
-    model, longest = super().build_model(), self.info.input_shape[0]
-    if longest > model.max_positions:
-      expected = f'at most the {model.max_positions} positions of the model'
-      raise ConfigError('dataset.max_length', longest, expected)
-    check_token_types(model, self.info)
-    return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer to the directory of the run."""
@@ -92,14 +82,6 @@ class TextClassification(Classification):
       return super().metrics(forward)
     errors = self.cross_entropy(forward.logits, forward.batch)
     return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
-
-
-def check_token_types(model: Any, info: DatasetInfo) -> None:
-  """Raises ConfigError if rows have more token types than the model."""
-  table = model.type_vocab_size
-  if 0 < table < info.token_types:  # an index outside is NaN
-    expected = f'0, or at least {info.token_types}: the data are pairs of texts'
-    raise ConfigError('model.type_vocab_size', table, expected)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:

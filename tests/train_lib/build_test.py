@@ -164,7 +164,7 @@ def test_pairs_of_texts_need_two_token_types(subject, folders):
   for size in (0, 1, 2):
     changes = {'type_vocab_size': size}
     if size == 1 and 'sst2' not in subject:
-      message = 'type_vocab_size: expected 0, or at least 2: .*pairs.*, got 1'
+      message = 'model.type_vocab_size: expected at least 2 .*, got 1'
       with pytest.raises(ConfigError, match=message):
         build_task(config, info, changes)
       continue
