@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape.model import AdaTapeViT
 from core import files
@@ -19,8 +18,8 @@ from model_lib import bert, convert, convert_vit, sizes
 from model_lib.vit import ViT
 from tests.marks import first_is_slow
 from tests.model_lib import plain, public_vits
-from tests.train_lib.states import mesh_of, save_all
-from train_lib import build, checkpoint_io, loading, trainer
+from tests.train_lib.states import save_all
+from train_lib import build, checkpoint_io, loading, sharding, trainer
 from train_lib.loading import warm_start
 
 KERNEL = jnp.arange(16.0).reshape(4, 4)
@@ -51,7 +50,7 @@ def assert_trees_equal(a, b):
 
 
 def placed(params, devices):
-  where = NamedSharding(mesh_of(devices), PartitionSpec())
+  where = sharding.replicated(sharding.make_mesh({'data': devices}))
   return jax.device_put(params, where), where
 
 
