@@ -60,10 +60,9 @@ def build_optimizer(
   return optax.chain(*parts)
 
 
-def num_updates(opt_state: Any, otherwise: Any = None) -> Any:
-  """Returns the applied updates, int32, or `otherwise` without a schedule."""
-  found = optax.tree.get(opt_state, 'ScaleByScheduleState')
-  return otherwise if found is None else found.count
+def num_updates(opt_state: Any) -> Any:
+  """Returns the applied updates, int32, which the schedule counts."""
+  return optax.tree.get(opt_state, 'ScaleByScheduleState').count
 
 
 def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:

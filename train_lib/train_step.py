@@ -76,7 +76,7 @@ def make_train_step(
 
   def train_step(state, frozen, batch, knobs):
     # The optimizer counts only the steps that were not skipped.
-    rate = schedule(num_updates(state.opt_state, state.step))
+    rate = schedule(num_updates(state.opt_state))
     loss, grads, metrics, model_state = _accumulate(
       task, num_micro, state, frozen, batch, knobs
     )

@@ -175,7 +175,7 @@ def test_evaluation_mixes_nothing(kind):
 
 def step_of(kind, alpha, devices, num_micro, rows=2 * ROWS):
   """(kernel after a step, compiled text)."""
-  task, optimizer = task_of(kind, alpha), optax.sgd(0.1)
+  task, optimizer = task_of(kind, alpha), optax.sgd(lambda step: 0.1)
   mesh = sharding.make_mesh({'data': devices})
   state = sharding.unbox(init_state(task, optimizer, 0, 0.0))
   state = jax.device_put(state, sharding.replicated(mesh))

@@ -91,9 +91,9 @@ def by_loop(params, batch, second):
 
 def step_of(num_micro, knobs):
   """(parameters before, after a step, metrics)."""
-  task, optimizer = task_of(), optax.sgd(0.1)
-  state = nn.unbox(init_state(task, optimizer, 0, 0.0))
   schedule = optax.constant_schedule(0.1)
+  task, optimizer = task_of(), optax.sgd(schedule)
+  state = nn.unbox(init_state(task, optimizer, 0, 0.0))
   step = jax.jit(make_train_step(task, optimizer, schedule, num_micro))
   after, metrics = step(state, {}, batch_of(), knobs)
   return state.params, after.params, compute(metrics)
