@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib.metrics import Average
-from train_lib.distillation import TEACHER, Student
+from train_lib.distillation import TEACHER, Student, Teacher
 from train_lib.task import construct
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -41,7 +41,7 @@ class FineTune(Student, TextClassification):
 
     exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
-    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    teacher: Teacher = ''
     distill_weight: Weight = 0.5  # distillation from teacher to last head
     self_distill_weight: Weight = 0.0  # from later heads to each exit
     # The last head, or all later ones, which then count the same.
@@ -54,12 +54,9 @@ class FineTune(Student, TextClassification):
   @classmethod
   def validate_config(cls, config) -> None:
     """Also checks the teacher, and that there is a weight for each head."""
-    if teacher := config['loss'].get('teacher'):
-      from train_lib import loading  # it imports build, which imports tasks
-
-      loading.load_config(teacher, key=TEACHER)
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
+    if teacher := config['loss']['teacher']:
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:

@@ -3,7 +3,7 @@
 import jax
 
 from eval_lib import evaluator
-from tests.train_lib.states import mesh_of
+from train_lib import sharding
 
 
 def eval_context(dataset, outputs=dict, batch_size=8, workdir='', **changes):
@@ -26,7 +26,5 @@ def evaluator_of(kind, dataset, context=(), /, **entry):
 
 def rows_on(devices):
   """Returns a function that puts batches on devices, row by row."""
-  rows = jax.sharding.NamedSharding(
-    mesh_of(devices), jax.sharding.PartitionSpec('d')
-  )
+  rows = sharding.by_rows(sharding.make_mesh({'data': devices}))
   return lambda batch: jax.device_put(batch, rows)
