@@ -32,11 +32,12 @@ _INNER = (
   'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
 )  # fmt: skip
 _BLOCK = 'encoder/block_{}/'
-_MODULES = {*_OUTER, *(_BLOCK + name for name in _INNER)}
+_MODULES = {
+  'tokens', 'tokens/positions', *_OUTER, *(_BLOCK + name for name in _INNER)
+}  # fmt: skip
 _OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
-_HEAD = re.compile('^(head|pre_logits)/')
 _ROOTS = ('params/', 'opt/target/')  # big_vision also saves its optimizer
 _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
@@ -102,10 +103,7 @@ _LAYOUTS = (
 
 
 def is_vit(path: Directory) -> bool:
-  """Returns True for a file, and for a ViT's directory of timm, Hugging Face.
-
-  Only config.json is looked at.
-  """
+  """Returns True for a file, and by config.json for a directory of a ViT."""
   config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
   is_vit = is_timm or config.get('model_type') == 'vit'
@@ -116,17 +114,15 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
   `path` is an .npz or .safetensors file, or a directory with config.json and
-  safetensors; Hugging Face's config.json is needed beside a file too. What the
-  files state of their own inputs is folded into the patch embedding, see
-  `convert_pixels`; `.npz` files are of inputs in [-1, 1].
+  safetensors; Hugging Face's config.json is needed beside a file too. What they
+  state of their inputs is folded into the patch embedding, see
+  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The position of the
+  class token is added to the token, as ours has none.
 
-  `fields` are 'num_heads' and 'activation', which the tensors do not show,
-  where the file tells them (timm's tells none). `head` is absent if the file
-  has none; a `pre_logits` layer before it is kept for `fit`. The position of
-  the class token is added to the token, as ours has none.
-
-  Raises ValueError for a damaged file, an option that is not supported, and all
-  tensors that are missing, not supported or not finite.
+  `fields` are 'num_heads' and 'activation', where the file tells them (timm's
+  tells none). `head` is absent if the file has none; a `pre_logits` layer
+  before it is kept for `fit`. Raises ValueError for a damaged file, an option
+  that is not supported, and tensors that are missing, unknown or not finite.
   """
   path = pathlib.Path(path)
   found = _plain_names(convert_files.read_tensors(path))
@@ -169,14 +165,16 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   are modules that a ViT lacks, and the head, unless it has the model's shape
   and follows no `pre_logits`.
   """
-  kept = {
-    name
+  modules = {
+    name: re.sub(r'block_\d+', 'block_{}', name).rpartition('/')[0]
     for name in fresh
-    if _module(re.sub(r'block_\d+', 'block_{}', name)) not in _MODULES
   }
-  heads = [getattr(x.get('head/kernel'), 'shape', ()) for x in (found, fresh)]
-  if heads[0] != heads[1] or 'pre_logits/kernel' in found:
-    kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
+  kept = {name for name in fresh if modules[name] not in _MODULES}
+  head = 'head/kernel'
+  shapes = [x[head].shape if head in x else () for x in (found, fresh)]
+  if shapes[0] != shapes[1] or 'pre_logits/kernel' in found:
+    heads = 'head/', 'pre_logits/'
+    kept |= {name for name in {*found, *fresh} if name.startswith(heads)}
   return kept
 
 
@@ -187,10 +185,6 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   names = tuple(str(given.get(str(n))) for n in range(len(given)))
   is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
   return () if is_numbered else names
-
-
-def _module(name: str) -> str:
-  return name if name in (CLASS, POSITIONS) else name.rpartition('/')[0]
 
 
 def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -160,21 +160,6 @@ def test_a_masked_language_model_has_no_order(peers, tmp_path):
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  ('kind', 'options', 'atol'),
-  [('bert', {}, 1e-5), ('albert', {'num_hidden_groups': 2}, 1e-5)],
-)
-@pytest.mark.parametrize('pooler', [True, False])
-def test_a_bare_encoder_has_their_states(
-  peers, tmp_path, kind, options, atol, pooler
-):
-  theirs = random_model(peers, kind, 'Model', options, add_pooling_layer=pooler)
-  theirs.save_pretrained(tmp_path)
-  params = compare_encoders(peers, theirs, tmp_path, kind, text_batch(), atol)
-  assert ('pooler' in params) is pooler
-  assert 'head' not in params
-
-
 def compare_encoders(peers, theirs, directory, kind, batch, atol):
   """All states of valid tokens, and the pooled ones if there is a pooler."""
   want, valid = their_output(peers, theirs, batch), batch[3]
