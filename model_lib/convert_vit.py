@@ -118,8 +118,10 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   is_read = is_hugging_face or (is_torch and file.is_file())
   config = files.read_object(file) if is_read else {}
   theirs = convert_pixels.read(file.parent, config) if is_torch else HALF
-  patch = (params[name] for name in _PATCHES)
-  folded = convert_pixels.fold(file.parent, *patch, channels, theirs, pixels)
+  kernel, bias = (params[name] for name in _PATCHES)
+  folded = convert_pixels.fold(
+    file.parent, kernel, bias, channels, theirs, pixels
+  )
   params |= zip(_PATCHES, folded, strict=True)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
   if is_hugging_face:

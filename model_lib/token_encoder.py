@@ -54,8 +54,9 @@ class Encoder(nn.Module):
     self, x: Float[Array, 'B L D'], mask: Mask = None, row_keys: RowKeys = None
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
-    stack = [self.block(index) for index in range(self.depth)]
-    keys = [row_random.fold_rows(row_keys, block.name) for block in stack]
+    layers = range(self.depth)
+    stack = [self.block(index) for index in layers]
+    keys = [row_random.fold_rows(row_keys, f'block_{n}') for n in layers]
     x = blocks.apply(stack, x, mask, keys)
     return LayerNorm(name='norm', dtype=self.dtype)(x)
 
