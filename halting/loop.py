@@ -11,7 +11,6 @@ the same result:
 - `unroll`: a Python loop, for steps that differ; may be `dynamic` too.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,9 +29,7 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 COMBINATIONS = ('accumulated', 'basic', 'fed_back', 'last')
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
   """The result of the loop."""
 
   output: Any  # combination of the states, float32; see `combine`

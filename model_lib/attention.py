@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from core.errors import ConfigError
 from model_lib import row_random
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -83,9 +82,6 @@ def mean_received(
   PoWER-BERT (Goyal et al. 2020, section 3.2) sums them. Zero in a row without a
   valid token.
   """
-  queries, keys = weights.shape[-2:]
-  if queries != keys:
-    raise ConfigError('received', (queries, keys), 'as many queries as keys')
   if valid is None:
     return weights.mean(axis=(1, 2))
   # Selected, not multiplied: an invalid query may hold NaN.

@@ -20,7 +20,6 @@ from model_lib.layers import (
   ACTIVATIONS,
   LayerNorm,
   Mlp,
-  activation_function,
   build,
   classifier,
   valid_tokens,
@@ -147,7 +146,7 @@ class Pooler(nn.Module):
       cls.shape[-1], 'embed', 'mlp', kernel_init=INIT, dtype=self.dtype
     )
     nn.share_scope(self, dense)
-    return activation_function(self.activation)(dense(cls))
+    return ACTIVATIONS[self.activation](dense(cls))
 
 
 class TextEncoder(nn.Module, kw_only=True):

@@ -1,7 +1,6 @@
 """Hugging Face checkpoints of BERT, DistilBERT and ALBERT, read and written.
 
-A directory holds config.json and model.safetensors, or several safetensors
-files with an index, as `save_pretrained` writes it. Nothing is unpickled or
+A directory is one that `save_pretrained` writes. Nothing is unpickled or
 downloaded. A damaged, missing or unsupported file, option or tensor raises an
 error naming it.
 """
@@ -18,6 +17,7 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
+from core import files
 from core.errors import ConfigError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
@@ -77,24 +77,29 @@ def is_checkpoint(directory: Directory) -> bool:
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
-  """Returns the fields of the model that config.json describes.
+  """Returns the fields of a model; an unsupported option is a ValueError."""
+  return _read_config(pathlib.Path(directory) / CONFIG)[2]
 
-  The model checks their ranges. An unsupported option is a ValueError.
-  """
-  path = pathlib.Path(directory) / CONFIG
-  config = convert_files.read_config(path)
-  architecture = find(config['model_type'])
+
+def _read_config(
+  path: pathlib.Path, heads: str = 'classifier'
+) -> tuple[dict[str, Any], Architecture, dict[str, Any]]:
+  """Returns config.json, and the architecture and the fields that it names."""
+  config = files.read_object(path)
+  model_type = config.get('model_type')
+  architecture = find(model_type, heads, f'{path}: model_type')
   for option, legal in (_ONLY | dict(architecture.only)).items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
       raise ConfigError(f'{path}: {option}', config[option], expected)
   fields = dict(architecture.defaults)
   for option, name in architecture.options.items():
-    if type(config.get(option, fields[name])) is not type(fields[name]):
+    value = config.get(option, fields[name])
+    if type(value) is not type(fields[name]):
       expected = f'a value such as {fields[name]!r}'
-      raise ConfigError(f'{path}: {option}', config[option], expected)
-    fields[name] = config.get(option, fields[name])
-  return fields
+      raise ConfigError(f'{path}: {option}', value, expected)
+    fields[name] = value
+  return config, architecture, fields
 
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
@@ -103,12 +108,11 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
   and sentence order; tensors of others are ignored and logged. A head or pooler
   that the checkpoint lacks is absent. Raises ValueError for a missing, damaged
-  or pickled file, an option that is not supported, and all tensors that do not
-  fit, are not finite or not tied.
+  or pickled file, an option that is not supported, and tensors that are
+  missing, unknown, not finite or not tied.
   """
   path = pathlib.Path(directory)
-  config, fields = convert_files.read_config(path / CONFIG), read_sizes(path)
-  architecture = find(config['model_type'], heads)
+  config, architecture, fields = _read_config(path / CONFIG, heads)
   found = convert_files.read_tensors(path)
   places = architecture.places(fields, heads)
   # A tagger or a multiple-choice model has tensors named `classifier` too.
@@ -123,10 +127,7 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
-  """Returns the paths of modules after the encoder of one side only.
-
-  They are not used, or keep fresh values.
-  """
+  """Returns the paths of modules after the encoder of one side only."""
   tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
   alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
   return {n for n in {*found, *fresh} if n.partition('/')[0] in alone}
@@ -174,14 +175,14 @@ def save_model(
     config['id2label'] = {str(i): name for i, name in enumerate(names)}
     config['label2id'] = {name: i for i, name in enumerate(names)}
   tensors = {n: _transposed(ours, arrays[ours]) for n, ours in places.items()}
-  files = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
+  texts = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   # `save_file` would make the file readable by its owner only.
   content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
   (path / WEIGHTS).write_bytes(content)
-  files[CONFIG] = convert_files.to_json(config)
-  for name, text in files.items():
+  texts[CONFIG] = convert_files.to_json(config)
+  for name, text in texts.items():
     (path / name).write_text(text, encoding='utf-8')
 
 

@@ -14,7 +14,6 @@ import safetensors
 
 from core import files
 from core.errors import ConfigError
-from model_lib.convert_tables import find
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -33,13 +32,6 @@ _SPECIAL = (
 )  # fmt: skip
 
 
-def read_config(path: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json of a text model; its model type is a known one."""
-  config = files.read_object(path)
-  find(config.get('model_type'), field=f'{path}: model_type')
-  return config
-
-
 def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads config.json of a directory, {} if it is missing or damaged."""
   with contextlib.suppress(OSError, ValueError):
@@ -48,10 +40,7 @@ def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads an .npz or safetensors file, or a directory of the latter.
-
-  Arrays that are no floats become uint8.
-  """
+  """Reads .npz, safetensors or a directory of them; no floats become uint8."""
   if path.is_file() or path.suffix == '.npz':
     return (_read_npz if path.suffix == '.npz' else _read_file)(path)
   if (path / WEIGHTS).exists():

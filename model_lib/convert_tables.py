@@ -10,15 +10,12 @@ from typing import Any
 from core.errors import check_option
 from model_lib import sizes
 
-# Modules of a text model. Paths under 'block' are those of every block.
-MODULES = (
-  'embeddings/word', 'embeddings/position', 'embeddings/norm',
-  'embeddings/token_type', 'projection', 'block/attention/query',
-  'block/attention/key', 'block/attention/value', 'block/attention/out',
-  'block/attention_norm', 'block/mlp/hidden', 'block/mlp/out',
-  'block/mlp_norm', 'pooler', 'head', 'predictions/hidden', 'predictions/norm',
-  'predictions', 'sop',
-)  # fmt: skip
+# Modules of the embeddings and of every block, in the order of `named`.
+_MODULES = {
+  'embeddings/': 'word position norm token_type',
+  'block/': 'attention/query attention/key attention/value attention/out '
+  'attention_norm mlp/hidden mlp/out mlp_norm',
+}
 # Modules after the encoder.
 HEADS = {'classifier': ('head',), 'pretraining': ('predictions', 'sop')}
 # Parameters of modules that are neither a norm nor a dense layer.
@@ -48,14 +45,10 @@ class Architecture:
   """A `model_type` of Hugging Face."""
 
   model_type: str
-  # The class of transformers for each legal value of `heads`.
-  classes: Mapping[str, str]
-  # Our field of each option of config.json.
-  options: Mapping[str, str]
-  # All fields, with the defaults used when an option is absent.
-  defaults: Mapping[str, Any]
-  # The option of each dropout rate.
-  rates: Mapping[str, str]
+  classes: Mapping[str, str]  # of transformers, by legal values of `heads`
+  options: Mapping[str, str]  # our field of each option of config.json
+  defaults: Mapping[str, Any]  # of all fields, when an option is absent
+  rates: Mapping[str, str]  # the option of each dropout rate
   # Hugging Face's name of each module; `{outer}` and `{inner}` number the
   # blocks. A published encoder may lack the prefix `model_type`.
   modules: Mapping[str, str]
@@ -90,9 +83,8 @@ class Architecture:
 
 def named(begin: str, prefix: str, names: str) -> dict[str, str]:
   """Maps our modules that begin with `begin` to `names`, in order."""
-  ours = [name for name in MODULES if name.startswith(begin)]
-  theirs = [f'{prefix}.{name}' for name in names.split()]
-  return dict(zip(ours, theirs, strict=False))
+  pairs = zip(_MODULES[begin].split(), names.split(), strict=False)
+  return {begin + ours: f'{prefix}.{theirs}' for ours, theirs in pairs}
 
 
 TABLES = 'word_embeddings position_embeddings LayerNorm '

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from core.errors import check_option
 from model_lib import row_random
 from model_lib.attention import Attended, MultiHeadAttention, attend
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
 Layer = TypeVar('Layer')
+Mask = Bool[Array, 'B L'] | Num[Array, 'B L'] | None  # non-zero: valid
 
 
 def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
@@ -41,12 +41,6 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
   'relu': jax.nn.relu, 'silu': jax.nn.silu, 'swish': jax.nn.silu,
   'tanh': jnp.tanh,
 }  # fmt: skip
-
-
-def activation_function(name: str) -> Callable[[Any], Any]:
-  """Returns the function of a name in `ACTIVATIONS`, or raises ConfigError."""
-  check_option('activation', name, tuple(ACTIVATIONS))
-  return ACTIVATIONS[name]
 
 
 class LayerNorm(nn.Module):
@@ -86,12 +80,12 @@ class Mlp(nn.Module):
     self, x: Float[Array, '*B L D'], row_keys: RowKeys = None
   ) -> Float[Array, '*B L D']:
     """Applies the network; `row_keys` turn dropout on, for `[B, L, D]` only."""
-    activate = activation_function(self.activation)
     dense = functools.partial(
       partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
     )
     axes = ('batch', 'length')[-(x.ndim - 1) :]
-    hidden = activate(dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x))
+    hidden = dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x)
+    hidden = ACTIVATIONS[self.activation](hidden)
     if self.gated:
       hidden = hidden * dense(self.mlp_dim, 'embed', 'mlp', 'gated')(x)
     hidden = constrain(hidden, *axes, 'mlp')
@@ -114,7 +108,7 @@ class EncoderBlock(nn.Module):
   def __call__(
     self,
     x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    mask: Mask = None,
     row_keys: RowKeys = None,
     **options: Any,
   ) -> Float[Array, 'B L D']:
@@ -179,8 +173,7 @@ def pool_and_classify(
 
 
 def masked_mean(
-  x: Float[Array, 'B L D'],
-  mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+  x: Float[Array, 'B L D'], mask: Mask = None
 ) -> Float[Array, 'B D']:
   """Averages the tokens with mask > 0 in float32; others are never read.
 

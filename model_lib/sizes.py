@@ -49,7 +49,7 @@ class Sizes:
     example = next(iter(self.variants))
     names = [*self.variants[example], *['patch_size'] * self.has_patch]
     # A model that repeats one block has no depth.
-    for name in filter(lambda name: hasattr(model, name), names):
+    for name in filter(model.__dataclass_fields__.__contains__, names):
       size = getattr(model, name) or preset.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'

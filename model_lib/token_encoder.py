@@ -10,7 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Float
 
 from core.errors import ConfigError
 from model_lib import blocks, row_random
@@ -18,6 +18,7 @@ from model_lib.attention import attend, split_heads
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
+  Mask,
   build,
   masked_mean,
   valid_tokens,
@@ -50,15 +51,12 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: RowKeys = None,
+    self, x: Float[Array, 'B L D'], mask: Mask = None, row_keys: RowKeys = None
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
-    names = [f'block_{index}' for index in range(self.depth)]
-    stack = [self.block(index) for index in range(self.depth)]
-    keys = [row_random.fold_rows(row_keys, name) for name in names]
+    layers = range(self.depth)
+    stack = [self.block(index) for index in layers]
+    keys = [row_random.fold_rows(row_keys, f'block_{n}') for n in layers]
     x = blocks.apply(stack, x, mask, keys)
     return LayerNorm(name='norm', dtype=self.dtype)(x)
 

@@ -108,9 +108,6 @@ def prune(
   `static_size(S, ratio, min_tokens)` (gathered form). Slots after the kept
   tokens hold discarded ones.
   """
-  if not 1 <= size <= tokens.x.shape[1]:
-    expected = f'an integer in [1, {tokens.x.shape[1]}]'
-    raise ConfigError('size', size, expected)
   count = kept_count(tokens.length, ratio, min_tokens, first)
   length = jnp.minimum(count, size)
   keep = best(scores, tokens.length, length, first)

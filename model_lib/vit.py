@@ -26,10 +26,7 @@ MAX_PERIOD = 10_000.0
 
 
 class PatchEmbed(nn.Module):
-  """Projection of non-overlapping square patches, in row-major order.
-
-  To load a convolution kernel `[p, p, 3, D]`, use `kernel.reshape(-1, D)`.
-  """
+  """Projection of non-overlapping square patches, in row-major order."""
 
   width: int
   patch_size: int  # side of a patch in pixels; divides the image's sides

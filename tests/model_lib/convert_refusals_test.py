@@ -6,53 +6,87 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from core.errors import InvalidDataError, MissingDataError
+from core.errors import MissingDataError
 from model_lib import convert, convert_tables
 from tests.model_lib import checkpoints
 
-SECOND = 'model-00001-of-00002.safetensors'
+CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
+INDEX, SECOND = f'{WEIGHTS}.index.json', 'model-00001-of-00002.safetensors'
+
+
+def pipe(path):
+  path.unlink()
+  os.mkfifo(path)
+
+
+def link(path):
+  path.unlink()
+  path.symlink_to('/dev/zero')
+
+
+def sparse(path, size=2**40):
+  with path.open('wb') as file:
+    file.truncate(size)
+
+
+def renamed(name):
+  return lambda path: path.rename(path.with_name(name))
 
 
 @pytest.mark.parametrize(
-  ('weight_map', 'message'),
+  ('name', 'change', 'message'),
   [
-    ({'extra': 'model-00003.safetensors'}, '00003.safetensors is missing'),
-    ({'extra': '../secret.safetensors'}, r"in its directory, got '\.\./secret"),
-    ({'extra': '/etc/passwd'}, "directory, got '/etc/passwd'"),
-    ({'extra': 'weights.bin'}, "directory, got 'weights.bin'"),
-    ({'extra': SECOND}, 'no file has:\n  extra'),
-    ('{', r'index\.json is damaged'),
-    ('[]', r'index\.json is damaged \(expected an object'),
-    ('{"weight_map": 3}', r'index\.json: weight_map: expected an object'),
+    (CONFIG, os.unlink, r'config\.json is missing'),
+    (CONFIG, '{"model_type": ', r'config\.json is damaged'),
+    (CONFIG, '[1]', 'expected an object, got list'),
+    (CONFIG, lambda path: path.write_text('[' * 10**6), 'json is damaged'),
+    (CONFIG, '{}', 'model_type: expected one of .*, got None'),
+    *[
+      (WEIGHTS, length, r'model\.safetensors is damaged')
+      for length in (0, 4, 100, 2000, -1)
+    ],
+    (WEIGHTS, renamed('other.bin'), r'neither model\.safetensors nor'),
+    (WEIGHTS, renamed('pytorch_model.bin'),
+     r'pickled.*not read.*save_pretrained'),
+    *[
+      (name, change, f'{name} is damaged.*{message}')
+      for name in (CONFIG, WEIGHTS)
+      for change, message in (
+        (pipe, 'not a regular file'), (link, 'not a regular file'),
+        (sparse, 'expected at most'),
+      )
+    ],
+    (INDEX, '{', r'index\.json is damaged'),
+    (INDEX, '[]', r'index\.json is damaged \(expected an object'),
+    (INDEX, '{"weight_map": 3}', 'json: weight_map: expected an object'),
   ],
-)
-def test_a_wrong_index_is_explained(tmp_path, weight_map, message):
-  is_text = isinstance(weight_map, str)
-  checkpoints.shard(tmp_path, **({} if is_text else weight_map))
-  if is_text:
-    (tmp_path / 'model.safetensors.index.json').write_text(weight_map)
+)  # fmt: skip
+def test_a_damaged_file_is_refused(tmp_path, name, change, message):
+  (checkpoints.shard if name == INDEX else checkpoints.write)(tmp_path)
+  path = tmp_path / name
+  if isinstance(change, int):
+    path.write_bytes(path.read_bytes()[:change])
+  elif isinstance(change, str):
+    path.write_text(change)
+  else:
+    change(path)
   with pytest.raises((ValueError, MissingDataError), match=message):
     convert.load(tmp_path)
 
 
-def test_weights_in_other_files_are_not_read(tmp_path):
-  checkpoints.write(tmp_path)
-  path = tmp_path / 'model.safetensors'
-  for name, message in (
-    ('other.bin', r'neither model\.safetensors nor'),
-    ('pytorch_model.bin', r'pickled.*not read.*save_pretrained'),
-  ):
-    path = path.rename(tmp_path / name)
-    with pytest.raises(ValueError, match=message):
-      convert.load(tmp_path)
-
-
-@pytest.mark.parametrize('length', [0, 4, 100, 2000, -1])
-def test_a_truncated_file_is_named(tmp_path, length):
-  checkpoints.write(tmp_path)
-  path = tmp_path / 'model.safetensors'
-  path.write_bytes(path.read_bytes()[:length])
-  with pytest.raises(ValueError, match=r'model\.safetensors is damaged'):
+@pytest.mark.parametrize(
+  ('file', 'message'),
+  [
+    ('model-00003.safetensors', '00003.safetensors is missing'),
+    ('../secret.safetensors', r"in its directory, got '\.\./secret"),
+    ('/etc/passwd', "directory, got '/etc/passwd'"),
+    ('weights.bin', "directory, got 'weights.bin'"),
+    (SECOND, 'no file has:\n  extra'),
+  ],
+)
+def test_a_wrong_index_is_explained(tmp_path, file, message):
+  checkpoints.shard(tmp_path, extra=file)
+  with pytest.raises((ValueError, MissingDataError), match=message):
     convert.load(tmp_path)
 
 
@@ -107,72 +141,33 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
     convert.load(tmp_path, checkpoints.KINDS[kind][1])
 
 
+ONLY = (
+  'model_type position_embedding_type is_decoder is_encoder_decoder '
+  'add_cross_attention quantization_config'
+)
+ALBERT = ' net_structure_type gap_size num_memory_blocks down_scale_factor'
+
+
 @pytest.mark.parametrize(
-  ('kind', 'others'),
-  [('bert', ''), ('distilbert', ''), ('albert',
-    'net_structure_type gap_size num_memory_blocks down_scale_factor')],
-)  # fmt: skip
-def test_unsupported_options_are_named(tmp_path, kind, others):
-  names = (
-    'position_embedding_type is_decoder is_encoder_decoder add_cross_attention '
-    f'quantization_config {others}'
-  ).split()  # fmt: skip
-  for option in (*names, *convert_tables.find(kind).options, 'model_type'):
+  ('kind', 'names'),
+  [('bert', ONLY), ('distilbert', ONLY), ('albert', ONLY + ALBERT)],
+)
+def test_unsupported_options_are_named(tmp_path, kind, names):
+  for option in (*names.split(), *convert_tables.find(kind).options):
     checkpoints.write(tmp_path, kind=kind, **{option: [1]})
-    for read in (convert.read_sizes, convert.load):
-      with pytest.raises(
-        ValueError, match=rf'json: {option}: expected .*\[1\]'
-      ):
-        read(tmp_path)
-
-
-def test_a_broken_config_is_explained(tmp_path):
-  checkpoints.write(tmp_path)
-  path = tmp_path / 'config.json'
-  path.unlink()
-  for text, message in (
-    ('', r'config\.json is missing'),
-    ('{"model_type": ', r'config\.json is damaged'),
-    ('[1]', 'expected an object, got list'),
-    ('[' * 10**6, r'config\.json is damaged'),
-    ('{}', 'model_type: expected one of .*, got None'),
-  ):
-    if text:
-      path.write_text(text)
-    with pytest.raises((ValueError, MissingDataError), match=message):
-      convert.read_sizes(tmp_path)
-    assert convert.is_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize('name', ['config.json', 'model.safetensors'])
-def test_files_that_are_not_regular_are_not_read(tmp_path, name):
-  checkpoints.write(tmp_path)
-  path = tmp_path / name
-  for make, message in (
-    (os.mkfifo, 'not a regular file'),
-    (lambda path: path.symlink_to('/dev/zero'), 'not a regular file'),
-    (write_sparse, 'expected at most'),
-  ):
-    path.unlink()
-    make(path)
-    with pytest.raises(InvalidDataError, match=f'{name} is damaged.*{message}'):
-      convert.load(tmp_path, 'classifier')
+    message = rf'json: {option}: expected .*\[1\]'
+    with pytest.raises(ValueError, match=message):
+      convert.load(tmp_path)
 
 
 def test_a_sparse_file_is_not_read(tmp_path):
   checkpoints.write(tmp_path)
-  with (tmp_path / 'model.safetensors').open('wb') as file:
-    file.truncate(2**33)
+  sparse(tmp_path / WEIGHTS, 2**33)
   tracemalloc.start()
   with pytest.raises(ValueError, match='damaged or no safetensors'):
     convert.load(tmp_path, 'classifier')
   assert tracemalloc.get_traced_memory()[1] < 2**27
   tracemalloc.stop()
-
-
-def write_sparse(path):
-  with path.open('wb') as file:
-    file.truncate(2**40)
 
 
 def test_heads_that_are_not_there_are_named(tmp_path):

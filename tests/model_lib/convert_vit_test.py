@@ -135,7 +135,7 @@ BLOCK = 'Transformer/encoderblock_1/'
   ('name', 'array', 'message'),
   [
     ('head/bias', None, 'head/bias: missing'),
-    (f'{BLOCK}LayerNorm_2/scale', None, '_1/LayerNorm_2/scale: missing'),
+    (f'{BLOCK}LayerNorm_2/scale', None, 'block_1/mlp_norm/scale: missing'),
     ('cls', np.full((1, 1, 16), np.nan), 'cls: expected finite numbers'),
     ('embedding/bias', np.ones(16, int), 'embedding/bias: expected finite'),
     ('embedding/kernel', np.ones((16, 3)), 'kernel: expected.*4 axes'),

@@ -200,13 +200,6 @@ def test_both_forms_keep_the_same_alone_in_batches_in_buckets(
           np.testing.assert_array_equal(kept, x[row, places])
 
 
-@pytest.mark.parametrize('size', [0, 6])
-def test_size_must_fit(size):
-  x, scores = case(1, 5, 3, 4)
-  with pytest.raises(ValueError, match=rf'size: .*\[1, 5\], got {size}'):
-    pruning.prune(start(x, [5]), jnp.asarray(scores), 0.3, size)
-
-
 def test_a_small_size_keeps_the_best_that_fit():
   x, scores = case(1, 8, 3, 1000)
   got = prune(start(x, [8]), scores, 0.0, 4)
