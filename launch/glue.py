@@ -3,11 +3,10 @@
   python -m launch.glue average --runs=/tmp/cola,/tmp/sst2 --out=/tmp/glue.csv
   python -m launch.glue zip --answers=/tmp/answers --out=/tmp/submission.zip
 
-`average` reads the evaluations by GLUE's metrics on whole validation splits: of
-result.json, then of evaluation.json, the newest step first; of each split the
-first is taken. The average is that of the leaderboard; it names absent tasks.
-`zip` checks the files of all tasks, which launch.predict --glue writes: format,
-indices and the official number of rows.
+`average` takes the first evaluation of each whole validation split: that of
+result.json, else of the newest step of evaluation.json. The average is the
+leaderboard's; it names absent tasks. `zip` checks the format, indices and
+number of rows of the files of all tasks, which launch.predict --glue writes.
 """
 
 import dataclasses

@@ -12,8 +12,8 @@ file after a colon: `:n=8,model=ut seed=1`. A line may have a --config of its
 own, and a name: `@dense :model=dense`. Later lines write @dense for its
 directory: `@eat :teacher=@dense`. $VARIABLES of the environment are replaced.
 All lines but those that wait for such a directory are checked before the first
-run. With --x it draws the metric against a field as sweep.png and .pdf, a line
-for each value of --lines, as Figure 2 of AdaTape:
+run. With --x it draws the metric against a field, a line for each value of
+--lines, as Figure 2 of AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
@@ -26,19 +26,17 @@ A search, with optuna (extra [sweep]):
       --vary='optimizer.lr=log(1e-4,1e-2)' --vary='model.depth=int(1,4)'
 
 Ranges are uniform(a,b), log(a,b), int(a,b) and choice(x,y,...); a grid takes
-the last two. It draws the metric over trials and over each field. --workers=N
-trains N at a time, each on its share of the GPUs or cores, or on one TPU chip.
-Processes with the same command share a search: on hosts with a common file
-system (`sbatch --array=0-7`, an indexed job), or with --storage=postgresql://...
-A trial without a heartbeat for 40 s (clocks must agree) is continued from its
-last checkpoint.
+the last two. --workers=N trains N at a time, each on its share of the GPUs or
+cores, or on one TPU chip. Processes with the same command share a search: on
+hosts with a common file system (`sbatch --array=0-7`, an indexed job), or with
+--storage=postgresql://... A trial without a heartbeat for 40 s (clocks must
+agree) is continued from its last checkpoint.
 
 --config.KEY=VALUE holds for all runs. The same command continues where it was
-interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
-that fails is reported; the others continue. Prints a table, best first; writes
-sweep.csv, with all metrics of the last evaluations, seeds.csv, with mean and
-deviation of runs that differ only in `seed`, and best.json, the complete
-configuration of the best run and the command that repeats it.
+stopped and skips finished runs. A run that fails is reported; the others
+continue. Prints a table, best first; writes sweep.csv (metrics of the last
+evaluations), seeds.csv (mean and deviation of runs that differ only in `seed`),
+best.json (the best run's configuration and command), sweep.png and .pdf.
 """
 
 import dataclasses
