@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from launch import command_line, evaluate
+from tests.launch.refused import TABLE
 from train_lib import loading, trainer
 from train_lib.phases import Phase
 
@@ -121,28 +122,9 @@ def test_all_checkpoints_and_the_best(workdir):
   assert rows_of(workdir, '--step=2', '--evals=test') == rows[:1]
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    (['--evals=fewshoot', '--dataset=name=digits'], ['--evals', 'fewshot']),
-    (['--step=last'], ['--step', 'latest']),
-    (['--step=2', '--watch'], ['--step', 'none with --watch', '2']),
-    (['--evals=test,'], ['--evals', "''"]),
-    (['--evals=test,test'], ['--evals', 'each name once']),
-    (['--dataset=digits'], ['--dataset', 'key=value']),
-    (['--datasets=a:name=parity,length=4'], ['evals.a.dataset.input_key']),
-    (['--datasets=name=digits'], ['--datasets', 'NAME:name=']),
-    (['--datasets=a:digits'], ['--datasets', 'key=value']),
-    (['--datasets=test:name=digits'], ['--datasets', 'new name', 'fewshot']),
-    (['--datasets=a:name=digits,sise=3'], ['evals.a.dataset.sise']),
-    (['--datasets=a:name=digits,test_split=dev'], ['evals.a.test_split']),
-    (['--dataset=name=tests.fakes:FakeImages,image_size=16,num_classes=7'],
-     ['evals.test.dataset', '7 classes']),
-    (['--batch_size=3', '--config.mesh.data=2'], ['batch_size', 'of 2', '3']),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('arguments', 'words'), TABLE['evaluate'])
 def test_bad_command_lines(workdir, arguments, words, refused):
-  refused(evaluate.main, [f'--workdir={workdir}', *arguments], words)
+  refused(evaluate.main, [f'--workdir={workdir}', *arguments.split()], words)
 
 
 def test_the_task_is_that_of_the_checkpoints_phase(workdir):

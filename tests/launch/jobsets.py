@@ -17,10 +17,10 @@ def closed(**properties):
 
 TEXT = {'type': 'string'}
 LABELS = {'type': 'object', 'additionalProperties': TEXT}
-REASONS = (
+REASONS = [
   'BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes',
   'MaxFailedIndexesExceeded', 'PodFailurePolicy',
-)  # fmt: skip
+]  # fmt: skip
 RULE = closed(
   name=TEXT | {'pattern': '^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$'},
   action={'enum': ['FailJobSet', 'RestartJobSet', 'RestartJob']},

@@ -15,6 +15,7 @@ from core import files
 from dataset_lib import builder
 from dataset_lib.corpus import preparation
 from launch import command_line, prepare_corpus
+from tests.launch.refused import TABLE
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
 
@@ -90,19 +91,7 @@ def test_a_given_tokenizer_and_validation_at_home(texts, monkeypatch, capsys):
   assert f'{texts}/tfds' in errors_of(command_line.USAGE, capsys, *flags)[-1]
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    ('--input= --out={out}', '--input: files, folders'),
-    ('--input={in} --out={in}', '--out new or empty'),
-    ('--input={in} --out={in}/a.txt/x', '--out a file'),
-    ('--input={in} --out=/proc', '--out disk is mounted'),
-    ('--input=tfds:../../x --out={out}', 'a TFDS name ../../x'),
-    ('{good} --validation={in}/a.txt --validation_share=0.1',
-     '--validation_share leave one out'),
-    ('{good} --vocab_size=100000 --processes=1', 'vocab_size: <= 100000'),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('flags', 'words'), TABLE['prepare_corpus usage'])
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, texts, tmp_path, capsys
 ):
@@ -114,25 +103,11 @@ def test_bad_command_lines_are_answered_in_one_line(
   # A bar may stand before the error that only the texts show.
   assert [line.startswith('error: ') for line in errors].count(True) == 1
   assert errors[-1].startswith('error: ')
-  for word in words.split():
-    assert word in errors[-1]
+  assert all(word in errors[-1] for word in words)
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    ('--input=/nowhere', 'no file or folder /nowhere'),
-    ('--input={in} --validation=/nowhere', 'no file or folder /nowhere'),
-    ('--input={in} --tokenizer=/nowhere', 'no tokenizer at /nowhere'),
-    ('--input={in}/empty.txt', 'no text'),
-    ('--input={in}/empty.txt --tokenizer={in}/vocab.txt', 'no text for the'),
-    ('--input={in}/notes', 'no text in'),
-    ('--input={in}/one.txt', '--validation_share=0'),
-    ('--input={in}/one.txt --tokenizer={in}/vocab.txt', "the split 'train'"),
-    ('--input={in} --tokenizer={in}/unmasked.txt', 'with [MASK]'),
-  ],
-)
+@pytest.mark.parametrize(('flags', 'words'), TABLE['prepare_corpus data'])
 def test_what_is_no_text_or_tokenizer_is_a_data_error(
   flags, words, texts, tmp_path, capsys
 ):
@@ -146,7 +121,7 @@ def test_what_is_no_text_or_tokenizer_is_a_data_error(
   given = flags.format(**{'in': texts}).split()
   out = f'--out={tmp_path}/out'
   errors = errors_of(command_line.DATA, capsys, *given, out, '--processes=1')
-  assert words in errors[-1]
+  assert all(word in errors[-1] for word in words)
   assert not (tmp_path / 'out').exists()
 
 
