@@ -132,12 +132,13 @@ def check(
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
-  if hasattr(cls, 'apply'):  # Linen gives every module these fields.
+  every = {field.name: field for field in dataclasses.fields(cls)}
+  if 'parent' in every:  # Linen gives every module these fields.
     without = (*without, 'parent', 'name')
   legal = {
-    field.name: field
-    for field in dataclasses.fields(cls)
-    if field.init and field.name not in without
+    name: field
+    for name, field in every.items()
+    if field.init and name not in without
   }
   path = f'{prefix}.' if prefix else ''
   values = dict(given.items())
@@ -181,8 +182,9 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
   if isinstance(value, ConfigLike):
     return dict(value.items())
-  is_float = float in (hint, getattr(hint, '__origin__', None))
-  if is_float and isinstance(value, numbers.Integral):
+  is_annotated = typing.get_origin(hint) is Annotated
+  kind = typing.get_args(hint)[0] if is_annotated else hint
+  if kind is float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
 
