@@ -86,9 +86,8 @@ class _Training:
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
-    joins = ['--distributed'] * is_distributed
-    given = self.config, self.workdir, self.overrides
-    return [self.python, *command_line.training(*given), *joins]
+    training = command_line.training(self.config, self.workdir, self.overrides)
+    return [self.python, *training, *['--distributed'] * is_distributed]
 
   def values(self) -> Mapping[str, object]:
     """Returns the values of the template."""

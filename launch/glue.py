@@ -57,14 +57,14 @@ def average(workdirs: list[str], out: pathlib.Path) -> None:
 
   scores: dict[str, dict[str, float]] = {}
   for workdir in workdirs:
-    own = dict(results(workdir))
-    if not own:
+    scored = dict(results(workdir))
+    if not scored:
       expected = "runs with GLUE's metrics on a whole validation split, in "
       expected += 'result.json or evaluation.json; run launch.evaluate'
       raise ConfigError('--runs', workdir, expected)
-    for name in own.keys() & scores.keys():
+    for name in scored.keys() & scores.keys():
       raise ConfigError('--runs', workdir, f'one run with {name}')
-    scores |= own
+    scores |= scored
   rows = glue.average(scores)
   report.write_csv(out, rows)
   report.print_table('GLUE', [

@@ -95,13 +95,13 @@ def _read_line(
     needs.append(named[match[0]])
     return str(named[match[0]].workdir)
 
-  own = parts[0] if parts[0].startswith('@') else ''
-  if own in named:
-    raise UsageError(f'{own} names an earlier line')
-  if own and not re.fullmatch(r'@\w+', own):
-    raise UsageError(f'expected a name of letters, digits and _, got {own}')
-  resolved = [re.sub(r'(?<==)@\w+', directory, w) for w in parts[bool(own) :]]
-  if needs and not own:
+  label = parts[0] if parts[0].startswith('@') else ''
+  if label in named:
+    raise UsageError(f'{label} names an earlier line')
+  if label and not re.fullmatch(r'@\w+', label):
+    raise UsageError(f'expected a name of letters, digits and _, got {label}')
+  resolved = [re.sub(r'(?<==)@\w+', directory, w) for w in parts[bool(label) :]]
+  if needs and not label:
     raise UsageError('expected a name, such as @eat, before a line with @')
   files = [w.removeprefix(FILE) for w in resolved if w.startswith(FILE)]
   arguments = [word[1:] for word in resolved if word.startswith(':')]
@@ -109,13 +109,13 @@ def _read_line(
   overrides = [*flags.fixed, *overrides]
   file, *before = (*files, flags.config)[0].split(':', 1)
   config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
-  digest, place = own, (None, None)
+  digest, place = label, (None, None)
   if all(run.result() is not None for run in needs):
-    digest, place = sweep_runs.read_config(flags, config, overrides, own[1:])
+    digest, place = sweep_runs.read_config(flags, config, overrides, label[1:])
   # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
   short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in parts)
   folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
-  workdir = pathlib.Path(flags.workdir, own[1:] or folder)
+  workdir = pathlib.Path(flags.workdir, label[1:] or folder)
   run = Run(' '.join(parts), config, overrides, workdir, place, (*needs,))
   return run, digest
 
