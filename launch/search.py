@@ -114,7 +114,8 @@ class Search:
     if not (is_grid or flags.trials):
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
-    self.size = min(points, flags.trials or points) if is_grid else flags.trials
+    most = flags.trials or points
+    self.size = min(points, most) if is_grid else most
     self.study = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
 
@@ -208,7 +209,8 @@ class Search:
     if result and metric not in result:
       names = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {names}')
-    value, outcome, reason = result.get(metric), 'fail', ''
+    value: Any = result.get(metric)
+    outcome, reason = 'fail', ''
     if code is None:
       outcome, reason = 'pruned', 'worse than the median'
     elif isinstance(value, float):
@@ -263,8 +265,8 @@ class Search:
     for trial in self.trials():
       about = trial.user_attrs
       state = f'{trial.state.name.lower()} {about["reason"]}'.strip()
-      others = {'trial': about['place'], 'state': state, **trial.params}
-      runs.append((self.run_of(trial), about['metrics'], others))
+      fields = {'trial': about['place'], 'state': state, **trial.params}
+      runs.append((self.run_of(trial), about['metrics'], fields))
     rows = sweep_runs.report(flags, runs)
     rows.sort(key=lambda row: row['trial'])
     columns = {k: [row[k] for row in rows] for k in (flags.metric, *self.space)}
@@ -308,17 +310,18 @@ def _open(flags: Flags) -> Any:
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / 'search.db'
   files.check_replaceable(path)
-  own = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
+  local = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
   warnings.simplefilter('ignore', ExperimentalWarning)
   for left in (2, 1, 0):  # processes that start at once make the same tables
     try:
       storage = RDBStorage(
-        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **own},
+        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **local},
         heartbeat_interval=SILENT_SECONDS // 2, grace_period=SILENT_SECONDS,
       )  # fmt: skip
       study = optuna.create_study(
         study_name=os.path.abspath(flags.workdir), storage=storage,
-        load_if_exists=True, direction=f'{flags.mode}imize',
+        direction='maximize' if flags.mode == 'max' else 'minimize',
+        load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
       )  # fmt: skip
       break

@@ -12,8 +12,8 @@ file after a colon: `:n=8,model=ut seed=1`. A line may have a --config of its
 own, and a name: `@dense :model=dense`. Later lines write @dense for its
 directory: `@eat :teacher=@dense`. $VARIABLES of the environment are replaced.
 All lines but those that wait for such a directory are checked before the first
-run. With --x it draws the metric against a field as sweep.png and .pdf, a line
-for each value of --lines, as Figure 2 of AdaTape:
+run. With --x it draws the metric against a field, a line for each value of
+--lines, as Figure 2 of AdaTape:
 
   python -m launch.sweep --workdir=/tmp/figure2 --metric=test/accuracy \\
       --config=configs/adatape/parity.py --x=dataset.length \\
@@ -26,19 +26,17 @@ A search, with optuna (extra [sweep]):
       --vary='optimizer.lr=log(1e-4,1e-2)' --vary='model.depth=int(1,4)'
 
 Ranges are uniform(a,b), log(a,b), int(a,b) and choice(x,y,...); a grid takes
-the last two. It draws the metric over trials and over each field. --workers=N
-trains N at a time, each on its share of the GPUs or cores, or on one TPU chip.
-Processes with the same command share a search: on hosts with a common file
-system (`sbatch --array=0-7`, an indexed job), or with --storage=postgresql://...
-A trial without a heartbeat for 40 s (clocks must agree) is continued from its
-last checkpoint.
+the last two. --workers=N trains N at a time, each on its share of the GPUs or
+cores, or on one TPU chip. Processes with the same command share a search: on
+hosts with a common file system (`sbatch --array=0-7`, an indexed job), or with
+--storage=postgresql://... A trial without a heartbeat for 40 s (clocks must
+agree) is continued from its last checkpoint.
 
 --config.KEY=VALUE holds for all runs. The same command continues where it was
-interrupted (Ctrl-C and SIGTERM save the step) and skips finished runs. A run
-that fails is reported; the others continue. Prints a table, best first; writes
-sweep.csv, with all metrics of the last evaluations, seeds.csv, with mean and
-deviation of runs that differ only in `seed`, and best.json, the complete
-configuration of the best run and the command that repeats it.
+stopped and skips finished runs. A run that fails is reported; the others
+continue. Prints a table, best first; writes sweep.csv (metrics of the last
+evaluations), seeds.csv (mean and deviation of runs that differ only in `seed`),
+best.json (the best run's configuration and command), sweep.png and .pdf.
 """
 
 import dataclasses
@@ -97,13 +95,13 @@ def _read_line(
     needs.append(named[match[0]])
     return str(named[match[0]].workdir)
 
-  own = parts[0] if parts[0].startswith('@') else ''
-  if own in named:
-    raise UsageError(f'{own} names an earlier line')
-  if own and not re.fullmatch(r'@\w+', own):
-    raise UsageError(f'expected a name of letters, digits and _, got {own}')
-  resolved = [re.sub(r'(?<==)@\w+', directory, w) for w in parts[bool(own) :]]
-  if needs and not own:
+  label = parts[0] if parts[0].startswith('@') else ''
+  if label in named:
+    raise UsageError(f'{label} names an earlier line')
+  if label and not re.fullmatch(r'@\w+', label):
+    raise UsageError(f'expected a name of letters, digits and _, got {label}')
+  resolved = [re.sub(r'(?<==)@\w+', directory, w) for w in parts[bool(label) :]]
+  if needs and not label:
     raise UsageError('expected a name, such as @eat, before a line with @')
   files = [w.removeprefix(FILE) for w in resolved if w.startswith(FILE)]
   arguments = [word[1:] for word in resolved if word.startswith(':')]
@@ -111,13 +109,13 @@ def _read_line(
   overrides = [*flags.fixed, *overrides]
   file, *before = (*files, flags.config)[0].split(':', 1)
   config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
-  digest, place = own, (None, None)
+  digest, place = label, (None, None)
   if all(run.result() is not None for run in needs):
-    digest, place = sweep_runs.read_config(flags, config, overrides, own[1:])
+    digest, place = sweep_runs.read_config(flags, config, overrides, label[1:])
   # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
   short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in parts)
   folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
-  workdir = pathlib.Path(flags.workdir, own[1:] or folder)
+  workdir = pathlib.Path(flags.workdir, label[1:] or folder)
   run = Run(' '.join(parts), config, overrides, workdir, place, (*needs,))
   return run, digest
 

@@ -265,6 +265,6 @@ def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
       means[f'{key} seeds'] = len(values)
     if values:
       means[f'{key} mean'] = statistics.mean(values)
-      several = len(values) > 1
-      means[f'{key} deviation'] = statistics.stdev(values) if several else None
+      spread = statistics.stdev(values) if len(values) > 1 else None
+      means[f'{key} deviation'] = spread
   return means

@@ -15,7 +15,7 @@ from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder, contract
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
-from launch import evaluate, export, predict, serve, serving
+from launch import export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
 from train_lib import build, loading, run_directory
@@ -293,8 +293,3 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
     # Later resumes know the new rows, and still the schedule.
     resume_on(run, run.config, setup.info)
     assert run_directory.load_info(run.folder).steps_per_epoch == 7
-
-
-def test_another_image_size_is_refused(runs, refused):
-  flags = f'--workdir={runs(IMAGES).folder}', '--config.dataset.image_size=32'
-  refused(evaluate.main, flags, ['evals.test.dataset.input_shape'])

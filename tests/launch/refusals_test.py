@@ -13,156 +13,10 @@ from core import fields
 from core.errors import ConfigError
 from launch import command_line, train
 from tests import wrong_values
+from tests.launch.refused import TABLE
 from train_lib import config_schema
 
 PARITY = '--config=configs/adatape/parity.py'
-CLUSTER = f'{PARITY} --name=a --workdir=/mnt/runs/a'
-POD = f'{CLUSTER} --topology=v5e:4x4'
-# Flags that other words follow, by command; `{}` is the row's.
-COMMANDS = {
-  'train': '{}',
-  'train parity': f'{PARITY}{{}}',
-  'train digits': '--config=configs/adatape/digits.py{}',
-  'train images': '--config=configs/adatape/images.py{}',
-  'train quick': '--config=configs/adatape/quick_start.py{}',
-  'train eat': '--config=configs/eat/glue.py:data=/no,vocabulary=/no{}',
-  'predict': '{}',
-  'predict run': '--workdir=/nowhere {}',
-  'predict bundle': '--bundle=/b {}',
-  'serve': '--workdir=/nowhere --port=0 {}',
-  'export': '--workdir=/nowhere {}',
-  'cluster gke': f'gke {POD} --image=a --claim=b {{}}',
-  'cluster tpu_vm': f'tpu_vm {POD} --zone=c {{}}',
-  'cluster slurm': f'slurm {CLUSTER} {{}}',
-}
-# Arguments, and words of the line.
-CASES = {
-  'train': [
-    ('', '--config required'),
-    ('--config=README.md', '--config Python file'),
-    ('--config=configs/adatape/parety.py', 'configs/adatape/parity.py'),
-  ],
-  'train parity': [
-    (':m=16', "'m=16' 'n' model"),
-    (':n=many', 'n int many'),
-    (' --wrkdir=x', '--wrkdir --workdir'),
-    (' --workdir=../up', '--workdir ..'),
-    (' --config.optimzer.lr=1', 'optimzer optimizer'),
-    (' --config.optimizer.lrr=1', 'optimizer.lrr mean lr'),
-    (' --config.optimizer=adam', 'optimizer group of fields'),
-    (' --config.optimizer.lr.x=1', 'optimizer.lr.x value'),
-    (' --config.num_micro=3', 'num_micro divisor of 128 3'),
-    (' --config.phases.0=9', 'phases.0 such as phases.0.FIELD'),
-    (' --config.phases=()', 'phases at least one phase'),
-    (' --config.stages.stage1.steps=9', 'stages --config.phases.0.steps=100'),
-    (' --config.phases.0.trainable=(', 'trainable regular'),
-    (' --config.mesh.tensor=-1', 'mesh at most one'),
-    (' --config.checkpoint.best_metric=dev/x', 'best_metric test'),
-    (' --config.task=adatape.task:Tape', 'task adatape.task:Tape'),
-    (' --config.task=train_lib.task:Task', 'task subclass'),
-    (' --config.model.max_steps=9', 'max_steps 9'),
-    (' --config.model.name=pathlib:Path', 'model.name subclass'),
-    # A model without a tape, or without a ponder cost; any Linen module.
-    (' --config.model.name=model_lib.vit:ViT', 'TapeClassifier'),
-    (':model=ut --config.model.name=model_lib.vit:ViT',
-     'model.name adatape.universal:Pondering'),
-    (':model=transformer --config.model.name=pathlib:Path', 'model.name Linen'),
-    (' --config.model.num_classes=5', 'num_classes max_steps'),
-    (' --config.phases.0.knobs="{\'tape\': 1}"', 'knobs tape_w'),
-    (' --config.phases.0.knobs="{\'tape_weight\': (\'linear\', 0)}"',
-     'knobs.tape_weight linear'),
-    (' --config.warm_start.skip=(,', 'warm_start.skip tuple'),
-    (' "--config.warm_start.renames=->a"', "'old->new'"),
-    (' --config.warm_start.workdir=/nowhere', 'warm_start.workdir'),
-    (' --coordinator=host:1', '--distributed'),
-    (' --distributed --coordinator=localhost:1 --num_processes=2 '
-     '--process_id=5', '--coordinator --process_id num_processes=2'),
-    (' --distributed --num_processes=2 --process_id=0',
-     '--coordinator address of process 0 None'),
-    (' --config.dataset.name=parety', 'dataset.name parity'),
-    (' --config.evals.test.split=dev', 'split test dev'),
-    (' --config.evals.test.type=accurracy', 'type classification'),
-  ],
-  'train digits': [
-    (' --config.phases.0.steps=9', '0 beside steps=9 80'),
-    (' --config.model.patch_size=3', 'patch_size 3'),
-    (':model=input --config.model.width=16 --config.model.query_dim=32',
-     'model.query_dim width 16 32'),
-  ],
-  'train images': [('', 'root tfds=NAME'), (':root=/a,tfds=b', 'root /a b')],
-  'train quick': [
-    (' --config.phases.3.steps=9', 'phases.3 items are 0, 1, 2'),
-    # The knob of the last phase hides it.
-    (' --config.loss.tape_weight=0.3', 'loss.tape_weight 0.1, which 0.3'),
-  ],
-  'train eat': [
-    (' --config.model.prune_layers=(2,)', 'model.prune_ratios (2,)'),
-    (' --config.phases.0.model="{\'exit_layers\': (50,)}"',
-     'phases.0.model.exit_layers [1, 12] 50'),
-    (' --config.loss.exit_weights=(1.0,)', 'exit_weights 2 weights'),
-    (',variant=nope', 'variant minilm nope'),
-    (',epochs=0', 'phases.0 0'),
-    (',"exits=2;3"', 'exits 2-3-4 2;3'),
-    (',model=dense,exits=4', 'exits model=eat dense'),
-    (',parts=pwx', 'parts pwe pwx'),
-    (',model=dense,parts=p', 'parts model=eat dense'),
-    (',layers=6', "'layers=6' pretrained"),
-    (',teacher=/nowhere', 'teacher /nowhere'),
-    (',pretrained=/nowhere', 'pretrained /nowhere'),
-    (' --config.loss.teacher=/nowhere', 'loss.teacher /nowhere'),
-    (' --config.model.from_checkpoint=/no', 'model.from_checkpoint /no'),
-    (',teacher=/a,pretrained=/b', 'pretrained teacher /b'),
-  ],
-  'predict': [
-    ('', '--workdir --bundle=FILE'),
-    ('--workdir=/nowhere', 'workdir: the directory of a run'),
-  ],
-  'predict run': [
-    ('--batches=0,1', '--batches: a list of positive integers'),
-    ('--step=last', '--step: latest, best or an integer'),
-    ('--serve=tau', '--serve: key=value'),
-    ('--glue=test', '--out a folder with --glue'),
-    ('--out=x', '--out nothing without --glue'),
-  ],
-  'predict bundle': [
-    ('--workdir=/a', '--workdir --bundle'),
-    ('--serve=tau=1', '--serve determines'),
-    ('--batches=3', '--batches (3,)'),
-  ],
-  'serve': [
-    (f'--host={"é" * 80}', '--port: a free address'),
-    ('--log_every=0', 'workdir: the directory of a run'),
-  ],
-  'export': [
-    ('', '--out --bundle required'),
-    ('--out=b --bundle=c', '--out'),
-    ('--out=b --serve=tau=1', '--serve'),
-    ('--bundle=b --dense', '--dense'),
-    ('--bundle=/', '--bundle a file'),
-    ('--bundle=setup.py/b', 'a directory to'),
-    ('--out=b', '--workdir config.json'),
-    ('--out=tests', '--out new or empty'),
-    ('--out=README.md', '--out a file'),
-  ],
-  'cluster gke': [
-    ('--config.batch_size=24', 'batch_size multiple of 16 24'),
-    ('--config.mesh.data=8', 'mesh 16 devices 8'),
-    ('--topology=v9:4x4', '--topology v6e'),
-    ('--chips_per_host=3', '--chips_per_host 16 chips 3'),
-    ('--workdir=gs://us/run', '--workdir mount gs://'),
-    ('--workdir=/tmp/run', '--workdir /mnt/runs'),
-    ('--name=My_Job', '--name lower-case My_Job'),
-  ],
-  'cluster tpu_vm': [
-    ('--topology=v5e:2x8', '--topology v5e:2x8'),
-    ('--zone=', '--zone not empty'),
-    ('"--workdir=/run\n"', '--workdir absolute path'),
-  ],
-  'cluster slurm': [
-    ('--nodes=3', 'batch_size multiple of 3 128'),
-    ('--sbatch=account', '--sbatch key=value account'),
-  ],
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -187,19 +41,21 @@ def refused_early(tmp_path, refused, monkeypatch):
   return run
 
 
-def main_of(name):
-  return importlib.import_module(f'launch.{name.split()[0]}').main
-
-
 @pytest.mark.parametrize(
-  ('name', 'arguments', 'words'),
-  [(name, *row) for name, rows in CASES.items() for row in rows],
-)
+  ('command', 'arguments', 'words'),
+  [
+    (section, *row)
+    for section in TABLE if section.startswith('launch.')
+    for row in TABLE[section]
+  ],
+)  # fmt: skip
 def test_one_line_names_flag_and_legal_range(
-  name, arguments, words, refused_early
+  command, arguments, words, refused_early
 ):
-  arguments = shlex.split(COMMANDS[name].format(arguments))
-  refused_early(main_of(name), arguments, words.split())
+  # An argument of the configuration's file follows it.
+  space = '' if arguments.startswith((':', ',')) else ' '
+  module, *given = shlex.split(f'{command}{space}{arguments}')
+  refused_early(importlib.import_module(module).main, given, words)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from core.errors import ConfigError, InvalidDataError
 optuna = pytest.importorskip('optuna')
 pytestmark = pytest.mark.filterwarnings('ignore:Heartbeat of storage')
 from launch import command_line, search, sweep, sweep_runs  # noqa: E402
+from tests.launch.refused import TABLE  # noqa: E402
 from train_lib import run_directory  # noqa: E402
 
 PARITY = 'configs/adatape/parity.py:n=8'
@@ -96,27 +97,13 @@ def test_a_wrong_range_is_refused(body):
   assert (error.given, error.expected) == (body, search.FORMS)
 
 
-@pytest.mark.parametrize(
-  ('given', 'words'),
-  [
-    (['--vary=optimizer.lrr=log(1e-4,1)'], 'optimizer.lrr mean lr'),
-    (['--vary=model.depth=int(0,4)'], 'model.depth got 0'),
-    (['--vary=optimizer.name=choice(adam,adem)'], 'optimizer.name adem'),
-    ([LR, '--vary=optimizer.lr=log(1,2)'], '--vary each field once'),
-    ([LR, '--sampler=grid'], '--vary=optimizer.lr int or choice'),
-    ([LR, '--metric=dev/accuracy'], "--metric ['test']"),
-    ([LR, '--x=dataset.length'], '--x none with a search'),
-    ([LR, '--overrides=list.txt'], '--overrides --vary'),
-    (['--overrides=list.txt'], '--trials none with a list'),
-    ([], '--overrides --vary'),
-    ([LR, '--storage=nosql://x'], 'study in nosql://x'),
-  ],
-)
+@pytest.mark.parametrize(('given', 'words'), TABLE['search flags'])
 def test_a_wrong_flag_is_refused_before_the_first_trial(
   given, words, tmp_path, refused, child
 ):
   child('1 / 0')
-  refused(sweep.main, flags(tmp_path, '--trials=2', *given), words.split())
+  given = given.format(lr=LR).split()
+  refused(sweep.main, flags(tmp_path, '--trials=2', *given), words)
   assert not list(tmp_path.glob('runs/trial_*'))
 
 

@@ -15,6 +15,7 @@ from launch import command_line, sweep
 from launch.sweep_runs import Run
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
+from tests.launch.refused import TABLE
 
 SIGNALS = signal.SIGTERM, signal.SIGINT
 PARITY = 'configs/adatape/parity.py:n=8'
@@ -59,40 +60,18 @@ def test_lines_and_their_directories(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('text', 'words'),
+  ('text', 'more', 'words'),
   [
-    ('batch_size=8\n\noptimizer.lrr=1', ['line 3', 'optimizer.lrr', 'mean lr']),
-    ('batch_size', ['line 1', 'batch_size=value']),
-    ('batch_size=8\n"batch', ['line 2', 'quotation']),
-    ('batch_size=8 seed=1\nseed=2\nseed=1 batch_size=8',
-     ['line 3', 'the same run as in line 1']),
-    ('optimizer.lr=1e-3\noptimizer.lr=0.001', ['line 2', 'line 1']),
-    ('# nothing\n\n', ['--overrides', 'at least one line']),
-    (b'batch_size=\xff', ['--overrides', 'utf-8']),
-    (dict(metric='dev/accuracy'), ['--metric', "['test']", 'dev/accuracy']),
-    (dict(metric='accuracy'), ['--metric', 'EVAL/METRIC', "'accuracy'"]),
-    (dict(config='nowhere.py'), ['line 1', '--config', 'nowhere.py']),
-    (dict(overrides='nowhere.txt'), ['--overrides', 'nowhere.txt']),
-    (dict(mode='least'), ['--mode', 'min', 'least']),
-    (':n=3', ['line 1', 'config argument n', 'got 3']),
-    (dict(x='dataset.size'), ['line 1', '--x', 'dataset, ', 'dataset.size']),
-    (dict(x='task'), ['line 1', '--x', 'a field with a number']),
-    (dict(x='seed', lines='seed.x'), ['line 1', '--lines', 'seed.x']),
-    # Names of lines, and variables.
-    ('@a seed=1\n@b warm_start.workdir=@c', ['line 2: @c is not the name of']),
-    ('@a seed=1\nwarm_start.workdir=@a', ['line 2: expected a name, such as']),
-    ('@a seed=1\n@a seed=2', ['line 2: @a names an earlier line']),
-    ('@a/b seed=1', ['line 1: expected a name of letters, digits and _']),
-    ('seed=$NOT_SET  # $X', ['line 1: $NOT_SET is not set in the environment']),
-    ('# $X\n:n=${NOT_SET}', ['line 2: ${NOT_SET} is not set']),
+    *((text, '', words) for text, words in TABLE['sweep lines']),
+    *(('batch_size=8', more, words) for more, words in TABLE['sweep flags']),
   ],
-)  # fmt: skip
+)
 def test_a_wrong_line_or_flag_is_named_before_anything_runs(
-  text, words, tmp_path, refused, trained
+  text, more, words, tmp_path, refused, trained
 ):
-  is_flag = isinstance(text, dict)
-  text, changes = ('batch_size=8', text) if is_flag else (text, {})
-  refused(sweep.main, flags(tmp_path, text, **changes), words)
+  text = text.encode().decode('unicode_escape').encode('latin-1')
+  given = [*flags(tmp_path, text), *more.split()]
+  refused(sweep.main, given, words)
   assert not trained.runs
   assert not (tmp_path / 'runs').exists()
 
