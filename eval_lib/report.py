@@ -129,19 +129,17 @@ def print_table(
 ) -> None:
   """Prints at least one row below a title and above a note.
 
-  Cells are printed as `str` does. With `columns` only these are printed, in the
-  format of `COLUMNS`; empty columns are omitted. A narrow terminal wraps the
-  lines, and none is cut off.
+  Cells are printed as `str` does; with `columns` only these, if not empty, in
+  the format of `COLUMNS`. A narrow terminal wraps lines and cuts none off.
   """
   if columns:
     used = [c for c in columns if any(row.get(c) is not None for row in rows)]
     rows = [dict(_readable(c, row.get(c)) for c in used) for row in rows]
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
-  for place, name in enumerate(names):
-    table.add_column(
-      _cell(name), justify='right' if place else 'left', no_wrap=True
-    )
+  for name in names:
+    side: Any = 'left' if name == names[0] else 'right'
+    table.add_column(_cell(name), justify=side, no_wrap=True)
   for row in rows:
     cells = ['' if row.get(name) is None else f'{row[name]}' for name in names]
     # Brackets in a value are a range, not markup.
