@@ -100,9 +100,7 @@ def name_of(task: str, split: str) -> str:
   return 'MNLI-mm' if '_mismatched' in split else 'MNLI-m'
 
 
-def average(
-  results: Mapping[str, Mapping[str, float]],
-) -> list[dict[str, Any]]:
+def average(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
   """Returns rows: the score of each task, and the average of the leaderboard.
 
   `results` are metrics by `name_of`. A task with two metrics, and MNLI with two
