@@ -102,8 +102,8 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  A class with fewer than `shots` examples gives what it has. For one seed
-  shots are nested: the k shots are among the k + 1 shots.
+  A class may have fewer than `shots` examples. For one seed the k shots are
+  among the k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)

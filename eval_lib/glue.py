@@ -1,8 +1,7 @@
-"""The official metrics of the nine GLUE tasks, over a whole split.
+"""The official metrics of the nine GLUE tasks (Wang et al., 2019, table 1).
 
-GLUE (Wang et al., 2019, table 1), by scikit-learn and scipy. An undefined
-metric is 0 and never NaN: F1 without a positive, and the correlations of
-constant predictions.
+An undefined metric is 0 and never NaN: F1 without a positive, and the
+correlations of constant predictions.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Measured numbers: estimates with quartiles, CSV, the terminal, logs.
 
-A table is a list of rows, and a row maps names of columns to values; None or a
-missing key is an empty cell. An `Estimate` takes three columns of a CSV
-file: `seconds`, `seconds_low` and `seconds_high`.
+A row of a table maps names of columns to values; None or a missing key is an
+empty cell. An `Estimate` takes three columns of a CSV file, such as `seconds`,
+`seconds_low` and `seconds_high`.
 """
 
 import contextlib
@@ -175,10 +175,7 @@ def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
 
 
 def read_result(workdir: files.Path) -> dict[str, Any] | None:
-  """Reads what a training reported at its end; None before.
-
-  Raises the errors of `files.damage_of`.
-  """
+  """Reads the result of a training; None before its end, or an error."""
   path = pathlib.Path(workdir, 'result.json')
   with contextlib.suppress(FileNotFoundError), files.damage_of(path):
     values = files.read_object(path)
