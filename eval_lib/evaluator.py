@@ -105,7 +105,7 @@ class Evaluator:
     return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
-    """Returns the names of `run`, given those of `Task.evaluate`, if it can."""
+    """Returns the names of `run`, None if unknown; `measured`: of the Task."""
     return self.METRICS
 
   def file(self, name: str) -> pathlib.Path | None:

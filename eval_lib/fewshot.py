@@ -211,7 +211,7 @@ def percent(mean: float, std: float) -> str:
 def table(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
   """Returns a row for each data set and a column for each number of shots.
 
-  `results` are those of `Evaluator.run` by the name of the data set.
+  `results` of `Evaluator.run` are by the name of the data set.
   """
   return [
     {'data set': name}
