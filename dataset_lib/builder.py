@@ -52,10 +52,10 @@ def validate(config: Any) -> dict[str, Any]:
   return {'name': str(name), **complete}
 
 
-def check_split(config: ConfigLike, split: Any) -> None:
-  """Raises ConfigError for the field 'split' if the data cannot have it."""
+def check_split(config: ConfigLike, split: Any, field: str = 'split') -> None:
+  """Raises ConfigError for a field if the data cannot have the split."""
   legal = fields.hints(source_class(config['name']))['split']
-  fields.check_value('split', split, legal)
+  fields.check_value(field, split, legal)
 
 
 def source_class(name: Any) -> Any:

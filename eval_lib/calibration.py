@@ -1,9 +1,8 @@
 """Calibration of exit heads: expected calibration error and temperature.
 
-An exit threshold on `max_c P` can be trusted only if the confidence equals the
-probability of being right. EAT, section 7.2, measures that by the ECE over 15
-equal-width bins and, where it is above 2 %, scales the head's logits by a
-temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
+EAT, section 7.2, measures by the ECE over 15 equal-width bins if confidences
+`max_c P` are probabilities of being right; where it is above 2 %, it scales the
+head's logits by a temperature (Guo, Pleiss, Sun and Weinberger, 2017).
 """
 
 import contextlib
@@ -261,10 +260,9 @@ class Evaluator(heads.Evaluator):
     return [f'{kind}_{name}' for kind in COLUMNS for name in names] or None
 
   def run(self, variables: Any) -> dict[str, float]:
-    """Fits, measures and writes `calibration.json` into the workdir.
+    """Returns `ece_`, `ece_calibrated_` and `temperature_<head>` of each head.
 
-    Returns `ece_<head>`, `ece_calibrated_<head>` and `temperature_<head>` for
-    every head (`layer_4`, or `head_1` without `layers`).
+    Heads are `layer_4`, or `head_1` without `layers`.
     """
     report = self.report(variables)
     names = self.names(len(report['ece']))
@@ -275,7 +273,7 @@ class Evaluator(heads.Evaluator):
     }
 
   def report(self, variables: Any) -> dict[str, Any]:
-    """Fits and measures; returns the content of `calibration.json`."""
+    """Fits, measures, writes and returns the content of calibration.json."""
     fitted, fitted_labels = self.heads('calibration_split', variables)
     limits = self.bins, self.only_above
     temperatures = fit_temperatures(fitted, fitted_labels, *limits)

@@ -24,10 +24,9 @@ class Evaluator(heads.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
   Temperatures come from calibration.json, if there is one. The rows may be
-  neither of its calibration split nor of training. `--dataset` certifies
-  again on other labelled rows. The file keeps one certificate for each `source`
-  of rows, on its own rows and with its own `delta`; that of '' is for rows of
-  all other sources.
+  neither of its calibration split nor of training. The file keeps a certificate
+  for each `source` of rows, on its own rows and with its own `delta`; that of
+  '' is for all other sources. `--dataset` certifies again on other rows.
   """
 
   METRICS = 'saved', 'early', 'bound', 'tau', 'rows_needed'
@@ -55,8 +54,8 @@ class Evaluator(heads.Evaluator):
     Returns `saved` (share of the FLOPs of full depth, or of its layers if the
     task counts none), `early` (share of the rows that leave before the last
     head) and, if a setting was certified, `tau` and `bound` (of the risk), else
-    `rows_needed`, the fewest that certify one if no row gets worse.
-    Raises ConfigError if that would replace a certificate that saves more.
+    `rows_needed`, the fewest that certify one if no row gets worse. Raises
+    ConfigError if that would replace a certificate that saves more.
     """
     limits = float(self.epsilon), float(self.delta)
     file = calibration.CalibrationFile(self.context.workdir)

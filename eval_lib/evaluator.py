@@ -35,17 +35,13 @@ EVALUATORS = {
 
 NO_CLASSES = 'False: the task has no class_accuracy'
 Split = Annotated[str, MinLen(1), 'the name of a split']
-DatasetConfig = Annotated[
-  ConfigLike | None, "a data set configuration, or None for the run's own"
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalContext:
   """The parts of a run that evaluators need.
 
-  The first three are jitted functions of variables and a batch on the devices;
-  see `Task.evaluate`, `Task.features` and `Task.outputs`.
+  The first three are jitted methods of the Task, of variables and a batch.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]  # metrics by name
@@ -77,7 +73,9 @@ class Evaluator:
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
   ANY_CLASSES: ClassVar[bool] = False  # instead of the run's
   context: EvalContext
-  dataset: DatasetConfig = None
+  dataset: Annotated[
+    ConfigLike | None, "a data set configuration, or None for the run's own"
+  ] = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
   # Rows that `run` has left out, as they have no label.
   unlabelled: int = dataclasses.field(default=0, init=False)
@@ -107,10 +105,7 @@ class Evaluator:
     return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
-    """Returns the names of `run` without running it; None if it cannot say.
-
-    `measured` are the names of `Task.evaluate`.
-    """
+    """Returns the names of `run`, None if unknown; `measured`: of the Task."""
     return self.METRICS
 
   def file(self, name: str) -> pathlib.Path | None:
@@ -128,15 +123,10 @@ class Evaluator:
     does not have; classes in another order get the labels of the run.
     """
     opened = builder.build(
-      self.data,
-      split=split,
-      train=False,
-      seed=self.context.seed,
-      batch_size=self.context.batch_size,
-      host_index=jax.process_index(),
-      host_count=jax.process_count(),
-      is_checked=True,
-    )
+      self.data, split=split, train=False, seed=self.context.seed,
+      batch_size=self.context.batch_size, host_index=jax.process_index(),
+      host_count=jax.process_count(), is_checked=True,
+    )  # fmt: skip
     if (run := self.context.info) is not None:
       contract.check_inputs(run, opened.info)
       if not self.ANY_CLASSES:
@@ -167,9 +157,9 @@ class Evaluator:
 class Classification(Evaluator):
   """Merges `context.measure` over a split.
 
-  Padding has mask 0 and never counts, so the result does not depend on the
-  batch size or the number of devices (up to the order of float32 sums within
-  a batch; batches merge in float64). Nor do rows without a label.
+  Padding and rows without a label have mask 0, so the result does not depend on
+  the batch size or the number of devices, up to the order of float32 sums
+  within a batch; batches merge in float64.
   """
 
   split: Split = 'test'
@@ -184,7 +174,7 @@ class Classification(Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
-    merged: dict[str, Any] = {}
+    merged: Any = None
     left_out = np.zeros((), int)
 
     def measure(batch: builder.Batch) -> Any:
@@ -193,7 +183,7 @@ class Classification(Evaluator):
 
     batches = self.splits['split'].batches()
     for state in predictions.one_late(map(measure, batches)):
-      merged = metrics.merge_on_host(merged or None, state)
+      merged = metrics.merge_on_host(merged, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
     values = metrics.compute(merged)
@@ -225,10 +215,7 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
 
 
 def validate(config: ConfigLike) -> dict[str, Any]:
-  """Returns the `evals` of a run's configuration, complete; reads no data.
-
-  `dataset` is complete.
-  """
+  """Returns the `evals` of a run whose `dataset` is complete; reads no data."""
   settings = dict(config.items())
   return {
     name: _complete(f'evals.{name}', entry, settings.get('dataset', {}))
@@ -249,11 +236,7 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
       complete['dataset'] = run_dataset = builder.validate(own)
   for field, split in complete.items():
     if field.endswith('split') and split is not None:
-      try:
-        builder.check_split(run_dataset, split)
-      except ConfigError as error:
-        wrong = f'{prefix}.{field}'
-        raise ConfigError(wrong, error.given, error.expected) from error
+      builder.check_split(run_dataset, split, f'{prefix}.{field}')
   return {'type': str(name), **complete}
 
 

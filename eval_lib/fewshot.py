@@ -102,8 +102,8 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  A class with fewer than `shots` examples gives what it has. For one seed
-  shots are nested: the k shots are among the k + 1 shots.
+  A class may have fewer than `shots` examples. For one seed the k shots are
+  among the k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)
@@ -211,7 +211,7 @@ def percent(mean: float, std: float) -> str:
 def table(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
   """Returns a row for each data set and a column for each number of shots.
 
-  `results` are those of `Evaluator.run` by the name of the data set.
+  `results` of `Evaluator.run` are by the name of the data set.
   """
   return [
     {'data set': name}

@@ -1,8 +1,4 @@
-"""Quality against cost: exits of rows over recorded logits.
-
-An exit rule is a function of the logits of all heads, so a sweep over rules and
-thresholds costs no run of the model.
-"""
+"""Quality against cost of exit rules, by the recorded logits of all heads."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -100,10 +96,9 @@ class Evaluator(heads.Evaluator):
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
   Temperatures are those that serve, of calibration.json. If it is missing, or
-  of other parameters, they are fitted on `calibration_split`, if that is given,
-  and written to it. The quality is the main number of the GLUE task, or
-  accuracy without one. The cost is counted in layers; `benchmarks.eat` counts
-  FLOPs.
+  of other parameters, they are fitted on `calibration_split`, if there is one,
+  and written. The quality is the main number of the GLUE task, or accuracy
+  without one. The cost is counted in layers; `benchmarks.eat` counts FLOPs.
   """
 
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
@@ -125,12 +120,11 @@ class Evaluator(heads.Evaluator):
     return names if heads else None
 
   def run(self, variables: Any) -> dict[str, float]:
-    """Sweeps and writes `frontier.csv` into the workdir.
+    """Returns for every threshold t metric, depth, share and agreement.
 
-    Returns for every threshold t `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
-    `agreement_tau_<t>` and the share of all layers, `depth_share_tau_<t>`;
-    `<metric>_full` is that of the last head, and `<metric>_<head>` that of each
-    (`layer_4`, or `head_1` without `layers`) when used alone.
+    `<metric>_tau_<t>`, `depth_tau_<t>` (layers), `depth_share_tau_<t>` (of all
+    layers), `agreement_tau_<t>`; `<metric>_full` is that of the last head,
+    `<metric>_<head>` of each (`layer_4`, or `head_1` without `layers`) alone.
     """
     logits, labels = self.heads('split', variables)
     calibrated = scale(logits, self._temperatures(variables, len(logits)))

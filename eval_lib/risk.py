@@ -3,7 +3,7 @@
 Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021), section 2:
 every setting of a grid is tested for "its risk is above epsilon", in an order
 that keeps the probability of any false certificate below delta. Risks compare
-the answers of a setting with the answers of the model at full depth.
+the answers of a setting with those at full depth.
 
 The rows must be independent draws (rows that share a text are not) from the
 distribution of the rows to come, and nothing may be fitted to them, the grid

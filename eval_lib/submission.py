@@ -39,10 +39,7 @@ _IN_WORDS = 'mnli', 'qnli', 'rte'
 
 
 def unlabelled(dataset: Any) -> dict[str, Any]:
-  """Returns the configuration of a GLUE data set that is read without labels.
-
-  Its test sets have none.
-  """
+  """Returns the configuration of GLUE's test sets, which have no labels."""
   settings = dict(dataset.items())
   if settings.get('name') != 'glue':
     raise ConfigError('dataset.name', settings.get('name'), "'glue'")

@@ -18,7 +18,7 @@ Arguments:
               bert: fixed, no shared weights, embeddings of full width
   length      the max_length used by launch.prepare_corpus
   steps       112,500
-  iterations  the most; 0: those of the variant
+  iterations  the most; 0: as the variant
   tau         weight of the ponder cost; 0: 0.768 / (iterations * length), the
               paper's at length 128
   tau_from    share of the steps without ponder cost, after which its weight

@@ -5,7 +5,7 @@ r"""ALBERT with halting on a probing task of SentEval.
 
 Arguments: see `configs.albert_act.glue`; and `held_out`, percent of the train
 split to evaluate on, 10 by default, 0 for the validation split of the files.
-The files may be those of SentEval, or TSV files with named columns.
+The files are as in SentEval, or TSV files with named columns.
 """
 
 from configs import common

@@ -6,7 +6,7 @@ r"""EAT on labels of your own, such as phishing mail (EAT, section 7.4).
       --config=configs/eat/labels.py:name=mail,teacher=/tmp/mail,data=DIR
 
 Arguments: `name` is a folder in `data` with train.tsv and dev.tsv; the others
-are those of `configs.eat.glue` but for `task` and `submit`. The files have the
+are as in `configs.eat.glue`, without `task` and `submit`. The files have the
 columns 'sentence' and 'label', and 'source' if rows have one; train.tsv names
 all labels. All of dev.tsv is reported as `dev`; half of it calibrates, and
 `calibration` and `frontier` are of the other half.
@@ -19,7 +19,7 @@ from configs.eat import glue
 def get_config(arg=''):
   a = common.parse_arg(arg, name='', **glue.ARGUMENTS)
   common.expect(a.name, 'name', 'a folder in data', a.name)
-  # Rows like those of SST-2: single texts, some of which may be alike.
+  # Single texts as in SST-2, some of which may be alike.
   a.task = 'sst2'
   c = glue.fine_tuning(a)
   del c.dataset.builder

@@ -200,7 +200,11 @@ def results_of(kind, data, classes, entry, **context):
 
 @pytest.mark.parametrize(
   ('kind', 'entry', 'classes'),
-  [*((k, ENTRIES[k], 2) for k in MEASURED), ('classification', {}, 6)],
+  [
+    *((k, ENTRIES[k], 2) for k in MEASURED),
+    ('classification', {}, 6),
+    ('frontier', dict(HEADS, task='qqp', thresholds=(0.9, 0.5, 0.9)), 2),
+  ],
 )
 def test_every_evaluator_keeps_the_contract(kind, entry, classes, tmp_path):
   """Named results of the rows alone, but for those without a label."""

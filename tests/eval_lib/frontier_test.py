@@ -136,21 +136,6 @@ def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   assert 4.0 < result['depth_tau_0.9'] < 12.0
 
 
-def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
-  built = build(tmp_path, task='qqp', thresholds=(0.9, 0.5, 0.9))
-  result = built.run(VARIABLES)
-  heads = {f'f1_head_{number}' for number in (1, 2, 3)}
-  assert set(result) == {'f1_full'} | heads | {
-    f'{name}_tau_{tau}'
-    for name in ('f1', 'depth', 'depth_share', 'agreement')
-    for tau in ('0.5', '0.9')
-  }
-  assert result['f1_full'] == 1.0
-  # All leave at the first of three heads, which are counted without layers.
-  assert result['depth_tau_0.5'] == 1.0
-  assert result['depth_share_tau_0.5'] == pytest.approx(1 / 3)
-
-
 def depth(built, temperatures, tau=0.9):
   """The depth of the evaluator's rows, by the rule that serves."""
   recording = built.heads('split', VARIABLES)

@@ -48,9 +48,9 @@ def outputs(variables, batch):
   return {'logits': total * heads * scale, 'length': batch['length']}
 
 
-def collect(dataset, scale=1.0, function=outputs):
+def collect(dataset, scale=1.0):
   variables = {'scale': jnp.float32(scale)}
-  return predictions.collect(dataset, variables, jax.jit(function))
+  return predictions.collect(dataset, variables, jax.jit(outputs))
 
 
 @pytest.mark.parametrize(('rows', 'batch_size'), [(11, 4), (8, 4), (5, 16)])
@@ -73,15 +73,9 @@ def test_padding_with_nan_is_dropped_but_nan_in_a_row_is_an_error():
     collect(Buckets(5), scale=float('nan'))
 
 
-def test_empty_split_and_ragged_rows_are_errors():
+def test_an_empty_split_is_an_error():
   with pytest.raises(InvalidDataError, match='no example'):
     collect(Buckets(0))
-
-  def ragged(variables, batch):
-    return {**outputs(variables, batch), 'states': batch['tokens']}
-
-  with pytest.raises(ValueError, match='must match exactly'):
-    collect(Buckets(11), function=ragged)
 
 
 def test_confidence_rounds_as_it_does_when_serving():
