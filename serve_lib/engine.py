@@ -100,9 +100,7 @@ class Engine:
     self.grid = self._programs.grid
     limits['ahead'] = min(ahead, self._programs.max_ahead)
     self._requests = RequestQueue(max_pending)
-    self._worker = Worker(
-      policy, self._programs, self._requests, self.monitor, limits
-    )
+    self._worker = Worker(policy, self._programs, self._requests, limits)
     self._threads = [
       threading.Thread(
         target=self._worker.run, name='serve_lib engine', daemon=True

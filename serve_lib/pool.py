@@ -233,13 +233,28 @@ class Pool:
       self.open[rest.group] = rest
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
-    """Returns a batch of rows of two, and one of those without room, if any."""
+    """Copies rows into free slots of `one`; returns it, and the rest if any."""
     self._widen(one)
-    return one, self._join(other, one)
+    capacity = self._grid.capacity
+    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(other.rows)]
+    count = len(free)
+    # The scatter of 'join' ignores an index >= capacity.
+    places = np.full(other.size, capacity, np.int32)
+    places[other.slots[:count]] = free
+    key = 'join', one.group, (other.size, capacity)
+    try:
+      one.carry = self._programs.copy(*key, one.carry, other.carry, places)
+    except Exception:
+      other.rows += self.open.pop(one.group).rows  # their carry is consumed
+      raise
+    one.rows = one.rows + other.rows[:count]
+    one.slots = np.append(one.slots, free)
+    rest = other.rows[count:], other.slots[count:]
+    return one, Batch(other.group, other.size, *rest, other.carry)
 
   def part(self, batch: Batch) -> None:
     """Copies a batch that shares its carry with others."""
-    self.copy(batch, self._grid.capacity)
+    self.copy(batch, self._slots(batch))
 
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
@@ -276,28 +291,13 @@ class Pool:
     self.ready.clear()
     return [row for batch in batches for row in batch.rows]
 
-  def _widen(self, batch: Batch) -> None:
-    if batch.size < self._grid.capacity:
-      self.copy(batch, self._grid.capacity)
+  def _slots(self, batch: Batch) -> int:
+    """Returns the size from and to which batches are copied."""
+    return self._grid.capacity
 
-  def _join(self, batch: Batch, one: Batch) -> Batch:
-    """Copies rows of `batch` into free slots of `one`; returns the others."""
-    capacity = self._grid.capacity
-    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(batch.rows)]
-    count = len(free)
-    # The scatter of `_join` ignores an index >= capacity.
-    places = np.full(batch.size, capacity, np.int32)
-    places[batch.slots[:count]] = free
-    key = 'join', one.group, (batch.size, capacity)
-    try:
-      one.carry = self._programs.copy(*key, one.carry, batch.carry, places)
-    except Exception:
-      batch.rows += self.open.pop(one.group).rows  # their carry is consumed
-      raise
-    one.rows = one.rows + batch.rows[:count]
-    one.slots = np.append(one.slots, free)
-    others = batch.rows[count:], batch.slots[count:]
-    return Batch(batch.group, batch.size, *others, batch.carry)
+  def _widen(self, batch: Batch) -> None:
+    if batch.size < (size := self._slots(batch)):
+      self.copy(batch, size)
 
 
 class HostPool(Pool):
@@ -325,9 +325,5 @@ class HostPool(Pool):
     slots = np.arange(len(rows), dtype=np.int32)
     return Batch(group, len(rows), rows, slots, carry)
 
-  def part(self, batch: Batch) -> None:
-    """Copies the rows of a batch that shares its carry with others."""
-    self.copy(batch, len(batch.rows))
-
-  def _widen(self, batch: Batch) -> None:
-    """Does nothing: rows are copied from and to all sizes."""
+  def _slots(self, batch: Batch) -> int:
+    return len(batch.rows)

@@ -24,10 +24,9 @@ import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
 from core.errors import ConfigError
-from serve_lib import loops
+from serve_lib import loops, program_cache
 from serve_lib.chain import Chain, Grid, Group
-from serve_lib.pool import Pool, RequestQueue
-from serve_lib.program_cache import ProgramCache
+from serve_lib.pool import Pool
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
@@ -62,6 +61,7 @@ class Programs:
   See `Engine` for the arguments.
   """
 
+  pool = Pool  # of rows between the stages
   padding = 0  # tokens, for which rows of other lengths join a batch
   max_ahead = 8  # batches, as a call returns before it has finished
 
@@ -76,13 +76,14 @@ class Programs:
     self.chain, self.grid, self.loop = chain, grid, loops.loop_of(chain)
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
-    found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
-    self.device = (found or jax.devices())[0]
-    is_cpu = self.device.platform == 'cpu'
-    self._variables = jax.device_put(chain.variables, self.device)
-    self._sharding = jax.sharding.SingleDeviceSharding(self.device)
-    self._options = CPU_OPTIONS if is_cpu else {}
-    self._cache = ProgramCache(cache_directory)
+    own = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
+    device = (own or jax.devices())[0]
+    self._variables = jax.device_put(chain.variables, device)
+    self._sharding = jax.sharding.SingleDeviceSharding(device)
+    self._options = CPU_OPTIONS if device.platform == 'cpu' else {}
+    self._cache = functools.partial(program_cache.used, cache_directory)
+    with self._cache():
+      pass  # raises an error if others can write to it
     self._lazy, self._lock = lazy, threading.RLock()
     self._table: dict[tuple[Any, ...], Any] = {}
     self._traced: dict[tuple[Group, int], Traced] = {}
@@ -90,10 +91,6 @@ class Programs:
     self._row_bytes: dict[Group, int] = {}  # of its carry entering the stage
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
-
-  def pool(self, requests: RequestQueue) -> Pool:
-    """Returns a new pool for rows between the stages."""
-    return Pool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
@@ -113,7 +110,7 @@ class Programs:
     if key not in self._table:
       if not self._lazy:
         raise KeyError(f'no program {key} was compiled by warm_up()')
-      with self._lock, self._cache.used():
+      with self._lock, self._cache():
         if key not in self._table:  # no other thread has compiled it meanwhile
           self._add(*key)
     return self._table[key]
@@ -138,7 +135,7 @@ class Programs:
     """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
     started = time.perf_counter()
     executor = concurrent.futures.ThreadPoolExecutor(threads)
-    with self._cache.used(), contextlib.ExitStack() as stack:
+    with self._cache(), contextlib.ExitStack() as stack:
       stack.callback(executor.shutdown, cancel_futures=True)
       jobs = [
         executor.submit(self._compile_column, *column)

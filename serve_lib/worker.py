@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 
 from serve_lib import loops
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
-from serve_lib.monitor import Monitor, shielded
+from serve_lib.monitor import shielded
 from serve_lib.pool import Batch, RequestQueue
 from serve_lib.scheduler import Scheduler
 
@@ -31,11 +31,11 @@ class Worker:
   policy: Policy
   programs: Any  # `Programs` or `OnnxStages`
   requests: RequestQueue
-  monitor: Monitor
   limits: Mapping[str, Any]  # `max_wait` and others, of the scheduler
 
   def __post_init__(self):
-    self.pool = self.programs.pool(self.requests)
+    self.pool = self.programs.pool(self.programs, self.requests)
+    self.monitor = self.policy.monitor
     self.scheduler = Scheduler(
       self.programs, self.requests, self.pool, self._retry, **self.limits
     )
