@@ -79,17 +79,17 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
-    found = []
+    candidates = []
     for name, run in runs.items():
       is_fixed, output = name.startswith('fixed'), jax.nn.log_softmax(run())
       # FLOPs at the measured mean iterations, if the model halts.
       needed = None if is_fixed else float(steps.mean())
       cost = (fixed if is_fixed else model).flops(inputs[0].shape[1:], needed)
-      found.append(Candidate(
+      candidates.append(Candidate(
         name, functools.partial(Call, run, 1, output, columns), flops=cost,
         is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
-    yield {'batch': batch, 'mean': mean}, found
+    yield {'batch': batch, 'mean': mean}, candidates
 
 
 class Staged(AlbertChain):

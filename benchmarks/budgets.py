@@ -10,7 +10,7 @@ made from the input these are positions.
 
 It is compared with a dense run, or all runs of a sweep. Models of adaptive
 depth run in their dynamic form. `flops` count tapes and depths as they are.
-Images per second are those of the engine, from decoded images to answers.
+The engine takes decoded images; images/s count up to the answers.
 """
 
 import collections
@@ -198,7 +198,7 @@ def write(flags: Any) -> None:
 
 
 def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
-  """Reads runs and directories; errors are those of `damage_of`."""
+  """Reads runs and directories; raises the errors of `damage_of`."""
   with files.damage_of(table):
     lines = files.read_bytes(table).decode().splitlines()
     try:

@@ -5,10 +5,10 @@
 
 Exit rules and prune ratios are swept over recorded logits. The settings of
 `--time` are then timed on token ids, in turns with the dense run, the student
-and other libraries: one row at a time, and in full batches. FLOPs, and the FLOP
-limit, are those of each row's own length. `--out` gets settings.csv (all
-settings), timings.csv, calibration.csv (rows outside the calibration split, all
-and by source), retention.csv, guarantee.csv, result.json and the pictures.
+and other libraries: one row at a time, and in full batches. FLOPs count each
+row at its own length. `--out` gets settings.csv (all settings), timings.csv,
+calibration.csv (rows outside the calibration split, all and by source),
+retention.csv, guarantee.csv, result.json and the pictures.
 `quality_difference` is the quality minus that of the reference, in points; the
 reference is the dense run if given, else the EAT at full depth. Tasks with two
 metrics have a column for each; `quality` is the first.

@@ -15,7 +15,7 @@ from halting.row_rules import Never, RowRule
 
 DENSE = ('dense', 'student')  # runs that other libraries can run too
 MOST = 6  # points of the frontier that are timed
-# Rules that are swept, and those of a regression.
+# Rules to sweep for classes, and for a regression.
 SWEPT: Sequence[type[RowRule]] = (
   row_rules.Confidence, row_rules.Entropy, row_rules.Margin, row_rules.Patience
 )  # fmt: skip
@@ -100,7 +100,7 @@ def choose(
     listed = [*dict.fromkeys([*always, *settings])]
     points = [settings[name].point for name in listed]
     places = np.array([(point.flops, point.quality) for point in points])
-    # Equal points once; those of the unchanged model come first.
+    # Equal points once; the unchanged model comes first.
     places, first = np.unique(places, axis=0, return_index=True)
     best = [listed[n] for n in first[frontier.pareto(*places.T)]]
     best = [name for name in best if name not in always]

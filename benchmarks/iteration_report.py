@@ -190,10 +190,10 @@ def label_table(
   encoded, places = tagged_words.encode_words(
     tokenizer, [[word for word, _ in pairs] for pairs in sentences], max_length
   )
-  steps = range(_STEP, max_length, _STEP)
+  padded = range(_STEP, max_length, _STEP)
   info = source.DatasetInfo(
     'tokens', (max_length,), 'int32', 1, (), len(sentences),
-    length_buckets=token_rows.length_buckets(steps, max_length),
+    length_buckets=token_rows.length_buckets(padded, max_length),
   )  # fmt: skip
   records = token_rows.TokenSource(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id

@@ -53,7 +53,7 @@ class Tapes:
 
 def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
   """Reads and classifies every row of `data` without noise."""
-  model, sizes = task.model, dict[str, int]()
+  model, sizes = task.model, dict[str, Any]()
   if model.reading() is None:
     expected = 'a model with a bank; without one there is nothing to analyse'
     raise ConfigError('model.bank', model.bank, expected)
@@ -67,7 +67,7 @@ def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
     picks = jnp.where(tape.mask[..., None] > 0, tape.indices, -1)
     return {'logits': logits, 'length': tape.length, 'picks': picks}
 
-  rows = predictions.collect(data, variables, run)
+  rows: Any = predictions.collect(data, variables, run)
   correct = predictions.correct(rows.pop('logits'), rows['label'])
   return Tapes(correct=correct, max_steps=model.max_steps, **rows, **sizes)
 

@@ -45,7 +45,7 @@ _ERROR_LINES = 30
 class Call:
   run: Any  # the timed function; returned jax arrays are blocked on
   rows: int = 1  # examples that one call processes; seconds are divided by it
-  output: Any = None  # compared with those of the group, or None
+  output: Any = None  # compared within the group, or None
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

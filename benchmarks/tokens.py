@@ -3,9 +3,9 @@
   python -m benchmarks.tokens --results=benchmarks/results/vit_tokens.csv
 
 A pruned ViT keeps the share `keep` of its tokens after each of layers 3, 6 and
-9. A merged one merges in every layer as many tokens as bring its FLOPs nearest
-to those of the pruned one. Random images and weights, equal in all candidates;
-`difference` of the logits is the largest one from ours.
+9. A merged one has the nearest FLOPs, with equally many merged in every layer.
+Random images and weights, equal in all candidates; `difference` of the logits
+is the largest one from ours.
 """
 
 import dataclasses

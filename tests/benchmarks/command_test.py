@@ -187,7 +187,7 @@ def test_albert(tmp_path, capsys, monkeypatch):
   rows = read(out)
   assert [row['candidate'] for row in rows] == [
     'fixed, scanned', 'fixed, unrolled', 'masked',
-    'dynamic', 'engine', 'fixed, engine',
+    'dynamic', 'engine', 'engine, stages', 'fixed, engine',
   ]  # fmt: skip
   for row in rows:
     assert row['candidate'] in printed
