@@ -117,9 +117,10 @@ def of_older(config: Mapping[str, Any]) -> dict[str, Any]:
   current = dict(config)
   if (stages := current.pop('stages', None)) is None:
     return current
-  parts = {name: re.split(r'(\d+)', name) for name in stages}
-  order = {
-    k: [int(p) if p.isdigit() else p for p in v] for k, v in parts.items()
-  }
-  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=order.get)]
+  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=_natural)]
   return {'phases': phases, **current}
+
+
+def _natural(name: str) -> list[Any]:
+  parts = re.split(r'(\d+)', name)
+  return [int(part) if part.isdigit() else part for part in parts]
