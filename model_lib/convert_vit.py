@@ -2,26 +2,23 @@
 
 NumPy archives of vit_jax (augreg) and big_vision; safetensors of timm and
 Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
-GELU by tanh (`activation='gelu_new'`). Trained positions of patches are resized
-to other images, bilinearly with the corners aligned, as there.
+GELU by tanh (`activation='gelu_new'`).
 """
 
-import math
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from absl import logging
-from jaxtyping import Float
 
 from core import files
 from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_pixels
-from model_lib.convert import SQUARE, Checkpoint, Directory, Sides, checkpoint
+from model_lib.convert import Checkpoint, Directory, checkpoint
 from model_lib.convert_pixels import HALF, Pixels
 from model_lib.convert_tables import places
+from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
@@ -274,47 +271,3 @@ def _split_class_position(
       raise ConfigError(where, given, str(list(first.shape)))
     params[CLASS] = params[CLASS] + first
   return sides
-
-
-def grid(count: int, image: Sides) -> Sides | None:
-  """Returns rows and columns of square patches, None if they do not fit."""
-  patch = math.sqrt(image[0] * image[1] / max(count, 1))
-  rows, columns = (round(side / patch) for side in image)
-  return (rows, columns) if rows * columns == count else None
-
-
-def resize(
-  found: Mapping[str, Any], fresh: Mapping[str, Any], old: Sides, new: Sides
-) -> dict[str, Any]:
-  """Returns the parameters `found`, with positions as in the model `fresh`.
-
-  Both are by path. Positions are of patches if an embedding of patches is in
-  the same module; `old` and `new` are sides of the images.
-  """
-  resized = dict(found)
-  for name in {*found} & {*fresh}:
-    module = name.removesuffix('positions/embedding')
-    if module == name or f'{module}patch_embed/projection/kernel' not in fresh:
-      continue
-    counts = [tree[name].shape[1] for tree in (found, fresh)]
-    grids = [*map(grid, counts, (old, new))]
-    if None in grids and counts[0] != counts[1]:
-      given = f'{counts[0]} for {counts[1]} patches'
-      expected = f'grids of images of the sides {old} and {new}'
-      raise ConfigError(name, given, expected)
-    if grids[0] != grids[1]:
-      logging.warning('%s: resized from %s to %s patches', name, *grids)
-      resized[name] = _zoom(np.asarray(found[name]), *grids)
-  return resized
-
-
-def _zoom(
-  positions: Float[np.ndarray, '1 L D'], old: Any, new: Any
-) -> Float[np.ndarray, '1 K D']:
-  import scipy.ndimage  # slow to import
-
-  by = *np.divide(new, old), 1
-  # 'nearest' differs from vit_jax only if rounding leaves the grid.
-  rows = positions.reshape(*old, -1)
-  rows = scipy.ndimage.zoom(rows, by, order=1, mode='nearest')
-  return rows.reshape(1, new[0] * new[1], -1)

@@ -18,7 +18,7 @@ from core import files, registry
 from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder, contract, tokenizer
 from dataset_lib.source import DatasetInfo
-from model_lib import convert, convert_vit
+from model_lib import convert, convert_vit, position_grids
 from model_lib.convert_pixels import HALF, Pixels
 from train_lib import checkpoint_io, config_schema, sharding
 from train_lib.run_directory import (
@@ -256,7 +256,7 @@ def warm_start(
   source, fit = _read(directory, params, dict(model), info)
   found, fresh = map(checkpoint_io.flatten, (source.params, params))
   found, skipped = _selected(found, fresh, directory, renames, skip)
-  found = convert_vit.resize(found, fresh, source.image, _sides(info))
+  found = position_grids.resize(found, fresh, source.image, _sides(info))
   kept = fit(found, fresh)
   heads = ({'head/kernel', 'head/bias'} & {*found}) - kept - skipped
   if info and heads:
@@ -302,10 +302,10 @@ def _read(
   return source, lambda *trees: set()
 
 
-def _sides(info: DatasetInfo | None) -> convert.Sides:
+def _sides(info: DatasetInfo | None) -> position_grids.Sides:
   if info and info.input_key == 'image':
     return info.input_shape[0], info.input_shape[1]
-  return convert.SQUARE
+  return position_grids.SQUARE
 
 
 def _selected(
