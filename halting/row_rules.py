@@ -3,8 +3,9 @@
 EAT, section 3.3 (`max_c P >= tau`, patience), with the entropy of DeeBERT and
 the patience of PABEE. A rule sees the heads one after the other: its state
 holds the last answer and how many heads in a row agree on it. Logits are
-calibrated, `[*S, C]`; those that are not finite never let a row leave. A rule
-of your own is a subclass of `ClassRule` with `sure`, see CONTRIBUTING.md.
+calibrated, `[*S, C]`; those that are not finite never let a row leave.
+
+CONTRIBUTING.md shows a rule of your own: a subclass of `ClassRule` with `sure`.
 """
 
 import abc

@@ -142,15 +142,10 @@ def save_model(
 ) -> None:
   """Writes a text model of ours that `transformers` loads, and its tokenizer.
 
-  It has the last head or those of pretraining. Early heads, token scorers and
-  halting are left out. ValueError if Hugging Face has no such model.
-
-  Args:
-    directory: created if missing; a model in it is replaced.
-    model: a `TextEncoder`.
-    params: those of the model.
-    class_names: of the logits; () numbers them.
-    tokenizer: a tokenizer.json of WordPiece or unigrams; '' writes none.
+  It has the last head or those of pretraining; early heads, token scorers and
+  halting are left out. A model in the directory is replaced. `class_names` of
+  () are numbers; `tokenizer` is a tokenizer.json of WordPiece or unigrams, ''
+  for none. ValueError if Hugging Face has no such model.
   """
   heads = 'pretraining' if 'sop' in params else 'classifier'
   kind = model.MODEL_TYPE
@@ -209,8 +204,9 @@ def _transposed(ours: str, array: Any) -> np.ndarray:
 def _to_config(
   architecture: Architecture, fields: Mapping[str, Any], heads: str
 ) -> dict[str, Any]:
-  for name, value in architecture.fixed.items():
-    if fields[name] != value:
+  free = {*architecture.options.values()}
+  for name, value in architecture.defaults.items():
+    if name not in free and fields[name] != value:
       expected = f'{value!r}, which {architecture.model_type} fixes'
       raise ConfigError(name, fields[name], expected)
   return {

@@ -60,12 +60,6 @@ class Architecture:
   outer: str = 'depth'
   inner: str = ''
 
-  @property
-  def fixed(self) -> dict[str, Any]:
-    """The fields without an option, and their values."""
-    given = self.options.values()
-    return {k: v for k, v in self.defaults.items() if k not in given}
-
   def places(self, fields: Mapping[str, Any], heads: str) -> dict[str, str]:
     """Returns our parameter of each tensor, by its full name."""
     inner = fields[self.inner] if self.inner else 1
