@@ -102,7 +102,9 @@ def test_ablations_of_table_2():
   )  # fmt: skip
   neither = load('jft', 'model=input,variant=B/32,ablation=content')
   assert values(neither.model, 'bank max_steps') == ('none', 10)
-  for config in (fixed, neither):
+  act = load('jft', 'model=input,variant=B/32,ablation=act')
+  assert values(act.model, 'act fixed_length read_mlp') == (True, True, '')
+  for config in (fixed, neither, act):
     assert config.loss.tape_weight == 0.0
     assert config.model.tape_mlp == 'glu'
 

@@ -297,7 +297,7 @@ def test_tasks_of_graves(task, cell, width, batch, rule, tau, load):
   assert model.rule.name == older.NAMES[rule]
   assert (config.batch_size, config.loss.ponder_weight) == (batch, tau)
   source = builder.build_source(config.dataset, 'train')
-  assert model.num_targets == source.num_targets
+  assert model.num_targets == source.record(0)['targets'].shape[-1]
   for rule, steps, mu in (('act', 10, 0), ('fixed', 2, 0), ('skip', 10, 5)):
     model = graves(load, task, f'rule={rule},cell=lstm').model
     steps = 2 if task == 'sparse_parity' else steps
