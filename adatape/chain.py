@@ -28,9 +28,8 @@ VARIANT = 'tape'
 class TapeChain(Resizable):
   """A `TapeClassifier` as `serve_lib.chain.Chain` of two stages.
 
-  Length buckets are tape lengths; the longest is the model's `max_steps`.
-  `inputs` maps a batch of the reader to the model's inputs. `others` are other
-  variants, with another reading.
+  Length buckets are tape lengths. `inputs` maps a batch of the reader to the
+  model's inputs. `others` are variants with another reading.
   """
 
   num_stages = 2

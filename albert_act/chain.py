@@ -29,9 +29,9 @@ VARIANT = 'compacted'
 class AlbertChain(Resizable):
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  A visit runs `iterations` of the model's `limit`. Raises ConfigError if the
-  model has no halting or several blocks (a halted token would still be needed
-  by the next block). `others` are further variants, with another rule.
+  A visit runs `iterations` of the model's `limit`. A model of several blocks is
+  refused: a halted token would still be needed by the next block. `others` are
+  variants with another rule.
   """
 
   def __init__(

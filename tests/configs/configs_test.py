@@ -235,8 +235,7 @@ def test_sweeps_of_the_figures(figure, load):
 
 @pytest.mark.parametrize(('table', 'file'), [(1, 'jft'), (6, 'imagenet')])
 def test_the_lists_of_tables_have_every_row(table, file, load):
-  groups = [rows for key, rows in cost.GROUPS.items() if key[0] == table]
-  rows = [row for group in groups for row in group]
+  rows = [row for row in cost.ROWS if row.table == table]
   lines = [line for [line] in lines_of(f'table{table}')]
   assert lines == [f':model={r.model},variant={r.variant}' for r in rows]
   data = 'data=/x,fewshot=none,' if table == 1 else ''

@@ -66,7 +66,7 @@ def opened(run, info, patch, kind, **splits):
 
 
 def evaluate_on(run, info, patch):
-  data = opened(run, info, patch, 'classification', split='train')._data
+  data = opened(run, info, patch, 'classification', split='train').splits['split']
   assert data.info.class_names == run.info.class_names
   batch = next(data.batches())
   raw = [data.source.record(int(row))['label'] for row in batch['index']]
