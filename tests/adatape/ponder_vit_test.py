@@ -181,7 +181,7 @@ def by_definition(lambdas):
 def test_distribution_equals_a_plain_loop():
   lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
   lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0
-  got = np.asarray(PonderNet().distribution(jnp.asarray(lambdas)))
+  got = np.asarray(costs.distribution(jnp.asarray(lambdas)))
   for i in np.ndindex(5, 3):
     where = (slice(None), *i)
     want = by_definition(lambdas[where])
@@ -191,12 +191,12 @@ def test_distribution_equals_a_plain_loop():
 def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
   prior = costs.geometric_log_prior(0.3, 4)
   lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
-  p = PonderNet().distribution(lambdas)
+  p = costs.distribution(lambdas)
   want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
   np.testing.assert_allclose(costs.divergence(p, prior), want, atol=1e-6)
 
   def total(lambdas):
-    p = PonderNet().distribution(lambdas)
+    p = costs.distribution(lambdas)
     return costs.divergence(p, prior).sum()
 
   assert np.isfinite(jax.grad(total)(lambdas)).all()
@@ -204,7 +204,7 @@ def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
 
 def test_a_prior_too_small_for_float32_has_a_finite_divergence():
   prior = costs.geometric_log_prior(0.99, 24)
-  p = PonderNet().distribution(jnp.full((24,), 0.1))
+  p = costs.distribution(jnp.full((24,), 0.1))
   # ln prior_n = ln 0.99 + (n - 1) ln 0.01, but for what is cut off: 1e-48.
   want = sum(
     chance * (np.log(chance) - np.log(0.99) - n * np.log(0.01))

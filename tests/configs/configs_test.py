@@ -294,7 +294,7 @@ def test_tasks_of_graves(task, cell, width, batch, rule, tau, load):
   config = graves(load, task)
   model = config.model
   assert (model.cell, model.width) == (cell, width)
-  assert model.rule.name == older.token_rule(rule)
+  assert model.rule.name == older.NAMES[rule]
   assert (config.batch_size, config.loss.ponder_weight) == (batch, tau)
   source = builder.build_source(config.dataset, 'train')
   assert model.num_targets == source.num_targets
