@@ -15,9 +15,10 @@ from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder, contract
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
-from launch import export, predict, serve, serving
+from launch import evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
+from tests.launch.refused import TABLE
 from train_lib import build, loading, run_directory
 from train_lib.distillation import Student
 from train_lib.phases import Phase
@@ -293,3 +294,46 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
     # Later resumes know the new rows, and still the schedule.
     resume_on(run, run.config, setup.info)
     assert run_directory.load_info(run.folder).steps_per_epoch == 7
+
+
+# -- files of a run that were edited
+
+COMMANDS = {
+  'evaluate': (evaluate.main, ()),
+  'few-shot': (evaluate.main, ('--evals=fewshot',)),
+  'predict': (predict.main, ('--compilation_cache=none',)),
+  'export': (export.main, ('--bundle={}/b',)),
+}
+
+
+@pytest.mark.parametrize(('edit', 'words'), TABLE['edited run'])
+def test_an_edited_file_is_refused(edit, words, runs, refused):
+  kind, file, key, value = edit.split(maxsplit=3)
+  folder = runs(IMAGES if kind == 'images' else TEXTS).folder
+  before = (folder / file).read_text()
+  content = node = json.loads(before)
+  *groups, name = (int(k) if k.isdecimal() else k for k in key.split('.'))
+  for group in groups:
+    node = node[group]
+  node[name] = json.loads(value)
+  (folder / file).write_text(json.dumps(content))
+  try:
+    for main, flags in COMMANDS.values():
+      given = f'--workdir={folder}', *(flag.format(folder) for flag in flags)
+      refused(main, given, words, code=None)
+  finally:
+    (folder / file).write_text(before)
+
+
+@pytest.mark.parametrize(
+  ('given', 'expected'),
+  [
+    ({'name': 'folder', 'root': '/a', 'image_size': 16}, 18),
+    ({'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40},
+     40),
+    ({'name': 'digits'}, None),
+  ],
+)  # fmt: skip
+def test_a_configuration_says_how_it_prepares_inputs(given, expected):
+  found = builder.preprocessing(builder.validate(given))
+  assert found.get('resize_small') == expected

@@ -58,17 +58,7 @@ def test_one_line_names_flag_and_legal_range(
   refused_early(importlib.import_module(module).main, given, words)
 
 
-@pytest.mark.parametrize(
-  ('body', 'words'),
-  [
-    ('return None', ['get_config', 'ConfigDict', 'None']),
-    ('return [1]', ['get_config', 'ConfigDict', '[1]']),
-    ('raise RuntimeError("no disk")', ['RuntimeError', 'no disk']),
-    ('return {}["x"]', ['KeyError', 'x']),
-    ('return dict(sed=1)', ['sed: ', 'mean seed']),
-    ('return +', ['config.py: expected a file', 'invalid syntax']),
-  ],
-)
+@pytest.mark.parametrize(('body', 'words'), TABLE['config file'])
 def test_a_wrong_file_is_explained_in_one_line(
   body, words, tmp_path, refused_early
 ):

@@ -167,17 +167,6 @@ def test_arguments_of_the_file_and_the_picture(tmp_path, trained, made, capsys):
   assert f'picture: {tmp_path}/runs/sweep.png' in capsys.readouterr().out
 
 
-def test_the_runs_of_figure_2():
-  text = pathlib.Path('configs/adatape/figure2.txt').read_text()
-  lines = [line for line in text.splitlines() if line[0] != '#']
-  assert lines == [
-    f':n={n},model={model} seed={seed}'
-    for n in (4, 8, 16, 32, 64)
-    for model in ('adatape', 'transformer', 'ut')
-    for seed in range(3)
-  ]
-
-
 CHILD = """
 import pathlib, signal, sys, time
 got = []
