@@ -38,22 +38,19 @@ def get_config(arg=''):
   is_long = a.n > 16 and a.size == 'laptop'
   if a.size == 'paper':
     size = dict(depth=12, width=192, mlp_dim=768, num_heads=3)
-    steps, every_steps = 10_000, 1000
-    c.optimizer = dict(
-      name='adam', lr=3e-5, schedule='constant', warmup_steps=1000
-    )
+    steps, every = 10_000, 1000
+    rate = dict(lr=3e-5, schedule='constant', warmup_steps=1000)
   else:
     size = dict(depth=2, width=32, mlp_dim=64, num_heads=4)
-    steps, every_steps = 1000, 250
+    steps, every = 1000, 250
     # With 1e-3, some seeds do not learn 32 symbols.
-    c.optimizer = dict(
-      name='adam', lr=3e-3 if is_long else 1e-3, schedule='cosine',
-      warmup_steps=100,
-    )  # fmt: skip
+    lr = 3e-3 if is_long else 1e-3
+    rate = dict(lr=lr, schedule='cosine', warmup_steps=100)
     c.checkpoint = dict(every_steps=500)
+  c.optimizer = dict(name='adam', **rate)
   c.phases = (dict(steps=steps),)
   c.evals = dict(
-    test=dict(type='classification', split='test', every_steps=every_steps)
+    test=dict(type='classification', split='test', every_steps=every)
   )
   if a.model == 'transformer':
     c.task = 'train_lib.classification:Classification'
