@@ -49,7 +49,7 @@ TASKS = {
   'adatape.task:TapeClassification': 'adatape.task:TapeMultiLabel',
   'adatape.task:PonderClassification': 'adatape.task:PonderMultiLabel',
 }
-FEW_SHOT = {
+FEW_SHOT: dict[str, tuple[str, dict]] = {
   'imagenet': ('imagenet2012', dict(test_split='validation', shots=(10, 25))),
   'cifar100': ('cifar100', dict(test_split='test', shots=(10,))),
   'pets': ('oxford_iiit_pet', dict(test_split='test', shots=(10,))),
