@@ -11,7 +11,7 @@ import json
 import pathlib
 import zlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
@@ -44,7 +44,8 @@ DRIFT_THRESHOLD = 0.9
 Share = Annotated[float | int, Interval(ge=0.0, le=1.0)]
 
 
-class Reliability(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Reliability:
   """A reliability diagram in numbers: M equal-width bins of confidence.
 
   Bin b holds the confidences in (b / M, (b + 1) / M]; the first one also 0.

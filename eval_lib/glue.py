@@ -122,9 +122,9 @@ def average(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
   for ending, left_out in (('', ''), (' without WNLI', 'WNLI')):
     tasks = [kind.folder for kind in TASKS.values() if kind.folder != left_out]
     there = [scores[name] for name in tasks if name in scores]
-    mean = float(np.mean(there)) if there else None
+    total = float(np.mean(there)) if there else None
     absent = ', '.join(name for name in tasks if name not in scores)
-    rows.append({'task': f'average{ending}', 'score': mean, 'absent': absent})
+    rows.append({'task': f'average{ending}', 'score': total, 'absent': absent})
   return rows
 
 

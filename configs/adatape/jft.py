@@ -24,8 +24,7 @@ Recipe: "We follow Dosovitskiy et al. (2020) and train all models for 7 epochs"
 batches of 4,096, 10,000 warm-up steps, linear decay, no clipping of gradients
 on JFT; the peak rate is 8e-4 (B), 6e-4 (L/32) or 4e-4 (L/16). Labels are
 several per image, so the loss is a sigmoid. The weight of the ponder cost of
-U2T and UViT is not printed; 0.01 here. Input and tape tokens have separate
-feed-forward networks (section 2): `tape_mlp='glu'`.
+U2T and UViT is not printed; 0.01 here.
 
 Figures 5 to 9 are sweeps, where a line sets another value of one field:
 
@@ -50,7 +49,7 @@ TASKS = {
   'adatape.task:TapeClassification': 'adatape.task:TapeMultiLabel',
   'adatape.task:PonderClassification': 'adatape.task:PonderMultiLabel',
 }
-FEW_SHOT = {
+FEW_SHOT: dict[str, tuple[str, dict]] = {
   'imagenet': ('imagenet2012', dict(test_split='validation', shots=(10, 25))),
   'cifar100': ('cifar100', dict(test_split='test', shots=(10,))),
   'pets': ('oxford_iiit_pet', dict(test_split='test', shots=(10,))),

@@ -18,7 +18,7 @@ _READ = dict(
 )  # fmt: skip
 TAPES = 'learn', 'input'
 # Task, weights of the loss and fields of each model (section 3.1, Table 4).
-MODELS = {
+MODELS: dict[str, tuple[str, dict, dict]] = {
   'learn': (_TAPE, dict(tape_weight=0.0), dict(
     _READ, bank='learnable', bank_size=10_000, query_noise=0.01, bank_drop=0.1,
   )),
@@ -71,7 +71,7 @@ def paper(c, model, variant):
   """
   is_large, is_tiny = variant.startswith('L/'), variant.startswith('Ti/')
   depth = 24 if is_large else 12
-  limits = {
+  limits: dict[str, dict] = {
     'ut': dict(max_steps=depth),
     'ponder': dict(max_steps=depth),
     'u2t': dict(max_steps=depth + (1 if variant[:2] in ('Ti', 'S/') else 3)),

@@ -22,7 +22,7 @@ from configs import common
 from configs.adatape import models
 
 # Depth, or its limit in proportion to that of the paper's base models; bank.
-SIZES = {
+SIZES: dict[str, dict] = {
   'learn': dict(depth=6, query_dim=64, bank_size=1000),
   'input': dict(depth=6, query_dim=64, bank_patch_size=4),
   'ut': dict(max_steps=6),
@@ -46,9 +46,10 @@ def get_config(arg=''):
     min_crop_area=0.3, augment=('inception_crop', 'flip'),
   )  # fmt: skip
   c.loss = dict(label_smoothing=0.1)
-  size = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
-  size |= SIZES.get(arg.model, dict(depth=6))
-  models.build(c, arg.model, **size)
+  size = SIZES.get(arg.model, dict(depth=6))
+  models.build(
+    c, arg.model, width=64, mlp_dim=256, num_heads=4, patch_size=8, **size
+  )
   if arg.model == 'avit':
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
   models.ablate(c, arg.model, arg.ablation)

@@ -3,7 +3,7 @@ r"""ALBERT with halting on GLUE.
   python -m launch.train --workdir=/tmp/albert_sst2 \
       --config=configs/albert_act/glue.py:task=sst2,checkpoint=/tmp/albert,data=D
 
-Arguments, also of probing.py:
+Arguments, but for submit also of probing.py:
 
   task        its name
   data        folder of the task's files; of GLUE empty for TFDS
@@ -12,11 +12,7 @@ Arguments, also of probing.py:
   halting     act (default), straight_through, ponder_net, or fixed
   score       kept (default): the halting score is loaded from the checkpoint;
               HF checkpoints have no score and need fresh
-
-Of GLUE only:
-
-  submit      1: at its end the training answers GLUE's test splits, as files in
-              WORKDIR/submission
+  submit      1: as in configs/eat/glue.py
 
 The paper's grids, for python -m launch.sweep: of GLUE grid.txt, of the probing
 tasks grid_probing.txt.

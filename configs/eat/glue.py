@@ -7,38 +7,33 @@ r"""EAT on GLUE: a dense model, then exits and pruning, or a student.
 
 Arguments:
 
-  task        sst2 (sentiment), cola (acceptability), mrpc and qqp (paraphrase),
-              stsb (similarity from 0 to 5, a regression), mnli, rte and wnli
-              (entailment), qnli (does a sentence answer a question)
+  task        sst2, cola, mrpc, qqp, stsb (a regression), mnli, qnli, rte, wnli
   model       eat (default), dense, or student (every second layer of the
               teacher, checkpoint or variant, as DistilBERT)
   data        folder of the TSV files (official or with named columns); empty
               for TFDS `glue/*` prepared on this machine
-  pretrained  a Hugging Face directory (config.json, vocab.txt,
-              model.safetensors) to start from
-  teacher     the directory of a finished dense run, from which EAT and students
-              are distilled; without pretrained they also start from its
-              parameters, with it they may be smaller
+  pretrained  a Hugging Face directory to start from
+  teacher     a finished dense run, from which EAT and students are distilled;
+              without pretrained they start from its parameters
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
   variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
               minilm, base, large
   epochs      3; pruning is annealed after the first, at once with epochs=1
-  parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits); without a letter pe, and the paper's pwe with
-              recipe=paper: a window saves no time up to 512 tokens and
+  parts       of EAT, any of p (pruning), w (window), e (exits); by default pe,
+              with recipe=paper pwe: a window saves no time up to 512 tokens and
               separates two texts
-  submit      1: at its end the training answers GLUE's test splits, as files in
-              WORKDIR/submission
+  submit      1: the training ends with answers to GLUE's test splits, as files
+              in WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4
   recipe      how exits learn: paper, or default: they read [CLS] and the mean
               of the tokens, learn at ten times the rate, and from later heads
   prunes      layers after which 30 % of the tokens are removed, such as 2-4
 
-By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
-layers; tokens are pruned after the exit layer and after the layer at half its
-depth. Regressions have exits at 3 and 4, because they exit where two heads in a
-row agree; `patience` also needs two heads: exits=3-4. Phases and losses follow
-EAT, section 5. Results, recipes and times: docs/eat_results.md.
+The exit layer is 4 (paper), or the middle of a model of 4 or fewer layers;
+tokens are pruned after it and after the layer at half its depth. Regressions
+exit where two heads in a row agree, so they have exits at 3 and 4; `patience`
+also needs two heads: exits=3-4. Phases and losses follow EAT, section 5.
+Results, recipes and times: docs/eat_results.md.
 """
 
 import ml_collections

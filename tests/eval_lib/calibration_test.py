@@ -54,7 +54,7 @@ def test_ece_equals_a_loop(bins, classes):
     ]
     count, *sums = np.sum(np.array(inside, float).reshape(-1, 3), axis=0)
     means = [total / count if count else np.nan for total in sums]
-    found = [column[place] for column in table]
+    found = [column[place] for column in vars(table).values()]
     np.testing.assert_allclose(found, [count, *means])
     error += count / 200 * abs(means[1] - means[0]) if count else 0.0
   assert table.error == pytest.approx(error, abs=1e-12)
