@@ -25,8 +25,7 @@ _NAME = re.compile(r'([a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 # Names without a dot import nothing.
 _OWN_CLASS = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
-_FORMATS = ('array_record', 'tfrecord')
-_KINDS: tuple[Kind, ...] = ('tfrecord', 'array_record')  # of shards
+_KINDS: tuple[Kind, ...] = ('tfrecord', 'array_record')  # preferred first
 _COUNT = re.compile(r'-of-(\d+)\.\w+$')  # at the end of a shard's name
 
 BuilderName = Annotated[
@@ -133,8 +132,8 @@ class Examples(RecordFiles):
       ].file_instructions
     ]
     kind = info.file_format.value
-    if kind not in _FORMATS:
-      expected = f'expected {" or ".join(_FORMATS)}; prepare it again'
+    if kind not in _KINDS:
+      expected = f'expected {" or ".join(_KINDS)}; prepare it again'
       raise InvalidDataError(f'{name} is stored as {kind}: {expected}')
     if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')

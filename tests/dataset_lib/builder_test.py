@@ -21,6 +21,7 @@ from tests.dataset_lib.batches import (
   take,
   wait_for_no_threads,
 )
+from tests.dataset_lib.image_folder_test import write_image
 
 
 def test_augmentation_differs_between_epochs():
@@ -82,11 +83,8 @@ FAULTS = {
 @pytest.fixture
 def config(tmp_path):
   """40 images of one class; image n has the value n."""
-  folder = tmp_path / 'train' / 'cat'
-  folder.mkdir(parents=True)
   for number in range(40):
-    image = np.full((8, 8, 3), number, np.uint8)
-    assert cv2.imwrite(str(folder / f'{number:04}.png'), image)
+    write_image(tmp_path / 'train' / 'cat' / f'{number:04}.png', number)
   return dict(name='folder', root=str(tmp_path), image_size=8)
 
 
