@@ -129,7 +129,6 @@ def parameter_name(path: Any) -> str:
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """Values of one parameter."""
   noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
   last = name.rpartition('/')[2]
   if 'score/' in name:  # of halting: steps differ between tokens
@@ -144,13 +143,11 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def parameter_shapes(params: Any) -> dict[str, list[int]]:
-  """Shape of each parameter by its name."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   return {parameter_name(path): list(leaf.shape) for path, leaf in leaves}
 
 
 def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
-  """(task, first batch of training)."""
   dataset = build.build_dataset(config)
   task = build.build_task(config, dataset.info)
   with contextlib.closing(dataset.batches()) as batches:
@@ -163,7 +160,6 @@ def initial_parameters(task: Any) -> tuple[Any, Any]:
 
 
 def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
-  """Logits of a batch: arrays by name."""
   if 'mlm_positions' in batch:
     return dict(task.apply(params, state, batch)[0])
   values, out = task.apply(params, state, batch)

@@ -38,12 +38,10 @@ class Row(NamedTuple):
 
   @property
   def is_different(self) -> bool:
-    """Whether the difference is larger than that of rounding."""
     return not self.difference <= limit()
 
 
 def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
-  """Rows of every quantity of every record of the two directories."""
   names = {p.name for root in (before, after) for p in root.glob('*.json')}
   rows = []
   for name in sorted(names):
@@ -54,7 +52,6 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
 
 
 def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
-  """Rows of one record."""
   before, after = dict(quantities(old)), dict(quantities(new))
   return [
     Row(subject, name, difference(before.get(name), after.get(name)))
@@ -99,7 +96,6 @@ def format_kinds(rows: list[Row]) -> str:
 
 
 def format_rows(rows: list[Row]) -> str:
-  """The rows that differ."""
   return '\n'.join(
     f'{row.subject:28} {row.difference:9.1e}  {row.quantity}'
     for row in rows

@@ -40,7 +40,6 @@ def write_lines(path: pathlib.Path, lines: list[str]) -> None:
 
 
 def sentence(rng, longest: int = 12) -> str:
-  """A sentence of random words."""
   return ' '.join(rng.choice(WORDS, rng.integers(2, longest + 1)))
 
 
@@ -134,7 +133,6 @@ def write_records(root: pathlib.Path) -> pathlib.Path:
 
 
 def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
-  """Prepares the corpus of `write_texts`."""
   from launch import prepare_corpus as command
 
   vocabulary, texts = root / 'vocabulary', write_texts(root)
