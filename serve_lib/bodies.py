@@ -51,15 +51,15 @@ def read(body: bytearray, limits: Any) -> Body:
     value = {'items': [value]}
     if isinstance(item := value['items'][0], dict) and 'deadline_ms' in item:
       value['deadline_ms'] = item.pop('deadline_ms')
-  given, most = value['items'], limits.max_pending
-  if isinstance(given, list) and len(given) > most:
-    message = f'items: expected at most {most}, got {len(given)}'
+  content, most = value['items'], limits.max_pending
+  if isinstance(content, list) and len(content) > most:
+    message = f'items: expected at most {most}, got {len(content)}'
     raise HTTPException(413, message)
   try:
-    given, milliseconds = fields.check(_Batch, value, '').values()
+    content, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
-  rows = [*map(read_item, given)]
+  rows = [*map(read_item, content)]
   pixels = [*map(items.pixels, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'

@@ -105,21 +105,21 @@ def write(
     jax.tree_util.keystr(name, simple=True, separator='/')
     for name, _ in jax.tree_util.tree_leaves_with_path(chain.variables)
   ]
-  found: dict[Any, dict[str, Any]] = {}
+  table: dict[Any, dict[str, Any]] = {}
   used: dict[int, Any] = {}
   texts: dict[str, bytes | bytearray] = {}
   for group, size, one in programs.stages():
     leaves, structure = jax.tree.flatten(one.carry)
-    if (key := (one.name, structure, *leaves)) not in found:
-      texts[f'program_{len(found)}'] = _export(one)
-      found[key] = {'read': one.read, 'runs': []}
+    if (key := (one.name, structure, *leaves)) not in table:
+      texts[f'program_{len(table)}'] = _export(one)
+      table[key] = {'read': one.read, 'runs': []}
       used |= dict(zip(one.read, one.variables, strict=True))
-    found[key]['runs'].append((*group, size))
+    table[key]['runs'].append((*group, size))
   manifest = _describe(chain, programs.grid, policy) | {
     'about': dict(about),
     'jax': jax.__version__,
     'variables': {names[n]: (n, x.dtype.name) for n, x in used.items()},
-    'programs': list(found.values()),
+    'programs': list(table.values()),
   }
   manifest['policy']['kind'] = kind
   # Python's JSON has infinity, which is a threshold.
@@ -130,7 +130,7 @@ def write(
   arrays = {f'variables/{names[n]}': np.asarray(x) for n, x in used.items()}
   arrays |= {k: np.frombuffer(text, np.uint8) for k, text in texts.items()}
   _write(path, arrays)
-  return len(found)
+  return len(table)
 
 
 def _export(one: Traced) -> bytearray:
@@ -231,9 +231,9 @@ def read(
     if head.startswith(MAGIC.split()[0]):
       expected += ': export the run again'
     raise BundleError(f'{path}: expected {expected}, got {head[:40]!r}')
-  if head != (found := _header(content)):
+  if head != (actual := _header(content)):
     raise BundleError(
-      f'{path}: expected content with the header {head!r}, got {found!r}: the '
+      f'{path}: expected content with the header {head!r}, got {actual!r}: the '
       'file was changed or cut off; copy or export it again'
     )
   try:
@@ -264,11 +264,11 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
   """Raises ValueError if items are not read as those of the run."""
   run = manifest['about'].get('contract', {})  # {}: without a contract
   prepared = run.get('preprocessing', {})
-  words, names = recipe.get('tokenizer'), run.get('class_names')
-  given = {**recipe, **(words.preprocessing(0) if words else {})}
+  vocabulary, names = recipe.get('tokenizer'), run.get('class_names')
+  values = {**recipe, **(vocabulary.preprocessing(0) if vocabulary else {})}
   for name in ('image_size', 'resize_small', *contract.TOKENS):
-    if given.get(name) and prepared.get(name, given[name]) != given[name]:
-      got = f'{prepared[name]}, got {given[name]}'
+    if values.get(name) and prepared.get(name, values[name]) != values[name]:
+      got = f'{prepared[name]}, got {values[name]}'
       raise ValueError(f'{name}: expected that of the run, {got}')
   if names and manifest['policy'].get('class_names', names) != names:
     raise ValueError('class_names: expected those of the run')
@@ -287,9 +287,9 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   kind = check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
-    words = arrays.pop(TOKENIZER, None)
-    recipe['tokenizer'] = words and tokenizer.from_json(
-      bytes(words['data']), TOKENIZER
+    vocabulary = arrays.pop(TOKENIZER, None)
+    recipe['tokenizer'] = vocabulary and tokenizer.from_json(
+      bytes(vocabulary['data']), TOKENIZER
     )
   _check_contract(manifest, recipe)
   reader = items.KINDS[recipe.pop('kind')](**recipe)
@@ -300,9 +300,9 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
     numbers |= dict.fromkeys(one['runs'], number)
   variables = {}
   for name, (number, dtype) in manifest['variables'].items():
-    found = arrays.pop(f'variables/{name}')
-    array = np.frombuffer(found['data'], jnp.dtype(dtype))
-    variables[number] = array.reshape(found['shape'])
+    stored = arrays.pop(f'variables/{name}')
+    array = np.frombuffer(stored['data'], jnp.dtype(dtype))
+    variables[number] = array.reshape(stored['shape'])
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)

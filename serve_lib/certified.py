@@ -55,10 +55,10 @@ class CertificateFile(calibration.ResultFile):
 
   def check_temperatures(self, temperatures: Sequence[float]) -> None:
     """Raises ConfigError unless the thresholds are for these temperatures."""
-    known = self.values.get('temperatures', [])
-    if known != [*temperatures]:
+    stored = self.values.get('temperatures', [])
+    if stored != [*temperatures]:
       expected = f'those of calibration.json, {[*temperatures]}'
-      raise self.error(': temperatures', known, expected)
+      raise self.error(': temperatures', stored, expected)
 
   def serve(
     self, model: Any, first: str, on_drift: OnDrift | None, drift: Any = None

@@ -55,22 +55,22 @@ class _Manifest:
   programs: tuple[_Program, ...]
 
 
-def check_manifest(given: Any) -> type[ClassifierPolicy]:
+def check_manifest(manifest: Any) -> type[ClassifierPolicy]:
   """Returns the class of the policy; raises ValueError for illegal values."""
-  check(_Manifest, given, 'manifest')
-  policy, reader = dict(given['policy']), dict(given['reader'])
+  check(_Manifest, manifest, 'manifest')
+  policy, reader = dict(manifest['policy']), dict(manifest['reader'])
   kind = policy_class(policy.pop('kind', None), 'policy.kind')
   check(kind, policy, 'policy', BUILT)
   name = reader.pop('kind', None)
   if not isinstance(name, str) or name not in KINDS:
     raise ConfigError('reader.kind', name, f'one of {", ".join(KINDS)}')
   check(KINDS[name], reader, 'reader', ('tokenizer',))
-  for source, one in given['drift'].items():
+  for source, one in manifest['drift'].items():
     if one is not None:
       check(_Drift, one, f'drift.{source}')
-  if loop := given['chain'].get('loop'):
+  if loop := manifest['chain'].get('loop'):
     check(Loop, loop, 'chain.loop')
-  _check_sizes(given)
+  _check_sizes(manifest)
   return kind
 
 
@@ -80,15 +80,15 @@ def policy_class(name: Any, field: str) -> type[ClassifierPolicy]:
   return registry.locate(name, field, ClassifierPolicy, expected)
 
 
-def _check_sizes(given: Mapping[str, Any]) -> None:
+def _check_sizes(manifest: Mapping[str, Any]) -> None:
   """Raises ConfigError where two parts of a manifest are not of one model."""
-  policy, chain, reader = (given[k] for k in ('policy', 'chain', 'reader'))
-  lengths, stages = given['grid']['lengths'], chain['num_stages']
+  policy, chain, reader = (manifest[k] for k in ('policy', 'chain', 'reader'))
+  lengths, stages = manifest['grid']['lengths'], chain['num_stages']
   longest = reader.get('max_length', reader.get('length'))
-  numbers = [number for number, _ in given['variables'].values()]
-  read = {number for one in given['programs'] for number in one['read']}
-  runs = [one for program in given['programs'] for one in program['runs']]
-  parts = {*chain['variants']}, {*lengths}, {*given['grid']['batches']}
+  numbers = [number for number, _ in manifest['variables'].values()]
+  read = {number for one in manifest['programs'] for number in one['read']}
+  runs = [one for program in manifest['programs'] for one in program['runs']]
+  parts = {*chain['variants']}, {*lengths}, {*manifest['grid']['batches']}
   built = {
     run for run in runs
     if run[0] < stages and all(map(operator.contains, parts, run[1:]))
@@ -127,8 +127,8 @@ def check_programs(chain: Any, classes: int) -> None:
   loops = {n for k, n in chain.numbers.items() if at(loop, k[0])}
   for number, (read, one) in enumerate(chain.programs):
     taken = [(x.shape, x.dtype) for x in one.in_avals]
-    given = [chain.variables[n] for n in read]
-    if taken[: len(read)] != [(x.shape, x.dtype) for x in given]:
+    variables = [chain.variables[n] for n in read]
+    if taken[: len(read)] != [(x.shape, x.dtype) for x in variables]:
       raise ValueError(f'program_{number}: expected the variables it reads')
     size = sizes.get(number)
     if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:

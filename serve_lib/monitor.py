@@ -187,8 +187,8 @@ class Monitor:
     """
     with self._lock:
       reasons = self._counts['reasons']
-      known = reason in reasons or len(reasons) < MAX_REASONS
-      reasons[reason if known else 'other'] += 1
+      is_kept = reason in reasons or len(reasons) < MAX_REASONS
+      reasons[reason if is_kept else 'other'] += 1
       self._counts['depth'][depth] += 1
       self._truncated += truncated
       self._latest['retention'].append(retention)

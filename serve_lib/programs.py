@@ -76,8 +76,10 @@ class Programs:
     self.chain, self.grid, self.loop = chain, grid, loops.loop_of(chain)
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
-    own = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
-    device = (own or jax.devices())[0]
+    devices = [
+      d for x in leaves if isinstance(x, jax.Array) for d in x.devices()
+    ]
+    device = (devices or jax.devices())[0]
     self._variables = jax.device_put(chain.variables, device)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._options = CPU_OPTIONS if device.platform == 'cpu' else {}
