@@ -54,7 +54,7 @@ class Scheduler:
     if len(self.flights) > self.ahead:
       return None
     batch = self._following()
-    if batch:
+    if batch and self.programs.loop:
       is_loop = self._loops(batch.group)
       is_same = is_loop == self._was_loop
       self._in_a_row = 1 + self._in_a_row * is_same
@@ -203,6 +203,8 @@ class Scheduler:
 
     They may fill one more, so never if two are full: the device holds these.
     """
+    if self._in_a_row < TURNS:
+      return False
     (first, *others) = self.pool.ready
     if others or not self._loops(first.group) or self._is_crowded():
       return False
