@@ -30,8 +30,7 @@ from core.fields import flag
 from dataset_lib import builder, tokenizer
 from eval_lib import glue, plots, predictions, report
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import sigmoid
-from halting.row_rules import softmax
+from halting.row_rules import Confidence, scale, softmax
 from train_lib import loading
 from train_lib.task import Task
 
@@ -137,8 +136,7 @@ def spent(
     file = CalibrationFile(flags.workdir, trained.saved.step)
     file.check_parameters(trained.variables)
     scales = file.temperatures(len(heads), layers) or np.ones(len(heads))
-    chances = predictions.probabilities(heads, np.array(scales))
-    exits = predictions.confidence_exit(chances, flags.tau)
+    exits = Confidence(flags.tau).first(scale(heads, scales))
   costs = {'flops': rows['flops'].reshape(len(places), -1)[places, exits]}
   if len(heads) > 1 and layers:
     costs['depth'] = np.array(layers)[exits]
@@ -155,7 +153,7 @@ def entropy(
   logits = logits.astype(np.float64)
   if not max_labels:
     return scipy.special.entr(softmax(logits)).sum(-1)
-  both = sigmoid(np.stack([logits, -logits]))
+  both = scipy.special.expit(np.stack([logits, -logits]))
   return scipy.special.entr(both).sum((0, 2))
 
 

@@ -112,9 +112,10 @@ def prepare_train_step(task: Any, rows: int) -> Call:
     'label': rng.integers(task.info.num_classes, size=labels, dtype=np.int32),
     'mask': np.ones(rows, np.float32),
   }
-  batch, optimizer = jax.device_put(batch), optax.adamw(1e-3)
+  schedule = optax.constant_schedule(1e-3)
+  batch, optimizer = jax.device_put(batch), optax.adamw(schedule)
   state = jax.jit(lambda: unbox(init_state(task, optimizer, 0, 0.0)))()
-  step = make_train_step(task, optimizer, optax.constant_schedule(1e-3))
+  step = make_train_step(task, optimizer, schedule)
   lowered = jax.jit(step, donate_argnums=0).lower(state, {}, batch, {})
   compiled = lowered.compile()
 

@@ -37,7 +37,7 @@ from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import calibration, frontier, plots, report
 from eval_lib.risk import Variant
-from halting.row_rules import softmax
+from halting.row_rules import scale
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked
@@ -161,7 +161,7 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   for source, chosen in parts.items():
     logits, labels = model.logits[:, chosen], model.records['label'][chosen]
     plain = calibration.errors(logits, labels)
-    scaled = calibration.errors(logits, labels, temperatures=scales)
+    scaled = calibration.errors(scale(logits, scales), labels)
     for place, layer in enumerate(model.heads):
       rows.append({
         'source': source, 'layer': layer,
@@ -221,7 +221,7 @@ def guarantee(
   variants = [
     Variant(
       {'prune_ratios': ratios},
-      softmax(each.calibrated[:, judged]),
+      each.calibrated[:, judged],
       each.cost['flops'][judged],
     )
     for ratios, each in models.items()

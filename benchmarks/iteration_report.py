@@ -196,7 +196,7 @@ def label_table(
     length_buckets=token_rows.length_buckets(padded, max_length),
   )  # fmt: skip
   records = token_rows.TokenSource(
-    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id, str
+    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()
   depths, words = [], []

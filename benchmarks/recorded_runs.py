@@ -20,7 +20,7 @@ from eat.model import EatClassifier
 from eat.policy import ExitPolicy
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import scale
+from halting.row_rules import scale
 from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor

@@ -16,6 +16,7 @@ from eval_lib import bounds, risk
 from eval_lib.bounds import Losses
 from eval_lib.predictions import Labels
 from eval_lib.risk import Grid, Variant
+from halting.row_rules import softmax
 
 Choose = Callable[[Any], int | None]  # from the numbers of rows
 
@@ -115,7 +116,7 @@ def choices(
     table[kind, 'RC-EENN, expectation'] = expectation
     table[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
   table[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
-  heads, grid = variants[0].heads, grids[disagreement]
+  heads, grid = softmax(variants[0].logits), grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
   table[disagreement, 'CATs'] = (

@@ -24,9 +24,9 @@ def outside(hint):
     base, *limits = arguments
     yield from outside(base)
     for limit in limits:
-      for end, step in (('ge', -1), ('gt', 0), ('le', 1), ('lt', 0)):
-        bound = getattr(limit, end, None)
-        yield from () if bound is None else (bound + step,)
+      for name, distance in (('ge', -1), ('le', 1), ('gt', 0), ('lt', 0)):
+        if (end := getattr(limit, name, None)) is not None:
+          yield end + distance
       if getattr(limit, 'min_length', 0):
         yield (typing.get_origin(base) or base)()
   elif origin is typing.Literal:
