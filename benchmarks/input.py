@@ -44,32 +44,27 @@ def cases(flags: Any) -> Iterator[tuple[dict[str, Any], list[Candidate]]]:
   if (count := len(_files(flags.root))) < BATCH:
     expected = f'a folder with {BATCH} or more files train/CLASS/*.jpg'
     raise ConfigError('root', f'{flags.root} with {count}', expected)
-  common = flags.root, flags.image_size, flags.images
   with tempfile.TemporaryDirectory() as folder:
     _write_shards(flags.root, pathlib.Path(folder))
-    records = {
+    configs = {'folder': dict(name='folder', root=flags.root)} | {
       kind: dict(name='records', directory=f'{folder}/{kind}',
                  num_classes=2**16, max_labels=0)
       for kind in ('tfrecord', 'array_record')
     }  # fmt: skip
-    configs = {'folder': dict(name='folder', root=flags.root)} | records
-    readers: dict[str, tuple[str, Any]] = {
-      f'ours, {name}': ('ours', functools.partial(_ours, config, *common[1:]))
-      for name, config in configs.items()
-    } | {
-      'tf.data, folder': ('tf', functools.partial(_tf, *common)),
-      'PyTorch and Pillow, folder': (
-        'torch',
-        functools.partial(_torch, *common),
-      ),
+    readers: dict[str, tuple[Any, Any]] = {
+      **{f'ours, {name}': (_ours, config) for name, config in configs.items()},
+      'tf.data, folder': (_tf, flags.root),
+      'PyTorch and Pillow, folder': (_torch, flags.root),
     }
-    yield (
-      {'cores': builder.default_num_threads()},
-      [
-        Candidate(name, make, process, process == 'tf', throughput='images/s')
-        for name, (process, make) in readers.items()
-      ],
-    )
+    size = flags.image_size, flags.images
+    candidates = [
+      Candidate(
+        name, functools.partial(read, data, *size), read.__name__,
+        is_baseline=read is _tf, throughput='images/s',
+      )
+      for name, (read, data) in readers.items()
+    ]  # fmt: skip
+    yield {'cores': builder.default_num_threads()}, candidates
 
 
 def _files(root: str) -> list[str]:

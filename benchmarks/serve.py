@@ -178,10 +178,8 @@ def write(flags: Any) -> None:
     for name, flag, options in (
       ('EAT', 'workdir', {'tau': flags.tau}), ('dense', 'dense', {})
     ):  # fmt: skip
-      directory = getattr(flags, flag)
-      run = recorded_runs.load(
-        name, directory, f'--{flag}', serve=options, **of
-      )
+      place = getattr(flags, flag), f'--{flag}'
+      run = recorded_runs.load(name, *place, serve=options, **of)
       run.policy.monitor.drift = None  # it would send rows to full depth
       rows = rows or run.items(range(len(run.fitted)))
       submit = stack.enter_context(run.start(flags.batch_size)).submit
@@ -191,12 +189,8 @@ def write(flags: Any) -> None:
     convert.save_model(folder, run.module, params)
     for library in peers.usable(flags.peers):
       name = f'dense, {peers.TITLES[library]}'
-      servers[name] = (
-        name,
-        functools.partial(
-          offer_library, library, folder, flags.batch_size, rows
-        ),
-      )
+      sent = library, folder, flags.batch_size, rows
+      servers[name] = name, functools.partial(offer_library, *sent)
     table = measure(
       servers, stack.enter_context(Hosts()), loads=flags.loads, rows=len(rows),
       seconds=flags.seconds, deadline=flags.deadline_ms / 1e3,

@@ -57,14 +57,12 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     kinds = {'ours': {None: dense}, 'pruned': pruned, 'merged': merged}
     if flags.peers == 'torch':
       kinds |= {'torch': {None: dense}, 'torch merged': merged}
-    yield (
-      {'variant': variant},
-      [
-        _candidate(kind, model, keep, shape, flags)
-        for kind, models in kinds.items()
-        for keep, model in models.items()
-      ],
-    )
+    candidates = [
+      _candidate(kind, model, keep, shape, flags)
+      for kind, models in kinds.items()
+      for keep, model in models.items()
+    ]
+    yield {'variant': variant}, candidates
 
 
 def _merged(dense: ViT, flops: float, image: tuple[int, ...]) -> ViT:
