@@ -29,8 +29,7 @@ INPUTS = 'tokens', 'token_types', 'length', 'mlm_positions'  # of the model
 class Pretraining(Task):
   """Masked words and sentence order, with halting or at a fixed depth.
 
-  Configuration: `model` is an `AlbertPretraining`; default `vocab_size`: the
-  corpus's. Batches come from `dataset_lib.pretraining`.
+  `model` is an `AlbertPretraining`, data are of `dataset_lib.pretraining`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -93,9 +92,7 @@ class Pretraining(Task):
     """Returns the terms of equation (8); see `Task.terms`.
 
     `ponder_share` is the share of the ponder cost in the loss. The paper
-    chooses tau so that it is about 10 %: at the end of a run multiply tau by
-    0.1 / ponder_share. In evaluation tau is that of the last step,
-    `loss.ponder_weight`.
+    chooses tau so that it is about 10 %.
     """
     logits, batch = forward.logits, forward.batch
     words, order = (

@@ -1,8 +1,7 @@
 """Fine-tuning with exits: joint loss, distillation, annealed pruning.
 
 EAT, equations (1)-(3): `sum_l lambda_l CE(P_l, y) + mu T^2 KL(P_teacher^T ||
-P_L^T)`. The same task trains a dense model (one head) and a distilled student
-(one head and a teacher).
+P_L^T)`. The same task trains dense models and distilled students of one head.
 """
 
 import dataclasses
@@ -31,8 +30,7 @@ class FineTune(Student, TextClassification):
 
   The knob `prune_scale` multiplies the model's prune ratios while training,
   `exit_scale` the weights of all heads but the last: ('alternate', 0, 1) trains
-  the last head alone in every other step (BERxiT, Xin et al. 2021). The two
-  distillation weights override the configuration's.
+  the last head alone in every other step (BERxiT, Xin et al. 2021).
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -169,12 +167,7 @@ def check_tokenizer(teacher: str, own: str) -> None:
   try:
     theirs = tokenizer.load(path)
   except (MissingDataError, InvalidDataError) as error:
-    wrong = f'{expected} ({error})'
-    raise ConfigError(TEACHER, teacher, wrong) from error
+    raise ConfigError(TEACHER, teacher, f'{expected} ({error})') from error
   if ours.preprocessing(0) != theirs.preprocessing(0):
-    raise ConfigError(
-      TEACHER,
-      teacher,
-      f'{expected}; fine-tune a teacher with this tokenizer, or leave '
-      "dataset.tokenizer empty for the teacher's",
-    )
+    expected += "; leave dataset.tokenizer empty for the teacher's"
+    raise ConfigError(TEACHER, teacher, expected)

@@ -26,6 +26,7 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from core import fields, files
+from core.errors import UserError
 from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 
 TEMPORARY = '.orbax-checkpoint-tmp'  # ends the name of a folder in writing
@@ -38,7 +39,7 @@ _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
   """A checkpoint could not be written, or none can be read."""
 
   exit_code = 6
@@ -48,7 +49,7 @@ class CorruptCheckpointError(CheckpointError):
   """Files differ from those written; the message names them."""
 
 
-class CheckpointMismatchError(ValueError):
+class CheckpointMismatchError(UserError, ValueError):
   """The checkpoint holds other arrays than asked for; names their paths."""
 
   exit_code = 6

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from core import fields, files, registry
-from core.errors import ConfigError, InvalidDataError
+from core.errors import ConfigError, InvalidDataError, UserError
 from core.files import Path, writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
@@ -46,16 +46,14 @@ HARMLESS = re.compile(
 BEAT_SECONDS, WATCH_SECONDS = 10.0, 75.0
 
 
-class RunLockedError(RuntimeError):
+class RunLockedError(UserError, RuntimeError):
   """Another run works in the directory."""
 
   exit_code = 5
 
 
-class ConfigChangedError(ValueError):
+class ConfigChangedError(UserError, ValueError):
   """The directory belongs to a run of another configuration; names the keys."""
-
-  exit_code = 2
 
 
 class RunDirectory(contextlib.ExitStack):

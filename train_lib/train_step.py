@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from core.errors import UserError
 from eval_lib.metrics import Average, Leaf
 from train_lib.optimizers import num_updates, path_name, trainable_mask
 from train_lib.task import Task
@@ -160,7 +161,7 @@ def _zero_unless(mask: Any, tree: Any) -> Any:
   )
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError, RuntimeError):
   """The loss or its gradient was NaN or infinite too many steps in a row."""
 
   exit_code = 3

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from core.errors import ConfigError, WriteError
+from core.errors import ConfigError, UserError, WriteError
 from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import compute
 from train_lib.build import Setup
@@ -296,10 +296,10 @@ class _Stopped(Exception):  # noqa: N818 - an event, not an error
   """A signal ends an evaluation."""
 
 
-class Preempted(Exception):  # noqa: N818 - an event, not an error
+class Preempted(UserError):  # noqa: N818 - an event, not an error
   """The run was stopped by a signal after saving `step`."""
 
-  in_all_processes = True  # they agree on the step
+  in_all_processes = True
 
   def __init__(self, step: int):
     saved = f'step {step} is saved, the same command resumes from there'

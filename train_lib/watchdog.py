@@ -30,6 +30,8 @@ from typing import Any
 import jax
 from jax._src import distributed  # JAX has no public key-value store
 
+from core.errors import UserError
+
 PEER, STUCK = 8, 9  # exit codes
 TICK = 1.0  # seconds between records
 # A peer is dead after this many seconds without a record; JAX waits 60.
@@ -73,7 +75,7 @@ class Watchdog:
   def __exit__(
     self, kind: Any, error: BaseException | None, trace: TracebackType | None
   ) -> None:
-    told = error is None or hasattr(error, 'in_all_processes')
+    told = isinstance(error, UserError) and error.in_all_processes
     if error is not None and self._peers and not told:
       self._fail(error)
     self.progress(FINISHED, exempt=True)
@@ -87,15 +89,18 @@ class Watchdog:
     if isinstance(error, jax.errors.JaxRuntimeError):
       # A collective fails if a peer is gone; the thread then names the peer.
       time.sleep(SILENCE + 3 * TICK)
-    code, known = getattr(error, 'exit_code', 1), hasattr(error, 'exit_code')
-    if isinstance(error, SystemExit):
+    code = 1
+    if isinstance(error, UserError):
+      code = error.exit_code
+    elif isinstance(error, SystemExit):
       code = error.code if isinstance(error.code, int) else 1
     elif isinstance(error, KeyboardInterrupt):
       code = 128 + signal.SIGINT
-    elif not known:
+    else:
       traceback.print_exception(error)  # a bug
     text = ' '.join(str(error).split())
-    text = text if known else f'{type(error).__name__}: {text}'
+    if not isinstance(error, UserError):
+      text = f'{type(error).__name__}: {text}'
     failed = f'process {self._id} failed at {self._state[2]}: {text}'
     told = code if code in PERMANENT else PEER
     self._end(code, text, verdict=f'{told} {failed}')

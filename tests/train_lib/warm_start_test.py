@@ -121,7 +121,8 @@ def pretrained(tmp_path_factory):
   """A Hugging Face directory and what is in it."""
   directory = tmp_path_factory.mktemp('pretrained')
   params = bert_params(0)
-  convert.save(directory, 'bert', BERT, params)
+  model = bert.BertClassifier(num_classes=2, **BERT)
+  convert.save_model(directory, model, params)
   return directory, params
 
 
