@@ -17,6 +17,7 @@ from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress
 
 from core.files import printable
+from train_lib import compiled
 from train_lib.build import Setup
 from train_lib.run_directory import RunDirectory, writing
 
@@ -226,14 +227,14 @@ def print_dry_run(setup: Setup) -> None:
   console.print(overview(params, include_stats=False), markup=False)
   batch = setup.batch_shapes(setup.dataset.row_shapes())
   print_start(console, setup, 0)
-  steps = [setup.step(phase, batch)[0] for phase in setup.phases]
-  memory = [step.memory_analysis() for step in steps]
-  flops = max((step.cost_analysis() or {}).get('flops', 0) for step in steps)
-  state = max(used.argument_size_in_bytes for used in memory)
-  temporary = max(used.temp_size_in_bytes for used in memory)
+  steps = [compiled.inspect(setup.step(p, batch)[0]) for p in setup.phases]
+  state, temporary = (
+    max(getattr(step, name) for step in steps) / 2**20
+    for name in ('arguments', 'temporary')
+  )
   console.print(_table({
-    'memory per device: state and batch': f'{state / 2**20:,.1f} MiB',
-    'memory per device: temporary': f'{temporary / 2**20:,.1f} MiB',
-    'step FLOPs per device, compiler': f'{flops:.3g}',
+    'memory per device: state and batch': f'{state:,.1f} MiB',
+    'memory per device: temporary': f'{temporary:,.1f} MiB',
+    'step FLOPs per device, compiler': f'{max(s.flops for s in steps):.3g}',
   }))  # fmt: skip
   console.print('dry run: everything was built and compiled; nothing written')

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import io
 import re
-from types import SimpleNamespace
 from unittest import mock
 
 import flax.linen as nn
@@ -21,7 +20,7 @@ from eval_lib import evaluator
 from launch import command_line, train
 from serve_lib import classifier
 from tests.golden import adapter
-from train_lib import config_schema, console, optimizers, sharding
+from train_lib import compiled, config_schema, console, optimizers, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
 from train_lib.expected_loss import ExpectedLoss
@@ -136,17 +135,12 @@ def test_the_start_fits_on_one_screen(setup):
 def test_a_dry_run_prints_the_largest_memory_of_the_phases(
   setup, monkeypatch, capsys
 ):
-  def step(phase, batch):
-    used = SimpleNamespace(
-      argument_size_in_bytes=phase << 20, temp_size_in_bytes=(10 - phase) << 20
-    )
-    program = SimpleNamespace(
-      memory_analysis=lambda: used, cost_analysis=lambda: {'flops': phase}
-    )
-    return program, 0.0
+  def inspect(phase):
+    return compiled.Program(phase << 20, (10 - phase) << 20, float(phase), ())
 
   monkeypatch.setattr(setup, 'phases', (2, 5, 3))
-  monkeypatch.setattr(setup, 'step', step)
+  monkeypatch.setattr(setup, 'step', lambda phase, batch: (phase, 0.0))
+  monkeypatch.setattr(compiled, 'inspect', inspect)
   console.print_dry_run(setup)
   printed = capsys.readouterr().out
   for name, value in {
