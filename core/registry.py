@@ -173,7 +173,7 @@ def _places(spec: Any) -> Iterable[pathlib.Path]:
 
 @functools.cache
 def _own_packages() -> frozenset[str]:
-  """Names the libraries and families; a checkout has those of its folders."""
+  """Names the libraries and families, in a checkout by its folders."""
   if (_ROOT / 'launch' / 'command_line.py').is_file():
     packages = {path.parent.name for path in _ROOT.glob('*/__init__.py')}
   else:

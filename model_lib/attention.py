@@ -39,7 +39,7 @@ def attend(
 
   Only valid keys are read; `drop` is dropout of the weights. If `received`, the
   second result is `mean_received` of the weights before dropout, with 'cls' of
-  those of [CLS] only. A key of size s counts as s equal ones (proportional
+  the query [CLS] only. A key of size s counts as s equal ones (proportional
   attention; Bolya et al. 2023, section 3).
   """
   scores = masked_scores(query, key, valid)

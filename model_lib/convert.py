@@ -113,13 +113,13 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """
   path = pathlib.Path(directory)
   config, architecture, fields = _read_config(path / CONFIG, heads)
-  found = convert_files.read_tensors(path)
+  stored = convert_files.read_tensors(path)
   places = architecture.places(fields, heads)
   # A tagger or a multiple-choice model has tensors named `classifier` too.
   names = config.get('architectures') or ['ForSequenceClassification']
   if not any('ForSequenceClassification' in str(name) for name in names):
     places = {k: v for k, v in places.items() if not k.startswith('classifier')}
-  tensors, ignored = _named_as(places, found, f'{architecture.model_type}.')
+  tensors, ignored = _named_as(places, stored, f'{architecture.model_type}.')
   _remove_tied(path, tensors, architecture)
   convert_files.check_tensors(path, tensors, places, _OPTIONAL)
   params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
@@ -142,7 +142,7 @@ def save_model(
 ) -> None:
   """Writes a text model of ours that `transformers` loads, and its tokenizer.
 
-  It has the last head or those of pretraining; early heads, token scorers and
+  It has the last head or both of pretraining; early heads, token scorers and
   halting are left out. A model in the directory is replaced. `class_names` of
   () are numbers; `tokenizer` is a tokenizer.json of WordPiece or unigrams, ''
   for none. ValueError if Hugging Face has no such model.

@@ -113,7 +113,7 @@ def tokenizer_files(
 ) -> dict[str, str]:
   """Returns the files of a tokenizer by name, with their contents.
 
-  `file` is a tokenizer.json, or a ValueError; `fields` are those of the model.
+  `file` is a tokenizer.json, or a ValueError; `fields` are the model's.
   """
   import tokenizers
 
@@ -165,7 +165,7 @@ def check_tensors(
   """Raises ValueError unless there is a finite tensor for each place.
 
   `places` are our parameters. All tensors of a module of `optional` may be
-  absent. Shapes are compared with those of a model, in `warm_start`.
+  absent. Shapes are compared in `warm_start`, with a model.
   """
 
   def module(name: str) -> str:

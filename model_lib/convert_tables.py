@@ -28,7 +28,7 @@ _LEAVES = dict.fromkeys(
 def places(modules: Mapping[str, str], is_torch: bool = True) -> dict[str, str]:
   """Returns our parameter of each tensor of modules, ours to theirs.
 
-  PyTorch's leaves are 'weight' and 'bias'; those of Flax are like ours.
+  PyTorch's leaves are 'weight' and 'bias'; Flax has ours.
   """
   parameters = {}
   for ours, theirs in modules.items():

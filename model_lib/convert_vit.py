@@ -101,10 +101,10 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   that is not supported, and tensors that are missing, unknown or not finite.
   """
   path = pathlib.Path(path)
-  found = _plain_names(convert_files.read_tensors(path))
+  stored = _plain_names(convert_files.read_tensors(path))
   # The pooler of Hugging Face is unused by its classifier.
-  ignored = tuple(name for name in found if name.startswith('pooler.'))
-  tensors = {name: x for name, x in found.items() if name not in ignored}
+  ignored = tuple(name for name in stored if name.startswith('pooler.'))
+  tensors = {name: x for name, x in stored.items() if name not in ignored}
   parameters = _parameters(path, tensors)
   is_torch = any(name.endswith('.weight') for name in tensors)
   is_hugging_face = any(name.startswith('encoder.layer.') for name in tensors)
@@ -158,7 +158,7 @@ def _parameters(
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths that keep fresh values in a model that contains a ViT.
 
-  `found` are parameters of `load`, `fresh` those of the model, by path. Kept
+  `found` are parameters of `load`, `fresh` the model's, by path. Kept
   are modules that a ViT lacks, and the head, unless it has the model's shape
   and follows no `pre_logits`.
   """
@@ -175,9 +175,9 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
 
 def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the names in `id2label`; () without it, or for 'LABEL_0'."""
-  given = config.get('id2label')
-  given = given if isinstance(given, dict) else {}
-  names = tuple(str(given.get(str(n))) for n in range(len(given)))
+  labels = config.get('id2label')
+  labels = labels if isinstance(labels, dict) else {}
+  names = tuple(str(labels.get(str(n))) for n in range(len(labels)))
   is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
   return () if is_numbered else names
 
@@ -267,7 +267,7 @@ def _split_class_position(
   first, params[POSITIONS] = np.split(params[POSITIONS], [1], axis=1)
   if CLASS in params:
     if params[CLASS].shape != first.shape:
-      given = list(params[CLASS].shape)
-      raise ConfigError(where, given, str(list(first.shape)))
+      shape = list(params[CLASS].shape)
+      raise ConfigError(where, shape, str(list(first.shape)))
     params[CLASS] = params[CLASS] + first
   return sides

@@ -135,9 +135,9 @@ class EncoderBlock(nn.Module):
       name='attention',
       dtype=self.dtype,
     )
-    found: Any = layer(normed, mask, **options)
-    added = row_random.drop(found.x, self.dropout, row_keys, 'attention')
-    return x.astype(self.dtype) + added, found
+    attended: Any = layer(normed, mask, **options)
+    added = row_random.drop(attended.x, self.dropout, row_keys, 'attention')
+    return x.astype(self.dtype) + added, attended
 
   def fed(
     self, x: Float[Array, 'B L D'], row_keys: RowKeys, **options: Any

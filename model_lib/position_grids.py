@@ -41,9 +41,9 @@ def resize(
     counts = [tree[name].shape[1] for tree in (found, fresh)]
     grids = [*map(grid, counts, (old, new))]
     if None in grids and counts[0] != counts[1]:
-      given = f'{counts[0]} for {counts[1]} patches'
+      both = f'{counts[0]} for {counts[1]} patches'
       expected = f'grids of images of the sides {old} and {new}'
-      raise ConfigError(name, given, expected)
+      raise ConfigError(name, both, expected)
     if grids[0] != grids[1]:
       logging.warning('%s: resized from %s to %s patches', name, *grids)
       resized[name] = _zoom(np.asarray(found[name]), *grids)

@@ -40,7 +40,7 @@ class Sizes:
     return dict(self.variants[variant])
 
   def complete(self, model: Any) -> None:
-    """Sets the sizes of a module that are None to those of its `variant`.
+    """Sets the sizes of a module that are None from its `variant`.
 
     Called before the module's own `__post_init__`, while fields can be set.
     Raises ConfigError if a size is missing or num_heads does not divide width.

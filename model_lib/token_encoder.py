@@ -85,14 +85,14 @@ class TokenBlock(EncoderBlock):
     """
     mask = valid_tokens(tokens.x, tokens.length) if masked else None
     proportional = functools.partial(attend, sizes=tokens.sizes)
-    x, found = self.attended(
+    x, attended = self.attended(
       tokens.x, mask, row_keys, proportional, received=received
     )
     tokens = tokens._replace(x=x)
     if merge:
-      keys: Any = split_heads(found.keys_values[0], self.num_heads)
+      keys: Any = split_heads(attended.keys_values[0], self.num_heads)
       tokens = merge_pairs(tokens, keys.mean(1), merge, first)
-    return tokens._replace(x=self.fed(tokens.x, row_keys)), found.received
+    return tokens._replace(x=self.fed(tokens.x, row_keys)), attended.received
 
 
 class TokenEncoder(Encoder):

@@ -97,14 +97,12 @@ CLIP = {'image_processor_type': 'CLIPImageProcessor'}
   ('config', 'processor', 'message'),
   [
     (HUGGING_FACE, {'do_rescale': False}, 'do_rescale: expected true'),
-    (HUGGING_FACE, {'do_rescale': False, 'rescale_factor': 2.0}, 'do_rescale'),
     (HUGGING_FACE, {'offset': True}, 'offset: expected false'),
     (HUGGING_FACE, {'do_flip_channel_order': True}, 'do_flip_channel_order'),
     (HUGGING_FACE, CLIP, 'image_mean: expected .*, got None'),
     (HUGGING_FACE, {'image_std': [0.2, 0.0, 0.2]}, r'image_std: .*\(0.0, 1'),
     (HUGGING_FACE, {'image_std': []}, r'image_std: .*got \[\]'),
     (HUGGING_FACE, {'image_mean': [float('nan')]}, 'is damaged .*finite'),
-    (HUGGING_FACE, {'image_std': 10**400}, 'is damaged .*finite'),
     (HUGGING_FACE, {'image_mean': [0.1] * 4}, 'mean: expected 1 number, or 3'),
     (HUGGING_FACE, {'rescale_factor': '1/255'}, 'rescale_factor: expected'),
     (HUGGING_FACE, [], 'expected an object, got list'),
@@ -116,16 +114,6 @@ def test_what_cannot_be_folded_is_refused(config, processor, message, tmp_path):
   write(tmp_path, config, processor)
   with pytest.raises(ValueError, match=message):
     convert_vit.load(tmp_path)
-
-
-def test_patches_that_are_no_squares_are_refused(tmp_path):
-  write(tmp_path, HUGGING_FACE, None)
-  arrays = public_vits.archive()
-  kernel = arrays['embedding/kernel']
-  arrays['embedding/kernel'] = kernel.reshape(2, 8, *kernel.shape[2:])
-  np.savez(tmp_path / 'vit.npz', **arrays)
-  with pytest.raises(ValueError, match=r'embedding/kernel: .*square patches'):
-    convert_vit.load(tmp_path / 'vit.npz')
 
 
 @pytest.mark.peers

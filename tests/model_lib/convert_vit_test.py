@@ -139,6 +139,7 @@ BLOCK = 'Transformer/encoderblock_1/'
     ('cls', np.full((1, 1, 16), np.nan), 'cls: expected finite numbers'),
     ('embedding/bias', np.ones(16, int), 'embedding/bias: expected finite'),
     ('embedding/kernel', np.ones((16, 3)), 'kernel: expected.*4 axes'),
+    ('embedding/kernel', np.ones((2, 8, 3, 16)), 'kernel: .*square patches'),
     (f'{BLOCK}ls1/gamma', np.ones(16), '_1/ls1/gamma: not supported'),
     ('MAPHead_0/probe', np.ones(16), 'MAPHead_0/probe: not supported'),
     ('cls', np.array([None]), 'cls is damaged.*Object arrays'),
