@@ -6,7 +6,7 @@ steps' largest weights reaches tau (`Threshold`), or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
-rows alone. Halting is computed per row in float32.
+rows alone, in float32.
 
 A used token's score is set to -inf. Algorithm 2 as printed sets it to 0, which
 is above every negative score: a token could be read twice.

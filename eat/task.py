@@ -51,13 +51,10 @@ class FineTune(Student, TextClassification):
 
   @classmethod
   def validate_config(cls, config) -> None:
-    """Also checks the teacher, and that there is a weight for each head."""
-    if teacher := config['loss'].get('teacher'):
-      from train_lib import loading  # it imports build, which imports tasks
-
-      loading.load_config(teacher, key=TEACHER)
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
+    """Also checks the teacher's tokenizer, and a weight for each head."""
     super().validate_config(config)
+    if teacher := config['loss']['teacher']:
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:
