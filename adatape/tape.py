@@ -141,7 +141,10 @@ def select(
   return Selection(indices, appended, continued, result.halting.total)
 
 
-def gather(bank: Bank, indices: Int[Array, 'B T K']) -> Float[Array, 'B T K H']:
+def gather(
+  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
+  indices: Int[Array, 'B T K'],
+) -> Float[Array, 'B T K H']:
   """Returns the bank tokens at the indices; the gradient is one scatter-add."""
   if bank.ndim == 2:
     return bank.at[indices].get(mode='promise_in_bounds')
