@@ -20,7 +20,7 @@ from model_lib.layers import build, classifier
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
-from train_lib.distillation import Student
+from train_lib.distillation import Student, Teacher
 from train_lib.terms import Term
 
 
@@ -71,7 +71,7 @@ class Distillation(Student):
   class Loss(Student.Loss):
     """Legal fields of `loss`; labels are smoothed, teachers' classes not."""
 
-    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    teacher: Teacher = ''
     distillation: Literal['hard', 'soft'] = 'hard'
     distill_weight: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 3.0

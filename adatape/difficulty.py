@@ -12,7 +12,7 @@ from jaxtyping import Int
 from core.errors import ConfigError
 from dataset_lib.source import Batched
 from dataset_lib.synthetic import NAMES
-from eval_lib import evaluator, glue, plots, predictions, report
+from eval_lib import evaluator, glue, plots, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Estimate
 
@@ -39,8 +39,8 @@ class Evaluator(evaluator.Evaluator):
   split: evaluator.Split = 'test'
 
   def __post_init__(self):
-    self._data = self.open(self.split)
-    source = self._data.source
+    super().__post_init__()
+    source = self.splits['split'].source
     if not isinstance(source, Batched) or 'difficulty' not in source.record(0):
       expected = 'data with a difficulty, such as parity with letters=26'
       raise ConfigError('dataset', self.data['name'], expected)
@@ -54,10 +54,7 @@ class Evaluator(evaluator.Evaluator):
     quarter of the difficulties over that for the hardest; 'flops_share', the
     FLOPs as a share of T tape tokens' FLOPs.
     """
-    context = self.context
-    rows = predictions.collect(
-      self._data, variables, context.outputs, context.put
-    )
+    rows = self.collect('split', variables, self.context.outputs)
     rows |= self._source.records(rows['index'])
     levels = np.unique(rows['difficulty'])
     quarters = np.array_split(levels, min(QUARTERS, len(levels)))

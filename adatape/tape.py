@@ -6,7 +6,7 @@ steps' largest weights reaches tau (`Threshold`), or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
-rows alone, in float32.
+rows alone. Halting is computed per row in float32.
 
 A used token's score is set to -inf. Algorithm 2 as printed sets it to 0, which
 is above every negative score: a token could be read twice.
@@ -142,8 +142,7 @@ def select(
 
 
 def gather(
-  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
-  indices: Int[Array, 'B T K'],
+  bank: Float[Array, '*N C H'], indices: Int[Array, 'B T K']
 ) -> Float[Array, 'B T K H']:
   """Returns the bank tokens at the indices; the gradient is one scatter-add."""
   if bank.ndim == 2:

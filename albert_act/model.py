@@ -11,7 +11,7 @@ from albert_act.encoder import Albert, Encoded
 from core.errors import ConfigError
 from model_lib import flops, row_random
 from model_lib.bert import INIT, Pooler
-from model_lib.layers import LayerNorm, activation_function, build, classifier
+from model_lib.layers import ACTIVATIONS, LayerNorm, build, classifier
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -75,7 +75,7 @@ class MaskedWords(nn.Module):
     hidden = partitioned_dense(
       width, 'embed', None, 'hidden', kernel_init=INIT, dtype=self.dtype
     )
-    x = activation_function(self.activation)(hidden(states))
+    x = ACTIVATIONS[self.activation](hidden(states))
     x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
     zeros = partitioned(nn.initializers.zeros, 'classes')
     bias = self.param('bias', zeros, (vocab_size,))

@@ -22,12 +22,12 @@ from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib import certified, classifier
 from serve_lib.certified import CertificateFile
-from serve_lib.chain import Stage, compile_in_turn
+from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
 from serve_lib.items import TOKEN_IDS, TextReader
 
 
-class EatChain:
+class EatChain(Resizable):
   """An `EatClassifier` as `serve_lib.chain.Chain`.
 
   The variant 'unpruned' keeps all tokens, for sources that must not lose any
@@ -54,19 +54,7 @@ class EatChain:
       self.variants = (PRUNED, UNPRUNED) if with_unpruned else (PRUNED,)
     self.variants += tuple(others)
 
-  def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the pure function of a stage; see `serve_lib.chain.Chain`."""
-    return self._stage(index, variant, self.sizes(variant, length))
-
-  def programs(
-    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
-  ) -> Any:
-    """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
-    count = range(self.num_stages)
-    stages = [self._stage(index, variant, sizes, alone) for index in count]
-    return compile_in_turn(stages, inputs, compile)
-
-  def _stage(
+  def sized(
     self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
   ) -> Stage:
     """Returns the stage for lengths after each pruning, maybe symbolic.

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 
 from core import fields, registry
 from core.errors import ConfigError
-from eval_lib.probabilities import scale
 from halting import older
 from halting.row_rules import (
   ClassRule,
@@ -26,6 +25,7 @@ from halting.row_rules import (
   ThresholdRule,
   Tolerance,
   margin,
+  scale,
 )
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of
@@ -198,8 +198,7 @@ def read_options(
       has_tau: Any = kind if classes else Confidence
       tau = has_tau.__dataclass_fields__['tau'].default
     if tau is dataclasses.MISSING:
-      legal = kind.legal(classes)[1]
-      expected = f'{legal}: rule={options.rule} has no default, add tau=...'
+      expected = f'{_range(kind, classes)}, as {options.rule} has no default'
       raise ConfigError('serve.tau', 'nothing', expected)
     _check_tau('serve.tau', tau, kind, classes)
     options = dataclasses.replace(options, tau=tau)
@@ -255,7 +254,12 @@ def _refuse(options: Options, names: str, expected: str) -> None:
 def _check_tau(
   field: str, tau: Any, kind: type[ThresholdRule], classes: int
 ) -> None:
-  most, expected = kind.legal(classes)
-  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
+  """Raises ConfigError for a threshold that the rule cannot have."""
+  is_number = fields.accepts(float, tau)
+  is_legal = is_number and 0 <= tau <= kind.largest(classes)
   if tau != kind.NEVER and not is_legal:
-    raise ConfigError(field, tau, expected)
+    raise ConfigError(field, tau, _range(kind, classes))
+
+
+def _range(kind: type[ThresholdRule], classes: int) -> str:
+  return f'{kind.UNIT} in [0, {kind.largest(classes):.4g}]'

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib.metrics import Average
-from train_lib.distillation import TEACHER, Student
+from train_lib.distillation import TEACHER, Student, Teacher
 from train_lib.task import construct
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -39,7 +39,7 @@ class FineTune(Student, TextClassification):
 
     exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
-    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    teacher: Teacher = ''
     distill_weight: Weight = 0.5  # distillation from teacher to last head
     self_distill_weight: Weight = 0.0  # from later heads to each exit
     # The last head, or all later ones, which then count the same.
@@ -51,7 +51,7 @@ class FineTune(Student, TextClassification):
 
   @classmethod
   def validate_config(cls, config) -> None:
-    """Also checks the teacher's tokenizer, and a weight for each head."""
+    """Also checks the teacher, and that there is a weight for each head."""
     super().validate_config(config)
     if teacher := config['loss']['teacher']:
       check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))

@@ -122,7 +122,7 @@ def train(config, workdir):
 
 def distilled(config, teacher):
   config = config.to_dict() | {'task': 'adatape.deit:Distillation'}
-  config['model'] |= {'name': 'adatape.deit:DeiT'}
+  config['model'] = {**config['model'], 'name': 'adatape.deit:DeiT'}
   config['loss'] |= {'teacher': str(teacher)}
   config['phases'] = (dict(steps=2),)
   return ml_collections.ConfigDict(config)

@@ -10,6 +10,7 @@ from adatape.ponder_vit import PonderNetClassification, PonderViT
 from core.errors import ConfigError
 from dataset_lib import builder
 from halting import costs
+from halting.token_rules import PonderNet
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
@@ -173,7 +174,7 @@ def test_divergence_is_finite_where_probabilities_vanish():
   chances = jnp.full((24, 2), 0.1).at[0, 1].set(1.0).at[1, 0].set(0.0)
 
   def divergence(chances):
-    p = costs.distribution(chances)
+    p = PonderNet().distribution(chances)
     return costs.divergence(p, costs.geometric_log_prior(0.99, 24)), p
 
   found, p = divergence(chances)

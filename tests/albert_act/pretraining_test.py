@@ -129,7 +129,7 @@ def test_illegal_fields_are_named(corpus, changes, key):
 def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):
   info = corpora.pretraining_source(corpus).info
   config = config_of(corpus)
-  config['model'] = config['model'] | {field: value}
+  config['model'] = {**config['model'], field: value}
   with pytest.raises(ConfigError, match=rf'model\.{field}: expected at least'):
     Pretraining(config, info)
 
