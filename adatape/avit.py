@@ -115,10 +115,9 @@ class AViT(ViT):
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`.
+    """Returns the FLOPs of one image; `steps` may be a mean of its tokens.
 
-    `steps` may be a measured mean of the blocks of a token, whose attention is
-    then counted with all tokens as keys; None is all blocks.
+    The attention of a block is counted with all tokens as keys.
     """
     return self.image_flops(input_shape, self.depth if steps is None else steps)
 
@@ -128,8 +127,8 @@ def depth_prior(
 ) -> Float[Array, ' B']:
   """Returns `KL(target || scores / sum(scores))` of each row, in nats.
 
-  The target is a Gaussian of standard deviation 1 at `depth` (layers count from
-  1), normalized over the layers. Shares below `MIN_SHARE` count as that.
+  The target is a Gaussian of standard deviation 1 at `depth`, from 1. Shares
+  below `MIN_SHARE` count as that.
   """
   layers = jnp.arange(1, log_scores.shape[1] + 1, dtype=jnp.float32)[None]
   target = jax.nn.log_softmax(-0.5 * jnp.square(layers - depth))

@@ -1,9 +1,8 @@
 """Serving AdaTape: read the tape, then encode with a tape of that length.
 
-The first stage runs up to the insertion and reads the tapes until every row of
-the batch has halted, in a while_loop or as `adatape.host_reading`. Each row
-then continues with rows of the same length bucket or, in ONNX Runtime, of a
-similar tape.
+The first stage reads the tapes until every row of the batch has halted, in a
+while_loop or as `adatape.host_reading`. Each row then continues with rows of
+the same length bucket or, in ONNX Runtime, of a similar tape.
 """
 
 import functools

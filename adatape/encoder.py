@@ -1,7 +1,7 @@
 """The encoder that reads a tape between two blocks and appends it.
 
-Blocks after the insertion attend to `[x ; tape]` under the key mask `[1 ; tape
-mask]` (AdaTape, section 2). Serving crops the tape between `read` and `finish`.
+Blocks after the insertion attend to `[x ; tape]` (AdaTape, section 2). Serving
+crops the tape between `read` and `finish`.
 """
 
 from typing import Any
@@ -21,11 +21,7 @@ from model_lib.row_random import RowKeys, fold_rows
 
 
 class TapeBlock(EncoderBlock):
-  """An `EncoderBlock` of input tokens followed by a tape.
-
-  `tape_mlp` is the network of the tape: '' for that of the input tokens, 'mlp'
-  for another one, 'glu' for a gated one (AdaTape, section 2).
-  """
+  """A block of input tokens and a tape; `tape_mlp` as in `AdaTapeViT`."""
 
   tape_mlp: str = ''
 
@@ -93,8 +89,7 @@ class TapeEncoder(nn.Module):
   ) -> tuple[Float[Array, 'B L H'], Tape]:
     """Runs the blocks before the insertion and reads the tape.
 
-    If `reading` is None, `bank` `[T, H]` is appended whole. `row_keys` enable
-    noise and dropout.
+    `row_keys` enable noise and dropout.
     """
     x = self.before(x, row_keys)
     size = bank.shape[-2]

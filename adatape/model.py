@@ -1,7 +1,6 @@
 """AdaTape for images: a ViT that appends an adaptive tape (AdaTape, section 2).
 
-Defaults are the paper's learnable bank on images (Table 4): T = 10 steps,
-threshold 2, K = T / threshold = 5 and 10,000 tokens.
+Defaults are the paper's learnable bank on images (Table 4).
 """
 
 import math

@@ -138,9 +138,8 @@ class UniversalEncoder(Pondering):
 class UnsharedEncoder(UniversalEncoder):
   """Applies `block_0`, `block_1`, ... until the tokens halt, then a norm.
 
-  The blocks and the norm have the names of `model_lib.vit.Encoder`. The steps
-  are unrolled, because a scan has to stack the parameters of all blocks: its
-  gradient needs 5 times the memory at B/32, batch 8, and compiles no faster.
+  The steps are unrolled, because a scan has to stack the parameters of all
+  blocks: its gradient needs 5 times the memory at B/32, batch 8.
   """
 
   UNROLL: ClassVar[bool] = True
@@ -238,10 +237,9 @@ class UniversalViT(ImageModel, Pondering, kw_only=True):
 
 
 class UnsharedViT(UniversalViT, kw_only=True):
-  """U2T: `UniversalViT` with `max_steps` blocks of their own parameters.
+  """U2T: `UniversalViT` with a block per step, under the names of the ViT's.
 
-  The blocks have the names of the ViT's, so that its parameters load. The
-  paper's sizes are 13 (Ti, S) and 15 (B) blocks.
+  The paper's sizes are 13 (Ti, S) and 15 (B) blocks.
   """
 
   # The blocks differ, and a ViT's were trained without coordinates.
@@ -250,11 +248,7 @@ class UnsharedViT(UniversalViT, kw_only=True):
 
 
 class UViT(ImageModel, Pondering, kw_only=True):
-  """A ViT on the output of a Universal Transformer of `ut_steps` steps.
-
-  The Universal Transformer has no norm after its last step; `out['ponder']`
-  counts its steps.
-  """
+  """A ViT on the output of a Universal Transformer, without a norm between."""
 
   depth: Size = None  # blocks of the ViT
   ut_steps: Steps = 3  # AdaTape: 3, with L 6

@@ -14,7 +14,6 @@ from core import files
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import compute
-from halting.token_rules import Fixed
 from model_lib import convert
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
@@ -149,16 +148,6 @@ def test_a_regression_is_a_squared_error_and_its_ponder_cost():
   values = compute(metrics)
   assert values['squared_error'] == pytest.approx(squares, rel=1e-5)
   assert 'accuracy' not in values
-
-
-def test_a_fixed_depth_costs_that_depth():
-  batch = a_batch()
-  params = small.build(rule=Fixed())[1]['params']
-  _, run = build(rule=Fixed())
-  _, metrics = run(params, batch, {})
-  values = compute(metrics)
-  assert (values['iterations'], values['depth']) == (6.0, 6.0)
-  assert values['ponder_cost'] == pytest.approx(6 * (9 + 5 + 7) / 3)
 
 
 @pytest.mark.parametrize(

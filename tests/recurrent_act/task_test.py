@@ -204,13 +204,6 @@ def test_the_number_of_targets_is_that_of_the_data():
     jax.eval_shape(lambda p, b: task.evaluate(p, {}, b), params, batch)
 
 
-def test_flops_by_hand():
-  task, *_ = case()
-  # Two repetitions of an RNN of 8 on 10 digits and the flag; 2 x 11 outputs.
-  repetition = 2 * (11 + 8) * 8 + 2 * 8
-  assert task.flops() == 3 * (2 * repetition + 2 * 8 * 22)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
 def test_a_run_learns_parity(rule, tmp_path):
