@@ -21,8 +21,7 @@ class UserError(Exception):
 class ConfigError(UserError, ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
 
-  `field` is dotted, as 'dataset.image_size'; `expected` is the legal range in
-  words.
+  `field` is dotted, as 'dataset.image_size'; `expected` are the legal values.
   """
 
   def __init__(self, field: str, given: Any, expected: str):
@@ -75,8 +74,8 @@ class WriteError(UserError, OSError):
 class BadRecord(ValueError):  # noqa: N818  one row, not the end of a run
   """One record that cannot be used; the reader counts and replaces it.
 
-  `kind` is the short name that it is counted under, like 'truncated'; `where`
-  is its file, or '' if the source's `where(index)` gives it.
+  It is counted under `kind`, such as 'truncated'; `where` is its file, or '' if
+  the source's `where(index)` gives it.
   """
 
   def __init__(self, kind: str, where: str, message: str):

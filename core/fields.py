@@ -57,8 +57,7 @@ def override(
 ) -> dict[str, Any]:
   """Returns a configuration with the defaults of `cls` and 'group.field=text's.
 
-  `check` parses a text by its type. A field of a group in a tuple is
-  'groups.0.field'.
+  `check` parses the texts. A field of a group in a tuple is 'groups.0.field'.
   """
   changed = _completed(config, cls)
   for text in texts:
@@ -114,8 +113,8 @@ def flag(
 ) -> Any:
   """Declares a flag, typed by its annotation; required without a default.
 
-  `words` and `metavar` appear in --help; `names`: option strings, not --field;
-  `many`: it may be given several times.
+  `words` and `metavar` appear in --help; `names` replace --field; with `many`
+  it may be repeated.
   """
   about = {'words': words, 'metavar': metavar, 'names': names, 'many': many}
   return dataclasses.field(default=default, metadata=about)
@@ -124,21 +123,20 @@ def flag(
 def check(
   cls: Any, given: Any, prefix: str, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-  """Returns the fields of `cls` as given, completed with their defaults.
+  """Returns the fields of `cls`, completed with their defaults.
 
-  Lists become tuples, nested dataclasses dicts, also in tuples. Defaults are
-  not checked. Fields in `without` cannot be given. Raises ConfigError if
-  `prefix.field` is unknown, missing or has an illegal value.
+  Lists become tuples, nested dataclasses dicts. Defaults are not checked.
+  Raises ConfigError if `prefix.field` is unknown, in `without`, missing or
+  illegal.
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
-  every = {field.name: field for field in dataclasses.fields(cls)}
-  if 'parent' in every:  # Linen gives every module these fields.
+  if hasattr(cls, 'apply'):  # Linen gives every module these fields.
     without = (*without, 'parent', 'name')
   legal = {
-    name: field
-    for name, field in every.items()
-    if field.init and name not in without
+    field.name: field
+    for field in dataclasses.fields(cls)
+    if field.init and field.name not in without
   }
   path = f'{prefix}.' if prefix else ''
   values = dict(given.items())
@@ -182,9 +180,8 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
   if isinstance(value, ConfigLike):
     return dict(value.items())
-  is_annotated = typing.get_origin(hint) is Annotated
-  kind = typing.get_args(hint)[0] if is_annotated else hint
-  if kind is float and isinstance(value, numbers.Integral):
+  is_float = float in (hint, getattr(hint, '__origin__', None))
+  if is_float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
 
@@ -196,10 +193,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def is_open(hint: Any) -> bool:
-  """Whether a field takes an object of any subclass of an abstract dataclass.
-
-  A configuration names the class, `dict(name='package.module:Class', ...)`.
-  """
+  """Whether a field takes any subclass, which a configuration names."""
   return dataclasses.is_dataclass(hint) and inspect.isabstract(hint)
 
 

@@ -57,10 +57,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failing_late() -> Iterator[None]:
-  """Raises the first WriteError of this module at the end of the context.
-
-  So results that cannot be written are still printed within it.
-  """
+  """Raises the first WriteError of this module at the end of the context."""
   errors: list[WriteError] = []
   token = _late.set(errors)
   try:
@@ -108,10 +105,7 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def printable(text: object) -> str:
-  """Returns a text of others with escapes for what a terminal acts on.
-
-  Of control and format characters and lone surrogates only newlines stay.
-  """
+  """Escapes all that a terminal might act on, but newlines."""
   return ''.join(
     c if c.isprintable() or c == '\n' else c.encode('unicode_escape').decode()
     for c in str(text)
@@ -119,10 +113,9 @@ def printable(text: object) -> str:
 
 
 def lock_directory(path: Path) -> int:
-  """Locks a directory until the returned descriptor is closed.
+  """Locks a directory until the descriptor is closed, or the process ends.
 
-  The kernel frees the lock of a killed process. Raises BlockingIOError if it is
-  held, another OSError where directories cannot be locked, as on NFS.
+  BlockingIOError if it is held, another OSError where it cannot be, as on NFS.
   """
   descriptor = os.open(path, os.O_RDONLY)
   try:
@@ -153,8 +146,7 @@ def _plain(value: Any) -> Any:
 def loads(text: str, parse_int: Any = None) -> Any:
   """Parses strict JSON; raises ValueError for any other text.
 
-  Numbers must be finite in float64, the names of an object distinct. `int` as
-  `parse_int` leaves the range of integers to the caller.
+  Numbers must be finite in float64 (integers by default), names distinct.
   """
   try:
     numbers: Any = dict(
@@ -260,8 +252,7 @@ def read_record(path: Path, limit: int | None = None) -> bytes:
 def opened(path: Path, limit: int | None = None) -> Iterator[BinaryIO]:
   """Opens a regular file of at most `limit` bytes, by default `MAX_BYTES`.
 
-  Raises BadRecord 'not_a_file' for a pipe, folder or device and 'too_large' for
-  more bytes, before it reads; OSError if the file cannot be opened.
+  Else BadRecord 'not_a_file' or 'too_large'; OSError if it cannot be opened.
   """
   # Without O_NONBLOCK, opening a pipe waits for its writer.
   descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -305,20 +296,14 @@ def check_no_link(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-  """Raises InvalidDataError unless a file to write is regular or missing.
-
-  A link would be followed, and a pipe waited for.
-  """
+  """Raises InvalidDataError unless a file to write is regular or missing."""
   is_link, exists = os.path.islink(path), os.path.exists(path)
   if is_link or (exists and not os.path.isfile(path)):
     raise InvalidDataError(f'{path} is not a regular file: remove it')
 
 
 def check_regular(path: Path, root: Path) -> None:
-  """Raises InvalidDataError unless a file is regular and not outside `root`.
-
-  MissingDataError if it is not there.
-  """
+  """Raises Missing- or InvalidDataError unless a file is regular, in `root`."""
   if not os.path.exists(path):
     raise MissingDataError(f'missing {path}; copy it again')
   check_inside(path, root)

@@ -16,8 +16,8 @@ _chosen: list[int] = []  # by `use_threads`
 def cores() -> int:
   """Returns the processors that this process may use, at least 1.
 
-  A quota of CPU time, as of a container, counts as whole processors: threads
-  beyond it would use up the time of the others and all would be stopped.
+  A quota of CPU time counts as whole processors: with more threads all would be
+  stopped when it is used up.
   """
   if _chosen:
     return _chosen[0]
@@ -25,10 +25,7 @@ def cores() -> int:
 
 
 def use_threads(count: int) -> None:
-  """Sets what `cores` returns (0: no change), and limits the libraries.
-
-  To be called before JAX creates its devices.
-  """
+  """Sets what `cores` returns (0: nothing), before JAX creates its devices."""
   _chosen[:] = [count] if count else []
   if cores() != _available():
     for name in _VARIABLES:

@@ -1,8 +1,8 @@
 """Classes by name, 'package.module:Class', and whose code may be imported.
 
-A configuration may come from others, with a run. So only packages of this
-project are imported, and those that the user has named (`trust`), and never
-from the folder of a run (`keep_out`).
+A configuration may come from others. So only packages of this project are
+imported, and those that the user has named (`trust`), and never from the folder
+of a run (`keep_out`).
 """
 
 import dataclasses
@@ -48,10 +48,7 @@ def trust_named(given: Any) -> None:
 
 
 def keep_out(folder: Path) -> None:
-  """Imports nothing from a folder from now on, whatever is trusted.
-
-  Nothing changes for a folder that holds this code itself.
-  """
+  """Imports nothing from a folder from now on, unless it holds this code."""
   inside = pathlib.Path(folder).resolve()
   if not _ROOT.is_relative_to(inside):
     _folders.add(inside)
@@ -67,8 +64,7 @@ def locate(
 ) -> Any:
   """Returns the class `name`, a subclass of `base` that is not abstract.
 
-  Raises ConfigError for `field`, before anything is imported if the package is
-  not trusted; `expected` describes the class.
+  Raises ConfigError, before any import if the package is not trusted.
   """
   match = _NAME.fullmatch(name) if isinstance(name, str) else None
   if not match or match[1] != name:
@@ -90,11 +86,15 @@ def locate(
   return target
 
 
-def build(cls: type, values: Any, **others: Any) -> Any:
-  """Returns an object with checked fields; fields that name a class are built.
+def with_moved(text: str) -> str:
+  """Returns JSON with the names that classes of `MOVED` modules have now."""
+  for old, new in MOVED.items():
+    text = text.replace(f'"{old}:', f'"{new}:')
+  return text
 
-  Such a field is annotated with an abstract dataclass, see `fields.is_open`.
-  """
+
+def build(cls: type, values: Any, **others: Any) -> Any:
+  """Returns an object with checked fields; builds those that name a class."""
   hints = fields.hints(cls)
   made = {
     name: _made(value, name, hints[name])
@@ -106,10 +106,7 @@ def build(cls: type, values: Any, **others: Any) -> Any:
 
 
 def named(values: Any, field: str, base: type) -> Any:
-  """Returns the object that `described` describes, a subclass of `base`.
-
-  Raises ConfigError for `field` if the class or one of its fields is illegal.
-  """
+  """Returns the object that `described` describes, or raises ConfigError."""
   if isinstance(values, base):
     return values
   return _made(check_named(values, field, base), field, base)

@@ -2,18 +2,15 @@
 
 In every step `run` applies a model's step to the state, asks the rule which
 items go on, and adds the new state to the output with its weight. An item that
-has halted keeps its state, if its rule says so (`KEEPS_STATE`). The loop has
-three forms with the same result:
+has halted keeps its state, if its rule says so. The loop has three forms with
+the same result:
 
 - masked (default): all steps for all items, a `lax.scan`; for training.
-- `dynamic`: ends when all items have halted. It is differentiable as it skips
-  the steps that are left; with `differentiable=False` it is a `while_loop`.
+- `dynamic`: ends when all items have halted, by skipping the steps that are
+  left; with `differentiable=False` by a `while_loop`.
 - `unroll`: a Python loop, for steps that differ; may be `dynamic` too.
-
-A step may compute running items only, gathered into a smaller array.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,9 +29,7 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 COMBINATIONS = ('accumulated', 'basic', 'fed_back', 'last')
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
   """The result of the loop."""
 
   output: Any  # combination of the states, float32; see `combine`
@@ -85,15 +80,14 @@ def run(
     rule: turns the evidence of steps into their weights.
     combination: see `combine`; '' for that of the rule.
     dynamic: skip the steps after the last item has halted: the same result and
-      gradient except for `depth`. With a batch on several devices every step
-      waits for all of them.
+      gradient except for `depth`. Devices wait for each other in every step.
     differentiable: False for a `dynamic` loop without a gradient. Only this one
       has a trace, 0 in the steps that were not executed.
     unroll: calls `step` with integers n; `remat_chunk` is not used.
     remat_chunk: 0 keeps all intermediates for the gradient (a dynamic loop that
-      is not unrolled takes 1 instead); 1 keeps the state before each step and
-      runs it twice; a larger divisor of max_steps keeps max_steps / chunk +
-      chunk states and runs each step three times.
+      is not unrolled takes 1); 1 keeps the state before each step and runs it
+      twice; a larger divisor of max_steps keeps max_steps / chunk + chunk
+      states and runs each step three times.
     trace: records each step.
   """
   if max_steps < 1:
@@ -136,9 +130,7 @@ def combine(
   - 'basic' gives `weight * state + (1 - weight) * previous`.
   - 'fed_back' does too, and the next step reads the result (adaptive-depth
     ALBERT, equation 5).
-
-  All keep the output of a halted item. Without a call, the output of 'last' is
-  the last state.
+  - 'last' is the last state, without a call.
   """
   weight = align(weight, state)
   share = weight * state.astype(jnp.float32)

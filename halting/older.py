@@ -11,24 +11,18 @@ from typing import Any
 from core import fields, registry
 from core.errors import ConfigError
 
-_TOKENS = 'halting.token_rules:'
-# Words of models.
-NAMES = {
-  '': f'{_TOKENS}Fixed',
-  'fixed': f'{_TOKENS}Fixed',
-  'act': f'{_TOKENS}ACT',
-  'straight_through': f'{_TOKENS}StraightThrough',
-  'skip': f'{_TOKENS}SkipACT',
-  'ponder_net': f'{_TOKENS}PonderNet',
-}
-SETTINGS = ('epsilon', 'mu')
+# Words of token rules; others are their classes in lower case.
+_CLASSES = {'': 'Fixed', 'act': 'ACT', 'skip': 'SkipACT'}
+_SETTINGS = ('epsilon', 'mu')
 # Still names of the serving option `rule`.
-EXITS = {
-  word: f'halting.row_rules:{word.title()}'
-  for word in (
-    'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
-  )
-}  # fmt: skip
+_EXITS = 'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
+EXITS = {word: f'halting.row_rules:{word.title()}' for word in _EXITS}
+
+
+def token_rule(word: str) -> str:
+  """Returns the class of a token rule; the name of a class is unchanged."""
+  name = _CLASSES.get(word, word.title().replace('_', ''))
+  return word if ':' in word else f'halting.token_rules:{name}'
 
 
 def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
@@ -39,21 +33,18 @@ def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:
   settings, legal = dict(values), fields.hints(model)
   if not fields.is_open(legal.get('rule')):
     return settings
-  rule = settings.get('rule')
-  if 'halting' in settings and 'halting' not in legal:
-    rule = settings.pop('halting')
-  is_word = isinstance(rule, str)
-  if is_word:
-    rule = {'name': NAMES.get(str(rule), str(rule))}
-  beside = [name for name in SETTINGS if name in settings and name not in legal]
+  rule: Any = settings.pop('rule', None)
+  if 'halting' not in legal:
+    rule = settings.pop('halting', rule)
+  beside = [n for n in _SETTINGS if n in settings and n not in legal]
   own = {name: settings.pop(name) for name in beside}
-  if is_word:
+  if isinstance(rule, str):
+    rule = {'name': token_rule(rule)}
     own.setdefault('epsilon', 0.01)  # the default of all rules then
-  if rule is None and own:
-    default: Any = model
-    rule = default.__dataclass_fields__['rule'].default
   if own:
-    rule = _with(rule, own)
+    fallback: Any = model
+    default = fallback.__dataclass_fields__['rule'].default
+    rule = _with(default if rule is None else rule, own)
   return settings if rule is None else settings | {'rule': rule}
 
 

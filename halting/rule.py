@@ -1,18 +1,13 @@
 """The contract of a halting rule: which items go on, and what a step weighs.
 
-An item is whatever halts by itself: a token `[B, L]`, a row `[B]`; in general
-it has any shape `*S`. A rule is a frozen dataclass without arrays. A
-configuration names it as it names a model,
+An item is whatever halts by itself: a token `[B, L]`, a row `[B]`, any shape
+`*S`. A rule is a frozen dataclass without arrays, which a configuration names:
 
   rule=dict(name='halting.token_rules:ACT', epsilon=0.05)
 
-and a file of the checkout or an installed package may define another. The same
-methods serve training (JAX), the engine and measuring (NumPy): they take their
-functions from the arrays, see `namespace`.
-
-There are two kinds of evidence. Rules of `halting.token_rules` read a score
-`[*S]` that the model learns; rules of `halting.row_rules` read the logits
-`[*S, C]` of a head.
+The same methods serve training (JAX), the engine and measuring (NumPy), see
+`namespace`. Rules of `halting.token_rules` read a score `[*S]` that the model
+learns, rules of `halting.row_rules` the logits `[*S, C]` of a head.
 """
 
 import abc
@@ -59,15 +54,12 @@ class HaltingRule(abc.ABC):
   ) -> tuple[Any, Float[Any, '*S']]:
     """Takes one step of every running item; all halt if `is_last`.
 
-    Returns (next state, weight of this step in the output, float32, 0 if the
-    item had halted before).
+    Returns (next state, float32 weight of this step in the output, 0 for items
+    that had halted before).
     """
 
   def cost(self, state: Any) -> Float[Arrays, '*S']:
-    """Returns the cost of the steps so far, float32; by default their number.
-
-    A loss adds it, so it may have a gradient.
-    """
+    """Returns the cost of the steps so far, by default their number."""
     return state.steps.astype(np.float32)
 
 
@@ -83,10 +75,7 @@ class Halting(State):
 
 @dataclasses.dataclass(frozen=True)
 class TokenRule(HaltingRule):
-  """A rule that reads a score `[*S]` in [0, 1], usually one for each token.
-
-  Class variables say how a model treats its items.
-  """
+  """A rule that reads a score `[*S]` in [0, 1], usually one for each token."""
 
   SCORED: ClassVar[bool] = True  # False: the model needs no score
   # The weights of an item are spread over its steps. Otherwise its last step
@@ -112,10 +101,9 @@ class TokenRule(HaltingRule):
   def resume(
     self, valid: Bool[Arrays, '*S'], carried: Float[Arrays, '*S']
   ) -> tuple[Halting, Float[Arrays, '*S']]:
-    """Starts an input of a sequence with what `carry_over` left of the last.
+    """Starts an input of a sequence with what `carry_over` left, 0 at first.
 
-    Returns (state, share of the output that is that of the last input: 1 where
-    this input is skipped). `carried` is 0 at the first input.
+    Returns (state, share of the last output: 1 where this input is skipped).
     """
     return self.start(valid), namespace(carried).zeros_like(carried)
 
@@ -150,10 +138,7 @@ def weigh(
 
 
 def namespace(x: Arrays) -> Any:
-  """Returns the module with the functions for an array: NumPy or `jax.numpy`.
-
-  Both follow the Python array API standard.
-  """
+  """Returns the functions for an array: NumPy or `jax.numpy`."""
   return x.__array_namespace__()
 
 

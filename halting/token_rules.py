@@ -1,26 +1,15 @@
 """Rules that read a learned score; equation numbers as in Fojo's overview.
 
-- `ACT` (Graves 2016): `N = min{k : sum_{j<=k} p^j >= 1 - epsilon}` (4), at most
-  the step limit; `R = 1 - sum_{j<N} p^j` (5). The states have the weights `p^1
-  .. p^{N-1}, R` (6-7), which sum to 1. The cost is `rho = N + R` (8-9).
-- `StraightThrough` (10-19): the output is the state of step N alone. `f_b(x) =
-  [x >= 1 - epsilon]` has derivative 1.
-- `SkipACT` (20-30): straight-through ACT with scores of up to mu. The excess
-  over 1 is carried over to the next input and may skip it.
-- `PonderNet` (Banino et al. 2021): a distribution over the steps.
-- `Threshold` (AdaTape, Algorithm 2): stops before the sum exceeds tau.
-- `Fixed`: all steps.
-
 The arithmetic is float32.
 """
 
 import dataclasses
 from typing import Annotated, ClassVar
 
+import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from halting import costs
 from halting.rule import Arrays, Halting, TokenRule, namespace, no_value
 
 Epsilon = Annotated[float, Interval(ge=0.0, lt=1.0)]
@@ -45,10 +34,12 @@ class Quantile(TokenRule):
 
 @dataclasses.dataclass(frozen=True)
 class ACT(Quantile):
-  """Adaptive computation time, equations (4) to (9).
+  """Adaptive computation time (Graves 2016), equations (4) to (9).
 
-  `total` sums the scores before the last step; `remainder` is R, 0 until the
-  item has halted.
+  `N = min{k : sum_{j<=k} p^j >= 1 - epsilon}`, at most the step limit, and `R =
+  1 - sum_{j<N} p^j`. The states have the weights `p^1 .. p^{N-1}, R`. The cost
+  is `N + R`. `total` sums the scores before the last step; `remainder` is R, 0
+  until the item has halted.
   """
 
   MIXES: ClassVar[bool] = True
@@ -71,15 +62,13 @@ class ACT(Quantile):
 
 @dataclasses.dataclass(frozen=True)
 class StraightThrough(Quantile):
-  """Straight-through ACT, equations (15) to (19).
+  """Straight-through ACT, equations (10) to (19): the output is state N alone.
 
-  The weight of step n is `f_b(h^n)`: 1 at N, 0 at every other step. Its
-  derivative by `h^n` is 1 at every step up to N, also at a forced halt. The
-  cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which is N; equation (16) as printed
-  gives N - 1. Its derivative by each `h^j` is -1.
-
-  `total` is h, the sum of all scores plus the carried one; `remainder` has
-  value 0 and the gradient of the cost.
+  The weight of step n is `f_b(h^n) = [h^n >= 1 - epsilon]`, with the derivative
+  1 at every step up to N. The cost is `1 + sum_{j=1}^N (1 - f_b(h^j))`, which
+  is N (equation (16) as printed gives N - 1), with the derivative -1 by each
+  `h^j`. `total` is h, the sum of all scores plus the carried one; `remainder`
+  has value 0 and the gradient of the cost.
   """
 
   def step(self, state, evidence, is_last):
@@ -101,8 +90,9 @@ class StraightThrough(Quantile):
 class SkipACT(StraightThrough):
   """Skip-ACT, equations (20) to (30): an input may be skipped, with N = 0.
 
-  The next state is `skip * s_{t-1} + (1 - skip) * s`, where s accumulates the
-  straight-through steps (the sum starts at j = 1, as no `s^0` is defined).
+  The excess over 1 of scores of up to mu is carried to the next input. The next
+  state is `skip * s_{t-1} + (1 - skip) * s`, where s accumulates the steps from
+  j = 1 (no `s^0` is defined).
   """
 
   # Largest score: an input can skip up to mu - 1 following inputs.
@@ -131,9 +121,8 @@ class PonderNet(Quantile):
   """Halts at a quantile of the distribution over steps (Banino et al. 2021).
 
   The score is lambda_n, the probability to halt in step n if it runs, and
-  `total` that of having halted. An item halts at the quantile `1 - epsilon`
-  (the Q-exit of PALBERT, Balagansky and Gavrilov 2022), by default in the
-  median step.
+  `total` that of having halted. The quantile is `1 - epsilon` (the Q-exit of
+  PALBERT, Balagansky and Gavrilov 2022), by default the median.
   """
 
   KEEPS_STATE: ClassVar[bool] = False
@@ -154,16 +143,18 @@ class PonderNet(Quantile):
     return after, halts.astype('float32')
 
   def distribution(self, scores):
-    """See `costs.distribution`."""
-    return costs.distribution(scores)
+    """Returns `lambda_n prod_{j<n} (1 - lambda_j)`; the last lambda is 1."""
+    lambdas = scores.astype(jnp.float32).at[-1].set(1.0)
+    survived = jnp.cumprod(1.0 - lambdas, axis=0)
+    before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
+    return lambdas * before
 
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(TokenRule):
-  """Stops in the step that would take the sum past tau, or when it reaches tau.
+  """Stops when the sum reaches tau, or in the step that would take it past tau.
 
-  The step that would pass tau weighs 0 and is not in `total`. The state of a
-  halted item may change: it is not read again.
+  That step weighs 0 and is not in `total` (AdaTape, Algorithm 2).
   """
 
   COMBINATION: ClassVar[str] = 'last'

@@ -20,12 +20,11 @@ from model_lib.layers import (
   ACTIVATIONS,
   LayerNorm,
   Mlp,
-  activation_function,
   build,
   classifier,
   valid_tokens,
 )
-from model_lib.logical import constrain, partitioned
+from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
 
@@ -53,10 +52,7 @@ class Embedding(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-  """Words, token types and positions, summed and normalised.
-
-  The fields are those of `TextEncoder`.
-  """
+  """Words, types and positions, summed, normed; fields as in `TextEncoder`."""
 
   vocab_size: int
   width: int
@@ -90,10 +86,7 @@ class BertEmbeddings(nn.Module):
 
 
 class BertBlock(nn.Module):
-  """A Transformer block with LayerNorm after each residual (post-LN).
-
-  The fields are those of `TextEncoder`, plus `attend`.
-  """
+  """A post-LN Transformer block; fields as in `TextEncoder`, plus `attend`."""
 
   num_heads: int
   mlp_dim: int
@@ -117,9 +110,9 @@ class BertBlock(nn.Module):
   ) -> Attended:
     """Applies attention, then the feed-forward network.
 
-    The arguments are those of `MultiHeadAttention`. If `num_queries` is given,
-    the field `attend` is ignored. 1 query ([CLS]) costs a sixth of the block; 0
-    queries compute only keys and values.
+    Arguments as in `MultiHeadAttention`; with `num_queries` the field `attend`
+    is ignored. 1 query ([CLS]) costs a sixth of the block; 0 queries compute
+    only keys and values.
     """
     attended = MultiHeadAttention(
       num_heads=self.num_heads,
@@ -134,8 +127,7 @@ class BertBlock(nn.Module):
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
     # No dropout in the hidden layer; that of the result follows.
     mlp = build(Mlp, self, dropout=0.0, kernel_init=INIT, name='mlp')
-    out = mlp(x)
-    x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
+    x = x + row_random.drop(mlp(x), self.dropout, row_keys, 'mlp')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return attended._replace(x=x)
@@ -150,21 +142,15 @@ class Pooler(nn.Module):
   @nn.compact
   def __call__(self, cls: Float[Array, 'B D']) -> Float[Array, 'B D']:
     """Pools the state of [CLS]."""
-    activate = activation_function(self.activation, 'pooler_activation')
-    width = cls.shape[-1]
-    init = partitioned(INIT, 'embed', 'mlp')
-    zeros = partitioned(nn.initializers.zeros, 'mlp')
-    kernel = self.param('kernel', init, (width, width))
-    bias = self.param('bias', zeros, (width,))
-    pooled = cls.astype(self.dtype) @ kernel.astype(self.dtype)
-    return activate(pooled + bias.astype(self.dtype)[None])
+    dense = partitioned_dense(
+      cls.shape[-1], 'embed', 'mlp', kernel_init=INIT, dtype=self.dtype
+    )
+    nn.share_scope(self, dense)
+    return ACTIVATIONS[self.activation](dense(cls))
 
 
 class TextEncoder(nn.Module, kw_only=True):
-  """Fields and modules that BERT, EAT and ALBERT share.
-
-  Fields that contradict each other raise ConfigError at construction.
-  """
+  """Fields and modules that BERT, EAT and ALBERT share."""
 
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
   MODEL_TYPE: ClassVar[str] = 'bert'  # of Hugging Face

@@ -1,15 +1,15 @@
 """Blocks of equal shape in a row: scanned, and computed again for gradients.
 
-Both are choices of a training, not of a model: `options` are read while a
-program is traced, as Flax reads the rules of logical axes. Parameters keep
-their names and places, `block_0`, `block_1`, ...: a scan stacks them inside the
-program, which costs a copy of the blocks' parameters. Blocks take random keys
-as arguments and have parameters only: no `make_rng`, no mutable collections.
+Both are choices of a training: `options` are read while a program is traced, as
+Flax reads the rules of logical axes. Parameters keep their names `block_0`,
+`block_1`, ...: a scan stacks a copy of them inside the program. Blocks take
+random keys as arguments: no `make_rng`, no mutable collections.
 """
 
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -34,8 +34,7 @@ class Options:
   remat: Remat = 'none'
 
 
-_PLAIN = Options()
-_OPTIONS = contextvars.ContextVar('blocks', default=_PLAIN)
+_OPTIONS = contextvars.ContextVar('blocks', default=Options())  # noqa: B039
 
 
 @contextlib.contextmanager
@@ -66,6 +65,18 @@ def call(block: nn.Module, *args: Any, **fixed: Any) -> Any:
   return run(variables, *args)
 
 
+def pure(layer: nn.Module, *example: Any) -> Callable[..., Any]:
+  """Returns `layer` with its variables, for a plain JAX loop.
+
+  Linen modules must not be called in one. At initialisation the layer is called
+  with the `example` first.
+  """
+  if layer.is_initializing():
+    layer(*example)
+  module, variables = layer.unbind()
+  return functools.partial(module.apply, variables)
+
+
 def apply(
   blocks: Sequence[nn.Module],
   x: Any,
@@ -76,8 +87,7 @@ def apply(
 ) -> Any:
   """Returns `x = result(block(x, mask, key, **fixed))` of all blocks in turn.
 
-  The blocks are equal but for their parameters; `keys` has one entry for each
-  block, arrays or None.
+  The blocks are equal but for their parameters; `keys` has one for each.
   """
   scan = _OPTIONS.get().scan and len(blocks) > 1
   if not scan or blocks[0].is_initializing():

@@ -1,7 +1,6 @@
 """Hugging Face checkpoints of BERT, DistilBERT and ALBERT, read and written.
 
-A directory holds config.json and model.safetensors, or several safetensors
-files with an index, as `save_pretrained` writes it. Nothing is unpickled or
+A directory is one that `save_pretrained` writes. Nothing is unpickled or
 downloaded. A damaged, missing or unsupported file, option or tensor raises an
 error naming it.
 """
@@ -18,10 +17,12 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
+from core import files
 from core.errors import ConfigError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
-from model_lib.convert_tables import Architecture, Place, find
+from model_lib.convert_tables import Architecture, find
+from model_lib.position_grids import SQUARE, Sides
 
 Directory = str | os.PathLike[str]
 
@@ -36,7 +37,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'is_decoder': (False,),
   'is_encoder_decoder': (False,),
   'add_cross_attention': (False,),
-  'pruned_heads': ({}, None),
   'quantization_config': (None,),
 }  # fmt: skip
 
@@ -48,8 +48,23 @@ class Checkpoint(NamedTuple):
   fields: dict[str, Any]  # of the model, see `read_sizes`
   ignored: tuple[str, ...]  # tensors of other tasks
   cast: tuple[str, ...]  # other dtypes that were cast to float32
-  image: tuple[int, int] = (1, 1)  # sides that positions are of, or their ratio
+  image: Sides = SQUARE  # that positions are of
   class_names: tuple[str, ...] = ()  # of the head; () if they are not stated
+
+
+def checkpoint(
+  path: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  params: Mapping[str, Any],
+  ignored: tuple[str, ...],
+  **others: Any,
+) -> Checkpoint:
+  """Returns a checkpoint of parameters by path, and logs what it leaves out."""
+  dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+  cast = tuple(sorted(dtypes - {'float32'}))
+  logging.info('%s: not used: %s; cast: %s', path, ignored, cast)
+  nested = flax.traverse_util.unflatten_dict(params, sep='/')
+  return Checkpoint(nested, ignored=ignored, cast=cast, **others)
 
 
 def is_checkpoint(directory: Directory) -> bool:
@@ -62,125 +77,60 @@ def is_checkpoint(directory: Directory) -> bool:
 
 
 def read_sizes(directory: Directory) -> dict[str, Any]:
-  """Returns the fields of the model that config.json describes.
+  """Returns the fields of a model; an unsupported option is a ValueError."""
+  return _read_config(pathlib.Path(directory) / CONFIG)[2]
 
-  They are the `defaults` of a `Sizes`; the model checks their ranges. An
-  unsupported option is a ValueError.
-  """
-  path = pathlib.Path(directory) / CONFIG
-  config = convert_files.read_config(path)
-  architecture = find(config['model_type'])
+
+def _read_config(
+  path: pathlib.Path, heads: str = 'classifier'
+) -> tuple[dict[str, Any], Architecture, dict[str, Any]]:
+  """Returns config.json, and the architecture and the fields that it names."""
+  config = files.read_object(path)
+  model_type = config.get('model_type')
+  architecture = find(model_type, heads, f'{path}: model_type')
   for option, legal in (_ONLY | dict(architecture.only)).items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
       raise ConfigError(f'{path}: {option}', config[option], expected)
   fields = dict(architecture.defaults)
   for option, name in architecture.options.items():
-    if type(config.get(option, fields[name])) is not type(fields[name]):
+    value = config.get(option, fields[name])
+    if type(value) is not type(fields[name]):
       expected = f'a value such as {fields[name]!r}'
-      raise ConfigError(f'{path}: {option}', config[option], expected)
-    fields[name] = config.get(option, fields[name])
-  return fields
+      raise ConfigError(f'{path}: {option}', value, expected)
+    fields[name] = value
+  return config, architecture, fields
 
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
 
-  `pooler`, `head` and `sop` are absent if the checkpoint lacks them. Ignored
-  tensors are logged. `heads` is 'classifier' of sentences, or 'pretraining'
-  (ALBERT): masked words and sentence order; tensors of others are ignored.
-
-  Raises ValueError for a missing, damaged or pickled file, an option that is
-  not supported, and all tensors that do not fit, are not finite or not tied.
+  `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
+  and sentence order; tensors of others are ignored and logged. A head or pooler
+  that the checkpoint lacks is absent. Raises ValueError for a missing, damaged
+  or pickled file, an option that is not supported, and tensors that are
+  missing, unknown, not finite or not tied.
   """
   path = pathlib.Path(directory)
-  config = convert_files.read_config(path / CONFIG)
-  architecture = find(config['model_type'], heads)
-  fields = read_sizes(path)
+  config, architecture, fields = _read_config(path / CONFIG, heads)
   found = convert_files.read_tensors(path)
-  head = found.get('classifier.weight')
-  count = 1 if head is None else head.shape[0]
-  places = architecture.places(fields, count, heads)
+  places = architecture.places(fields, heads)
   # A tagger or a multiple-choice model has tensors named `classifier` too.
   names = config.get('architectures') or ['ForSequenceClassification']
   if not any('ForSequenceClassification' in str(name) for name in names):
     places = {k: v for k, v in places.items() if not k.startswith('classifier')}
   tensors, ignored = _named_as(places, found, f'{architecture.model_type}.')
   _remove_tied(path, tensors, architecture)
-  _check_tensors(path, tensors, places)
-  params = {
-    places[name].name: _transposed(places[name], tensor)
-    for name, tensor in tensors.items()
-  }
-  nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
-  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
-  return Checkpoint(nested, fields, ignored, tuple(sorted(cast)))
+  convert_files.check_tensors(path, tensors, places, _OPTIONAL)
+  params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
+  return checkpoint(path, tensors, params, ignored, fields=fields)
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
-  """Returns the paths of modules after the encoder of one side only.
-
-  Those of the checkpoint are not used, those of the model keep fresh values.
-  """
-  names = {*found, *fresh}
+  """Returns the paths of modules after the encoder of one side only."""
   tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
   alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
-  return {name for name in names if name.partition('/')[0] in alone}
-
-
-def save(
-  directory: Directory,
-  model_type: str,
-  fields: Mapping[str, Any],
-  params: Mapping[str, Any],
-  class_names: Sequence[str] = (),
-  tokenizer: Directory = '',
-  heads: str = 'classifier',
-) -> None:
-  """Writes a model that `transformers` loads, and its tokenizer.
-
-  Args:
-    directory: created if missing; a model in it is replaced.
-    model_type: 'bert', 'distilbert' or 'albert'.
-    fields: those of `read_sizes`, and optionally the dropout rates.
-    params: exactly those of the model; see `Checkpoint`.
-    class_names: of the logits; () numbers them.
-    tokenizer: a tokenizer.json of WordPiece or unigrams; '' writes none.
-    heads: see `load`.
-  """
-  architecture = find(model_type, heads)
-  config = _to_config(architecture, fields, heads)
-  arrays = flax.traverse_util.flatten_dict(params, sep='/')
-  arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-  count = arrays['head/bias'].shape[0] if 'head/bias' in arrays else 1
-  if heads == 'classifier':
-    names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
-    if len(names) != count:
-      raise ConfigError('class_names', names, f'{count} names')
-    config['id2label'] = {str(i): name for i, name in enumerate(names)}
-    config['label2id'] = {name: i for i, name in enumerate(names)}
-  places = architecture.places(fields, count, heads)
-  convert_files.raise_problems(
-    f'params are not those of a {architecture.classes[heads]}',
-    _differences(
-      {place.name: place.shape for place in places.values()},
-      {name: array.shape for name, array in arrays.items()},
-    ),
-  )
-  tensors = {
-    theirs: _transposed(place, arrays[place.name])
-    for theirs, place in places.items()
-  }
-  files = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
-  path = pathlib.Path(directory)
-  path.mkdir(parents=True, exist_ok=True)
-  # `save_file` would make the file readable by its owner only.
-  content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
-  (path / WEIGHTS).write_bytes(content)
-  files[CONFIG] = convert_files.to_json(config)
-  for name, text in files.items():
-    (path / name).write_text(text, encoding='utf-8')
+  return {n for n in {*found, *fresh} if n.partition('/')[0] in alone}
 
 
 def save_model(
@@ -190,24 +140,45 @@ def save_model(
   class_names: Sequence[str] = (),
   tokenizer: Directory = '',
 ) -> None:
-  """Writes a text model of ours, with its last head or those of pretraining.
+  """Writes a text model of ours that `transformers` loads, and its tokenizer.
 
-  Early heads, token scorers and halting are left out. Raises ValueError if
-  Hugging Face has no such model.
+  It has the last head or those of pretraining; early heads, token scorers and
+  halting are left out. A model in the directory is replaced. `class_names` of
+  () are numbers; `tokenizer` is a tokenizer.json of WordPiece or unigrams, ''
+  for none. ValueError if Hugging Face has no such model.
   """
-  rates = ('dropout', 'attention_dropout', 'classifier_dropout')
+  heads = 'pretraining' if 'sop' in params else 'classifier'
   kind = model.MODEL_TYPE
   if kind == 'bert' and not model.type_vocab_size:
     kind = 'distilbert'
-  save(
-    directory,
-    kind,
-    {name: getattr(model, name) for name in (*model.SIZES.defaults, *rates)},
+  architecture = find(kind, heads)
+  fields = {name: getattr(model, name) for name in architecture.defaults}
+  rates = {o: getattr(model, name) for name, o in architecture.rates.items()}
+  config = _to_config(architecture, fields, heads) | rates
+  arrays = flax.traverse_util.flatten_dict(
     {k: v for k, v in params.items() if not k.startswith(('exit_', 'score'))},
-    class_names,
-    tokenizer,
-    'pretraining' if 'sop' in params else 'classifier',
+    sep='/',
   )
+  places = architecture.places(fields, heads)
+  what = architecture.classes[heads]
+  convert_files.check_names(what, [*places.values()], arrays)
+  if heads == 'classifier':
+    count = arrays['head/bias'].shape[0]
+    names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
+    if len(names) != count:
+      raise ConfigError('class_names', names, f'{count} names')
+    config['id2label'] = {str(i): name for i, name in enumerate(names)}
+    config['label2id'] = {name: i for i, name in enumerate(names)}
+  tensors = {n: _transposed(ours, arrays[ours]) for n, ours in places.items()}
+  texts = convert_files.tokenizer_files(tokenizer, fields) if tokenizer else {}
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  # `save_file` would make the file readable by its owner only.
+  content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
+  (path / WEIGHTS).write_bytes(content)
+  texts[CONFIG] = convert_files.to_json(config)
+  for name, text in texts.items():
+    (path / name).write_text(text, encoding='utf-8')
 
 
 def packaged_minilm() -> pathlib.Path:
@@ -223,34 +194,31 @@ def packaged_minilm() -> pathlib.Path:
   )
 
 
-def _transposed(place: Place, array: np.ndarray) -> np.ndarray:
+def _transposed(ours: str, array: Any) -> np.ndarray:
   """Converts a tensor to a float32 parameter or back; transposes kernels."""
-  array = array.T if place.name.endswith('/kernel') else array
+  array = np.asarray(array)
+  array = array.T if ours.endswith('/kernel') else array
   return np.ascontiguousarray(array, np.float32)
 
 
 def _to_config(
   architecture: Architecture, fields: Mapping[str, Any], heads: str
 ) -> dict[str, Any]:
-  rates, defaults = architecture.rates, architecture.defaults
-  if not set(defaults) <= set(fields) <= {*defaults, *rates}:
-    expected = f'{sorted(defaults)}, and optionally {sorted(rates)}'
-    raise ConfigError('fields', sorted(fields), expected)
-  for name, value in architecture.fixed.items():
-    if fields[name] != value:
+  free = {*architecture.options.values()}
+  for name, value in architecture.defaults.items():
+    if name not in free and fields[name] != value:
       expected = f'{value!r}, which {architecture.model_type} fixes'
       raise ConfigError(name, fields[name], expected)
   return {
     'architectures': [architecture.classes[heads]],
     'model_type': architecture.model_type,
     **{option: fields[name] for option, name in architecture.options.items()},
-    **{rates[name]: fields[name] for name in rates if name in fields},
     'pad_token_id': 0,
   }
 
 
 def _named_as(
-  places: Mapping[str, Place], found: Mapping[str, Any], prefix: str
+  places: Mapping[str, str], found: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """Returns tensors under their full names, and the names of ignored ones."""
   full_names = {name.removeprefix(prefix): name for name in places}
@@ -287,33 +255,3 @@ def _remove_tied(
         f'{path}: {name}: expected the values of {original}, to which it is '
         'tied, got others; an untied decoder is not supported'
       )
-
-
-def _check_tensors(
-  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, Place]
-) -> None:
-  """Raises ValueError unless the tensors fill the places and are finite."""
-  tops = {name: place.name.partition('/')[0] for name, place in places.items()}
-  present = {tops.get(name) for name in tensors}
-  wanted = {
-    name: place.tensor_shape
-    for name, place in places.items()
-    if tops[name] in present or tops[name] not in _OPTIONAL
-  }
-  given = {name: tensor.shape for name, tensor in tensors.items()}
-  title = f'{path} does not hold what its {CONFIG} says'
-  convert_files.raise_problems(title, _differences(wanted, given))
-  convert_files.raise_unless_finite(path, tensors)
-
-
-def _differences(
-  wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-  def words(shape: tuple[int, ...] | None) -> str:
-    return 'nothing' if shape is None else f'shape {list(shape)}'
-
-  return [
-    f'{name}: expected {words(wanted.get(name))}, got {words(given.get(name))}'
-    for name in sorted({*wanted, *given})
-    if wanted.get(name) != given.get(name)
-  ]

@@ -1,10 +1,11 @@
-"""The files of a Hugging Face model: config.json, tensors, tokenizer."""
+"""The files of a published model: config.json, tensors, tokenizer."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,13 +14,12 @@ import safetensors
 
 from core import files
 from core.errors import ConfigError
-from model_lib.convert_tables import find
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 PICKLED = ('pytorch_model.bin', 'pytorch_model.bin.index.json')
-FLOATS: dict[str, Any] = {
+_FLOATS: dict[str, Any] = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16,
   'BF16': jnp.bfloat16,
 }  # fmt: skip
@@ -32,13 +32,6 @@ _SPECIAL = (
 )  # fmt: skip
 
 
-def read_config(path: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json of a text model; its model type is a known one."""
-  config = files.read_object(path)
-  find(config.get('model_type'), field=f'{path}: model_type')
-  return config
-
-
 def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
   """Reads config.json of a directory, {} if it is missing or damaged."""
   with contextlib.suppress(OSError, ValueError):
@@ -47,19 +40,18 @@ def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads a safetensors file, or a directory; no floats become uint8."""
-  if path.is_file():
-    return _read_file(path)
+  """Reads .npz, safetensors or a directory of them; no floats become uint8."""
+  if path.is_file() or path.suffix == '.npz':
+    return (_read_npz if path.suffix == '.npz' else _read_file)(path)
   if (path / WEIGHTS).exists():
     return _read_file(path / WEIGHTS)
   if not (path / INDEX).is_file():
-    fix = ''
-    for name in PICKLED:
-      if (path / name).is_file():
-        fix = (
-          f'; {name} is pickled, could run any code and is not read: convert '
-          'it with transformers, from_pretrained(...).save_pretrained(...)'
-        )
+    fix = ''.join(
+      f'; {name} is pickled, could run any code and is not read: convert it '
+      'with transformers, from_pretrained(...).save_pretrained(...)'
+      for name in PICKLED
+      if (path / name).is_file()
+    )
     raise ValueError(f'{path} has neither {WEIGHTS} nor {INDEX}{fix}')
   weight_map = files.read_object(path / INDEX).get('weight_map')
   if not isinstance(weight_map, dict):
@@ -71,7 +63,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
       raise ConfigError(str(path / INDEX), name, expected)
     tensors |= _read_file(path / name)
   missing = sorted(set(weight_map) - set(tensors))
-  raise_problems(f'{path / INDEX} names tensors that no file has', missing)
+  _raise_problems(f'{path / INDEX} names tensors that no file has', missing)
   return {name: tensors[name] for name in weight_map}
 
 
@@ -89,13 +81,31 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
       f'{path} is damaged or no safetensors file ({error}); copy it again'
     ) from error
   return {
-    name: np.frombuffer(entry['data'], FLOATS[entry['dtype']]).reshape(
+    name: np.frombuffer(entry['data'], _FLOATS[entry['dtype']]).reshape(
       entry['shape']
     )
-    if entry['dtype'] in FLOATS
+    if entry['dtype'] in _FLOATS
     else np.zeros(entry['shape'], np.uint8)
     for name, entry in entries
   }
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+  tensors, name, limit = {}, 'the archive', files.MAX_WEIGHTS
+  try:
+    file = io.BytesIO(files.read_bytes(path, limit))
+    archive = np.load(file, allow_pickle=False)
+    if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
+      raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
+    for name in archive.files:
+      x = archive[name]
+      # NumPy stores bfloat16 as 2 bytes without a type.
+      x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
+      is_float = x.dtype in _FLOATS.values()
+      tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
+  except Exception as error:  # of NumPy, zipfile or zlib
+    raise ValueError(f'{path}: {name} is damaged ({error})') from error
+  return tensors
 
 
 def tokenizer_files(
@@ -118,28 +128,26 @@ def tokenizer_files(
   inputs = ['input_ids', 'token_type_ids', 'attention_mask']
   if not fields['type_vocab_size']:
     inputs.remove('token_type_ids')
-  config = {
+  config: dict[str, Any] = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'model_max_length': fields['max_positions'],
     'model_input_names': inputs,
     'clean_up_tokenization_spaces': False,
     # A "[SEP]" in a text is text and no separator.
     'split_special_tokens': True,
-  }
-  for name, token in _SPECIAL:
-    if token in vocabulary:
-      config[name] = token
+  } | {name: token for name, token in _SPECIAL if token in vocabulary}
   texts = {'tokenizer.json': content.decode()}
   if isinstance(library.model, tokenizers.models.WordPiece):
     by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     # The line number in vocab.txt is the id, so all ids must be used.
     if [vocabulary[token] for token in by_id] == list(range(len(by_id))):
       texts['vocab.txt'] = ''.join(f'{token}\n' for token in by_id)
-    rules = library.normalizer
-    config['do_lower_case'] = getattr(rules, 'lowercase', False)
-    config['strip_accents'] = getattr(rules, 'strip_accents', None)
-    chinese = getattr(rules, 'handle_chinese_chars', False)
-    config['tokenize_chinese_chars'] = chinese
+    for option, name, absent in (
+      ('do_lower_case', 'lowercase', False),
+      ('strip_accents', 'strip_accents', None),
+      ('tokenize_chinese_chars', 'handle_chinese_chars', False),
+    ):
+      config[option] = getattr(library.normalizer, name, absent)
   return texts | {'tokenizer_config.json': to_json(config)}
 
 
@@ -148,22 +156,43 @@ def to_json(content: Mapping[str, Any]) -> str:
   return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
 
 
-def raise_unless_finite(
-  path: pathlib.Path, tensors: Mapping[str, np.ndarray]
+def check_tensors(
+  path: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  places: Mapping[str, str],
+  optional: Sequence[str],
 ) -> None:
-  """Raises ValueError naming tensors that are uint8 or not finite."""
-  raise_problems(
-    f'{path} is damaged',
-    [
-      f'{name}: expected finite numbers, got NaN, infinity or integers'
-      for name, tensor in sorted(tensors.items())
-      if tensor.dtype == np.uint8
-      or not np.isfinite(tensor.astype(np.float32)).all()
-    ],
-  )
+  """Raises ValueError unless there is a finite tensor for each place.
+
+  `places` are our parameters. All tensors of a module of `optional` may be
+  absent. Shapes are compared with those of a model, in `warm_start`.
+  """
+
+  def module(name: str) -> str:
+    ours = f'{places[name]}/'
+    return next((x for x in optional if ours.startswith(f'{x}/')), '')
+
+  present = {'', *(module(name) for name in tensors if name in places)}
+  check_names(path, [n for n in places if module(n) in present], tensors)
+  problems = [
+    f'{name}: expected finite numbers, got NaN, infinity or integers'
+    for name, tensor in sorted(tensors.items())
+    if tensor.dtype == np.uint8
+    or not np.isfinite(tensor.astype(np.float32)).all()
+  ]
+  _raise_problems(f'{path} is damaged', problems)
 
 
-def raise_problems(title: str, lines: list[str]) -> None:
+def check_names(
+  where: object, wanted: Collection[str], names: Collection[str]
+) -> None:
+  """Raises ValueError with all names of one side only."""
+  lines = [f'{name}: missing' for name in sorted({*wanted} - {*names})]
+  lines += [f'{name}: not supported' for name in sorted({*names} - {*wanted})]
+  _raise_problems(f'{where} has other parameters than its model', lines)
+
+
+def _raise_problems(title: str, lines: list[str]) -> None:
   """Raises ValueError with the title and the first lines, if there are any."""
   if lines:
     more = len(lines) - _MAX_LINES

@@ -6,13 +6,14 @@ and patches have no padding: kernel and bias of their projection absorb it.
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from absl import logging
+from annotated_types import Interval, MinLen
 from jaxtyping import Float
 
-from core import files
+from core import fields, files
 from core.errors import ConfigError
 from model_lib import convert_files
 
@@ -21,7 +22,8 @@ PROCESSOR, PREPROCESSOR = 'processor_config.json', 'preprocessor_config.json'
 _KNOWN = (
   'do_rescale', 'do_normalize', 'do_resize', 'do_center_crop', 'do_convert_rgb',
 )  # fmt: skip
-_LARGEST = 1e6  # mean, std or factor
+_Mean = Annotated[float, Interval(gt=-1e6, lt=1e6)]
+_Positive = Annotated[float, Interval(gt=0.0, lt=1e6)]
 _OFFSETS = ('offset', 'rescale_offset')  # subtract 1 after the factor
 # Image processors whose mean and std are 0.5 unless they are stated.
 _VITS = ('ViT', 'DeiT')
@@ -41,8 +43,7 @@ HALF = Pixels()  # inputs in [-1, 1]
 def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
   """Returns what the files of timm or Hugging Face state, else warns.
 
-  timm's `config` has `pretrained_cfg`. Raises ConfigError for an option that is
-  not an affine map of each channel.
+  Raises ConfigError for an option that is not an affine map of each channel.
   """
   for file in (directory / PROCESSOR, directory / PREPROCESSOR):
     if file.is_file():
@@ -64,7 +65,7 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
 
 
 def fold(
-  where: str,
+  where: object,
   kernel: Float[np.ndarray, 'P D'],
   bias: Float[np.ndarray, ' D'],
   channels: int,
@@ -106,18 +107,10 @@ def _of_processor(file: pathlib.Path, options: Mapping[str, Any]) -> Pixels:
 
 
 def _numbers(
-  where: Any, options: Mapping[str, Any], name: str
+  where: object, options: Mapping[str, Any], name: str
 ) -> tuple[float, ...]:
   """Returns a number or a list as a tuple; all but a mean are positive."""
-  given: Any = options.get(name)
-  numbers = given if isinstance(given, list) else [given]
-  positive = 'mean' not in name
-  if not numbers or any(
-    type(x) not in (int, float)
-    or not abs(x) < _LARGEST  # also NaN
-    or (positive and x <= 0)
-    for x in numbers
-  ):
-    expected = 'finite numbers' + ', above 0' * positive
-    raise ConfigError(f'{where}: {name}', given, expected)
-  return tuple(map(float, numbers))
+  item: Any = _Mean if 'mean' in name else _Positive
+  legal = item | Annotated[tuple[item, ...], MinLen(1)]
+  numbers = fields.check_value(f'{where}: {name}', options.get(name), legal)
+  return numbers if isinstance(numbers, tuple) else (numbers,)

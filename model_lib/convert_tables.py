@@ -5,46 +5,39 @@ Devlin et al. 2019; Sanh et al. 2019. A family adds its own by `add`.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from core.errors import check_option
 from model_lib import sizes
 
-# Kind and sizes of each module; sizes are model fields, 'num_classes' or ints.
-# Kinds: 'embedding' [a, b]; 'dense' [a, b] and bias [b]; 'norm' [a] and bias
-# [a]; 'bias' [a]. Paths under 'block' are those of every block.
-MODULES = {
-  'embeddings/word': 'embedding vocab_size embedding_width',
-  'embeddings/position': 'embedding max_positions embedding_width',
-  'embeddings/norm': 'norm embedding_width',
-  'embeddings/token_type': 'embedding type_vocab_size embedding_width',
-  'projection': 'dense embedding_width width',
-  'block/attention/query': 'dense width width',
-  'block/attention/key': 'dense width width',
-  'block/attention/value': 'dense width width',
-  'block/attention/out': 'dense width width',
-  'block/attention_norm': 'norm width',
-  'block/mlp/hidden': 'dense width mlp_dim',
-  'block/mlp/out': 'dense mlp_dim width',
-  'block/mlp_norm': 'norm width',
-  'pooler': 'dense width width',
-  'head': 'dense width num_classes',
-  'predictions/hidden': 'dense width embedding_width',
-  'predictions/norm': 'norm embedding_width',
-  'predictions': 'bias vocab_size',
-  'sop': 'dense width 2',
+# Modules of the embeddings and of every block, in the order of `named`.
+_MODULES = {
+  'embeddings/': 'word position norm token_type',
+  'block/': 'attention/query attention/key attention/value attention/out '
+  'attention_norm mlp/hidden mlp/out mlp_norm',
 }
 # Modules after the encoder.
 HEADS = {'classifier': ('head',), 'pretraining': ('predictions', 'sop')}
-_LEAVES = {'embedding': 'embedding', 'dense': 'kernel', 'norm': 'scale'}
+# Parameters of modules that are neither a norm nor a dense layer.
+_LEAVES = dict.fromkeys(
+  ('embeddings/word', 'embeddings/position', 'embeddings/token_type'),
+  ('embedding',),
+) | {'predictions': ('bias',)}
 
 
-class Place(NamedTuple):
-  """The parameter that a tensor is loaded into, and both shapes."""
+def places(modules: Mapping[str, str], is_torch: bool = True) -> dict[str, str]:
+  """Returns our parameter of each tensor of modules, ours to theirs.
 
-  name: str
-  shape: tuple[int, ...]
-  tensor_shape: tuple[int, ...]  # transposed for kernels
+  PyTorch's leaves are 'weight' and 'bias'; those of Flax are like ours.
+  """
+  parameters = {}
+  for ours, theirs in modules.items():
+    first = 'scale' if ours.endswith('norm') else 'kernel'
+    for leaf in _LEAVES.get(ours, (first, 'bias')):
+      name = '.bias' if leaf == 'bias' else '.weight'
+      tensor = theirs + (name if is_torch else f'/{leaf}')
+      parameters[tensor] = f'{ours}/{leaf}'
+  return parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,14 +45,10 @@ class Architecture:
   """A `model_type` of Hugging Face."""
 
   model_type: str
-  # The class of transformers for each legal value of `heads`.
-  classes: Mapping[str, str]
-  # Our field of each option of config.json.
-  options: Mapping[str, str]
-  # All fields, with the defaults used when an option is absent.
-  defaults: Mapping[str, Any]
-  # The option of each dropout rate.
-  rates: Mapping[str, str]
+  classes: Mapping[str, str]  # of transformers, by legal values of `heads`
+  options: Mapping[str, str]  # our field of each option of config.json
+  defaults: Mapping[str, Any]  # of all fields, when an option is absent
+  rates: Mapping[str, str]  # the option of each dropout rate
   # Hugging Face's name of each module; `{outer}` and `{inner}` number the
   # blocks. A published encoder may lack the prefix `model_type`.
   modules: Mapping[str, str]
@@ -71,45 +60,25 @@ class Architecture:
   outer: str = 'depth'
   inner: str = ''
 
-  @property
-  def fixed(self) -> dict[str, Any]:
-    """The fields without an option, and their values."""
-    given = self.options.values()
-    return {k: v for k, v in self.defaults.items() if k not in given}
-
-  def places(
-    self, fields: Mapping[str, Any], num_classes: int, heads: str
-  ) -> dict[str, Place]:
-    """Returns the place of each tensor by its full name."""
-    shapes = {'embedding_width': fields['width'], **fields}
-    shapes['num_classes'] = num_classes
+  def places(self, fields: Mapping[str, Any], heads: str) -> dict[str, str]:
+    """Returns our parameter of each tensor, by its full name."""
     inner = fields[self.inner] if self.inner else 1
     others = {name for key in HEADS if key != heads for name in HEADS[key]}
-    places: dict[str, Place] = {}
+    modules = {}
     for ours, theirs in self.modules.items():
       if ours.partition('/')[0] in others:
         continue
-      kind, *names = MODULES[ours].split()
-      shape = tuple(shapes.get(name) or int(name) for name in names)
       blocks = fields[self.outer] * inner if ours.startswith('block/') else 1
       for index in range(blocks):
-        path = ours.replace('block/', f'block_{index}/')
         name = theirs.format(outer=index // inner, inner=index % inner)
-        theirs_shape = shape[::-1] if kind == 'dense' else shape
-        if kind != 'bias':
-          leaf = f'{path}/{_LEAVES[kind]}'
-          places[f'{name}.weight'] = Place(leaf, shape, theirs_shape)
-        if kind != 'embedding':
-          bias = shape[-1:]
-          places[f'{name}.bias'] = Place(f'{path}/bias', bias, bias)
-    return places
+        modules[ours.replace('block/', f'block_{index}/')] = name
+    return places(modules)
 
 
 def named(begin: str, prefix: str, names: str) -> dict[str, str]:
   """Maps our modules that begin with `begin` to `names`, in order."""
-  ours = [name for name in MODULES if name.startswith(begin)]
-  theirs = [f'{prefix}.{name}' for name in names.split()]
-  return dict(zip(ours, theirs, strict=False))
+  pairs = zip(_MODULES[begin].split(), names.split(), strict=False)
+  return {begin + ours: f'{prefix}.{theirs}' for ours, theirs in pairs}
 
 
 TABLES = 'word_embeddings position_embeddings LayerNorm '

@@ -5,118 +5,81 @@ Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
 GELU by tanh (`activation='gelu_new'`).
 """
 
-import io
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.traverse_util
-import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from core import files
 from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_pixels
-from model_lib.convert import Checkpoint, Directory
+from model_lib.convert import Checkpoint, Directory, checkpoint
 from model_lib.convert_pixels import HALF, Pixels
+from model_lib.convert_tables import places
 from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
-# Our modules outside and inside a block, in the order of `_Layout`.
-_OUTER = (
-  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head',
-  'pre_logits',
-)  # fmt: skip
-_INNER = (
-  'attention_norm', 'attention/query', 'attention/key', 'attention/value',
-  'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
-)  # fmt: skip
-_BLOCK = 'encoder/block_{}/'
-_MODULES = {*_OUTER, *(_BLOCK + name for name in _INNER)}
+# Names of our arrays and modules in vit_jax and big_vision, timm, Hugging Face.
+_OUTER = {
+  CLASS: r'cls|cls_token|embeddings\.cls_token',
+  POSITIONS: r'(Transformer/posembed_input/)?pos_embedding|pos_embed'
+  r'|embeddings\.position_embeddings',
+  'tokens/patch_embed/projection': r'embedding|patch_embed\.proj'
+  r'|embeddings\.patch_embeddings\.projection',
+  'encoder/norm': 'Transformer/encoder_norm|norm|layernorm',
+  'head': 'head|classifier',
+  'pre_logits': 'pre_logits',
+}
+_HEADS = r'MultiHeadDotProductAttention_[01]/'
+_INNER = {
+  'attention_norm': 'LayerNorm_0|norm1|layernorm_before',
+  **{
+    f'attention/{x}': rf'{_HEADS}{x}|attn\.qkv\.{x}|attention\.attention\.{x}'
+    for x in ('query', 'key', 'value')
+  },
+  'attention/out': _HEADS + r'out|attn\.proj|attention\.output\.dense',
+  'mlp_norm': 'LayerNorm_[12]|norm2|layernorm_after',
+  'mlp/hidden': r'MlpBlock_[03]/Dense_0|mlp\.fc1|intermediate\.dense',
+  'mlp/out': r'MlpBlock_[03]/Dense_1|mlp\.fc2|output\.dense',
+}
+_NAME = re.compile(
+  r'((Transformer/encoderblock_|blocks\.|encoder\.layer\.)(?P<block>[0-9]{1,9})[/.])?'
+  r'(?P<module>.*?)([/.](?P<leaf>kernel|weight|scale|bias))?',
+  re.DOTALL,
+)
 _OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
-_HEAD = re.compile('^(head|pre_logits)/')
 _ROOTS = ('params/', 'opt/target/')  # big_vision also saves its optimizer
 _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 
-class _Layout(NamedTuple):
-  """A public layout: its names of `_OUTER` and `_INNER`."""
-
-  is_torch: bool
-  outer: str
-  block: str  # prefix of block `{}`
-  inner: str
-
-  def places(self, depth: int) -> dict[str, str]:
-    """Returns our name of each tensor of a ViT with `depth` blocks."""
-    names = dict(zip(_OUTER, self.outer.split(), strict=False))
-    for i in range(depth):
-      for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
-        names[_BLOCK.format(i) + ours] = self.block.format(i) + theirs
-    places = {}
-    for ours, theirs in names.items():
-      if ours in (CLASS, POSITIONS):
-        places[theirs] = ours
-        continue
-      leaf = 'scale' if ours.endswith('norm') else 'kernel'
-      weight = '.weight' if self.is_torch else f'/{leaf}'
-      places[theirs + weight] = f'{ours}/{leaf}'
-      places[f'{theirs}{weight[0]}bias'] = f'{ours}/bias'
-    return places
+def _ours(name: str) -> str:
+  """Returns our parameter of a tensor; another name is unchanged."""
+  parts: Any = _NAME.fullmatch(name)
+  block, theirs, leaf = parts['block'], parts['module'], parts['leaf']
+  for module, names in (_INNER if block else _OUTER).items():
+    if re.fullmatch(names, theirs):
+      first = 'scale' if module.endswith('norm') else 'kernel'
+      last = f'/{leaf if leaf == "bias" else first}' if leaf else ''
+      return (f'encoder/block_{int(block)}/' if block else '') + module + last
+  return name
 
 
-_HUGGING_FACE = _Layout(
-  True,
-  'embeddings.cls_token embeddings.position_embeddings '
-  'embeddings.patch_embeddings.projection layernorm classifier',
-  'encoder.layer.{}.',
-  'layernorm_before attention.attention.query attention.attention.key '
-  'attention.attention.value attention.output.dense layernorm_after '
-  'intermediate.dense output.dense',
-)
-_TIMM = _Layout(
-  True,
-  'cls_token pos_embed patch_embed.proj norm head',
-  'blocks.{}.',
-  'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
-  'mlp.fc2',
-)
-
-
-def _jax(positions: str, attention: str, norm: str, mlp: str) -> _Layout:
-  projections = [f'{attention}/{x}' for x in ('query', 'key', 'value', 'out')]
-  return _Layout(
-    False,
-    f'cls {positions} embedding Transformer/encoder_norm head pre_logits',
-    'Transformer/encoderblock_{}/',
-    f'LayerNorm_0 {" ".join(projections)} {norm} {mlp}/Dense_0 {mlp}/Dense_1',
-  )
-
-
-_LAYOUTS = (
-  _HUGGING_FACE,
-  _TIMM,
-  _jax(
-    'Transformer/posembed_input/pos_embedding',
-    'MultiHeadDotProductAttention_1', 'LayerNorm_2', 'MlpBlock_3',
-  ),
-  _jax(
-    'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
-    'MlpBlock_0',
-  ),
-)  # fmt: skip
+def _wanted(depth: int) -> set[str]:
+  """Returns the parameters of a ViT with `depth` blocks, and `pre_logits`."""
+  modules = [name for name in _OUTER if name not in (CLASS, POSITIONS)]
+  for i in range(depth):
+    modules += [f'encoder/block_{i}/{name}' for name in _INNER]
+  same = dict(zip(modules, modules, strict=True))
+  return {CLASS, POSITIONS, *places(same, is_torch=False)}
 
 
 def is_vit(path: Directory) -> bool:
-  """Returns True for a file, and for a ViT's directory of timm, Hugging Face.
-
-  Only config.json is looked at.
-  """
+  """Returns True for a file, and by config.json for a directory of a ViT."""
   config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
   is_vit = is_timm or config.get('model_type') == 'vit'
@@ -126,94 +89,87 @@ def is_vit(path: Directory) -> bool:
 def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
-  What its files state of its own inputs is folded into the patch embedding, see
-  `convert_pixels`; `.npz` files are of inputs in [-1, 1].
-
-  `fields` are those the tensors do not show: 'num_heads' and 'activation',
-  where the file tells them (timm's tells none). `head` is absent if the file
-  has none; a `pre_logits` layer before it is kept for `fit`. The position of
-  the class token is added to the token, as ours has none.
-
   `path` is an .npz or .safetensors file, or a directory with config.json and
-  safetensors. A file of Hugging Face needs config.json in its directory. Raises
-  ValueError for a damaged file, an option that is not supported, and all
-  tensors that are missing, not supported or not finite.
+  safetensors; Hugging Face's config.json is needed beside a file too. What they
+  state of their inputs is folded into the patch embedding, see
+  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The position of the
+  class token is added to the token, as ours has none.
+
+  `fields` are 'num_heads' and 'activation', where the file tells them (timm's
+  tells none). `head` is absent if the file has none; a `pre_logits` layer
+  before it is kept for `fit`. Raises ValueError for a damaged file, an option
+  that is not supported, and tensors that are missing, unknown or not finite.
   """
   path = pathlib.Path(path)
-  read = _read_npz if path.suffix == '.npz' else convert_files.read_tensors
-  found = _plain_names(read(path))
-  numbers = re.findall(r'(?:layer\.|blocks\.|block_)(\d+)', ' '.join(found))
-  depth = 1 + max(map(int, numbers), default=0)
-  depth = min(depth, len(found))  # a damaged name may hold any number
-  layout, places = max(
-    ((layout, layout.places(depth)) for layout in _LAYOUTS),
-    key=lambda pair: len(pair[1].keys() & found.keys()),
-  )
+  found = _plain_names(convert_files.read_tensors(path))
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in found if name.startswith('pooler.'))
   tensors = {name: x for name, x in found.items() if name not in ignored}
-  _check_tensors(path, tensors, places)
-  params = {
-    places[name]: _converted(
-      f'{path}: {name}', x, places[name], layout.is_torch
-    )
-    for name, x in tensors.items()
-  }
+  parameters = _parameters(path, tensors)
+  is_torch = any(name.endswith('.weight') for name in tensors)
+  is_hugging_face = any(name.startswith('encoder.layer.') for name in tensors)
+  params, channels = {}, 0
+  for name, x in tensors.items():
+    ours = parameters[name]
+    params[ours] = _converted(f'{path}: {name}', x, ours, is_torch)
+    if ours == _PATCHES[0]:
+      channels = x.shape[1 if is_torch else 2]
   file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
-  is_read = layout is _HUGGING_FACE or (layout.is_torch and file.is_file())
+  is_read = is_hugging_face or (is_torch and file.is_file())
   config = files.read_object(file) if is_read else {}
-  patch = next(x for n, x in tensors.items() if places[n] == _PATCHES[0])
+  theirs = convert_pixels.read(file.parent, config) if is_torch else HALF
+  kernel, bias = (params[name] for name in _PATCHES)
   folded = convert_pixels.fold(
-    str(file.parent), params[_PATCHES[0]], params[_PATCHES[1]],
-    patch.shape[1 if layout.is_torch else 2],
-    convert_pixels.read(file.parent, config) if layout.is_torch else HALF,
-    pixels,
-  )  # fmt: skip
+    file.parent, kernel, bias, channels, theirs, pixels
+  )
   params |= zip(_PATCHES, folded, strict=True)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
-  fields = _fields(file, config, layout, tensors)
-  cast = {str(tensor.dtype) for tensor in tensors.values()} - {'float32'}
-  logging.info('%s: not used: %s; cast: %s', path, ignored, sorted(cast))
-  nested = flax.traverse_util.unflatten_dict(params, sep='/')
-  return Checkpoint(
-    nested, fields, ignored, tuple(sorted(cast)), image, _class_names(config)
-  )
+  if is_hugging_face:
+    fields = _fields(file, config)
+  elif is_torch:
+    fields = {}
+  else:
+    heads = {x.shape[1] for n, x in tensors.items() if n.endswith('key/kernel')}
+    fields = {'num_heads': max(heads), 'activation': _TANH[0]}
+  return checkpoint(
+    path, tensors, params, ignored, fields=fields, image=image,
+    class_names=_class_names(config),
+  )  # fmt: skip
 
 
-def _check_tensors(
-  path: pathlib.Path, tensors: Mapping[str, Any], places: Mapping[str, str]
-) -> None:
-  """Raises ValueError for tensors that are missing, unknown or not finite."""
-  present = {_module(places[name]) for name in tensors if name in places}
-  convert_files.raise_problems(
-    f'{path} is not a supported ViT',
-    [f'{name}: not supported' for name in sorted({*tensors} - {*places})]
-    + [
-      f'{theirs}: missing'
-      for theirs, ours in places.items()
-      if theirs not in tensors
-      and (_module(ours) in present or _module(ours) not in _OPTIONAL)
-    ],
-  )
-  convert_files.raise_unless_finite(path, tensors)
+def _parameters(
+  path: pathlib.Path, tensors: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+  """Returns our parameter of each tensor; ValueError if a ViT has others."""
+  parameters = {name: _ours(name) for name in tensors}
+  names = ' '.join(parameters.values())
+  depth = 1 + max(map(int, re.findall(r'/block_(\d+)/', names)), default=0)
+  # A damaged name may hold any number.
+  wanted = _wanted(min(depth, len(tensors)))
+  legal = {n: ours for n, ours in parameters.items() if ours in wanted}
+  if len({*legal.values()}) < len(legal):
+    raise ValueError(f'{path}: two tensors for one parameter')
+  missing = wanted - {*legal.values()}
+  legal |= dict(zip(missing, missing, strict=True))
+  convert_files.check_tensors(path, tensors, legal, _OPTIONAL)
+  return parameters
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths that keep fresh values in a model that contains a ViT.
 
-  `found` are parameters of `load`, `fresh` those of the model, by path ('/'
-  between the names). Kept are those of modules that a ViT lacks (AdaTape's
-  own); and those of the head, unless it has the model's shape and follows no
-  `pre_logits`.
+  `found` are parameters of `load`, `fresh` those of the model, by path. Kept
+  are modules that a ViT lacks, and the head, unless it has the model's shape
+  and follows no `pre_logits`.
   """
-  kept = {
-    name
-    for name in fresh
-    if _module(re.sub(r'block_\d+', 'block_{}', name)) not in _MODULES
-  }
-  heads = [getattr(x.get('head/kernel'), 'shape', ()) for x in (found, fresh)]
-  if heads[0] != heads[1] or 'pre_logits/kernel' in found:
-    kept |= {name for name in {*found, *fresh} if _HEAD.match(name)}
+  ours = _wanted(depth=1)
+  first = {name: re.sub(r'block_\d+', 'block_0', name) for name in fresh}
+  kept = {name for name in fresh if first[name] not in ours}
+  head = 'head/kernel'
+  shapes = [x[head].shape if head in x else () for x in (found, fresh)]
+  if shapes[0] != shapes[1] or 'pre_logits/kernel' in found:
+    heads = 'head/', 'pre_logits/'
+    kept |= {name for name in {*found, *fresh} if name.startswith(heads)}
   return kept
 
 
@@ -222,31 +178,8 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   given = config.get('id2label')
   given = given if isinstance(given, dict) else {}
   names = tuple(str(given.get(str(n))) for n in range(len(given)))
-  is_stated = names and not any(re.fullmatch(r'LABEL_\d+', n) for n in names)
-  return names if is_stated else ()
-
-
-def _module(name: str) -> str:
-  return name if name in (CLASS, POSITIONS) else name.rpartition('/')[0]
-
-
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads an archive; arrays that are no floats become uint8."""
-  tensors, name, limit = {}, 'the archive', files.MAX_WEIGHTS
-  try:
-    file = io.BytesIO(files.read_bytes(path, limit))
-    archive = np.load(file, allow_pickle=False)
-    if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
-      raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
-    for name in archive.files:
-      x = archive[name]
-      # NumPy stores bfloat16 as 2 bytes without a type.
-      x = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
-      is_float = x.dtype in convert_files.FLOATS.values()
-      tensors[name] = x if is_float else np.zeros(x.shape, np.uint8)
-  except Exception as error:  # of NumPy, zipfile or zlib
-    raise ValueError(f'{path}: {name} is damaged ({error})') from error
-  return tensors
+  is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
+  return () if is_numbered else names
 
 
 def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -270,18 +203,8 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return plain
 
 
-def _fields(
-  file: pathlib.Path,
-  config: Mapping[str, Any],
-  layout: _Layout,
-  tensors: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-  """Returns the fields of the model that the shapes do not tell."""
-  if not layout.is_torch:
-    heads = {x.shape[1] for n, x in tensors.items() if n.endswith('key/kernel')}
-    return {'num_heads': max(heads), 'activation': _TANH[0]}
-  if layout is not _HUGGING_FACE:
-    return {}
+def _fields(file: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of the model that config.json states."""
   check_option(f'{file}: model_type', config.get('model_type'), ('vit',))
   # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
   epsilon = config.get('layer_norm_eps', 1e-12)

@@ -1,33 +1,32 @@
-"""FLOPs of a forward pass by formula: matrix products only, per example.
+"""FLOPs of a forward pass: matrix products only, per example.
 
-A multiply-add counts as 2. Norms, softmax, activations, biases and residuals
-are left out (a few percent at width 192, less above).
+A multiply-add counts as 2. What is left out is a few percent at width 192.
 """
 
+Count = int | float
 
-def dense(tokens: int | float, inputs: int, outputs: int) -> float:
+
+def dense(tokens: Count, inputs: int, outputs: int) -> float:
   """Returns the FLOPs of a dense layer."""
   return 2.0 * tokens * inputs * outputs
 
 
-def attention(tokens: int | float, width: int) -> float:
+def attention(tokens: Count, width: int) -> float:
   """Returns the FLOPs of four projections, scores and weighted values."""
   return 4 * dense(tokens, width, width) + 4.0 * tokens * tokens * width
 
 
-def mlp(
-  tokens: int | float, width: int, mlp_dim: int, gated: bool = False
-) -> float:
+def mlp(tokens: Count, width: int, mlp_dim: int, gated: bool = False) -> float:
   """Returns the FLOPs of a feed-forward network; a gated one has 3 matrices."""
   return (3 if gated else 2) * dense(tokens, width, mlp_dim)
 
 
-def block(tokens: int | float, width: int, mlp_dim: int) -> float:
+def block(tokens: Count, width: int, mlp_dim: int) -> float:
   """Returns the FLOPs of an `EncoderBlock`."""
   return attention(tokens, width) + mlp(tokens, width, mlp_dim)
 
 
-def cls_block(tokens: int | float, width: int, mlp_dim: int) -> float:
+def cls_block(tokens: Count, width: int, mlp_dim: int) -> float:
   """Returns the FLOPs of a block that computes the output of one token."""
   return (
     2 * dense(tokens, width, width)

@@ -10,20 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from core.errors import ConfigError, check_option
 from model_lib import row_random
 from model_lib.attention import Attended, MultiHeadAttention, attend
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
 Layer = TypeVar('Layer')
+Mask = Bool[Array, 'B L'] | Num[Array, 'B L'] | None  # non-zero: valid
 
 
 def build(layer: type[Layer], model: Any, **others: Any) -> Layer:
-  """Constructs a layer with the fields of the same name in `model`.
-
-  `others` override or add fields. Layer and model are any dataclasses.
-  """
+  """Constructs a layer from the fields of `model` and from `others`."""
   names = {field.name for field in dataclasses.fields(layer)}  # type: ignore
   names &= {field.name for field in dataclasses.fields(model)}
   same = names - {'parent', 'name', *others}
@@ -44,14 +41,6 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
   'relu': jax.nn.relu, 'silu': jax.nn.silu, 'swish': jax.nn.silu,
   'tanh': jnp.tanh,
 }  # fmt: skip
-
-
-def activation_function(
-  name: str, field: str = 'activation'
-) -> Callable[[Any], Any]:
-  """Returns the function of a name in `ACTIVATIONS`, or raises ConfigError."""
-  check_option(field, name, tuple(ACTIVATIONS))
-  return ACTIVATIONS[name]
 
 
 class LayerNorm(nn.Module):
@@ -90,18 +79,13 @@ class Mlp(nn.Module):
   def __call__(
     self, x: Float[Array, '*B L D'], row_keys: RowKeys = None
   ) -> Float[Array, '*B L D']:
-    """Applies the network to tokens `[B, L, D]`; `row_keys` turn dropout on.
-
-    Flattened tokens `[L, D]` have no keys.
-    """
-    activate = activation_function(self.activation)
+    """Applies the network; `row_keys` turn dropout on, for `[B, L, D]` only."""
     dense = functools.partial(
       partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
     )
-    if row_keys is not None and x.ndim < 3:
-      raise ConfigError('row_keys', 'keys', f'None for tokens {x.shape}')
     axes = ('batch', 'length')[-(x.ndim - 1) :]
-    hidden = activate(dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x))
+    hidden = dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x)
+    hidden = ACTIVATIONS[self.activation](hidden)
     if self.gated:
       hidden = hidden * dense(self.mlp_dim, 'embed', 'mlp', 'gated')(x)
     hidden = constrain(hidden, *axes, 'mlp')
@@ -124,14 +108,13 @@ class EncoderBlock(nn.Module):
   def __call__(
     self,
     x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+    mask: Mask = None,
     row_keys: RowKeys = None,
     **options: Any,
   ) -> Float[Array, 'B L D']:
-    """Applies attention, then `feed_forward`, both residual.
+    """Applies attention, then `feed_forward` with `options`, both residual.
 
-    Keys with mask 0 are not read; `row_keys` turn dropout on; `options` are
-    those of `feed_forward`.
+    Keys with mask 0 are not read; `row_keys` turn dropout on.
     """
     x = self.attended(x, mask, row_keys)[0]
     return self.fed(x, row_keys, **options)
@@ -190,8 +173,7 @@ def pool_and_classify(
 
 
 def masked_mean(
-  x: Float[Array, 'B L D'],
-  mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
+  x: Float[Array, 'B L D'], mask: Mask = None
 ) -> Float[Array, 'B D']:
   """Averages the tokens with mask > 0 in float32; others are never read.
 

@@ -1,7 +1,6 @@
-"""Trained positions of patches, resized from one image size to another.
+"""Trained positions of patches, resized bilinearly to another image size.
 
-Bilinearly, with the corners aligned and without antialiasing, as vit_jax and
-big_vision do. Images need not be square.
+Corners are aligned, without antialiasing, as in vit_jax and big_vision.
 """
 
 import math
@@ -31,8 +30,8 @@ def resize(
 ) -> dict[str, Any]:
   """Returns the parameters `found`, with positions as in the model `fresh`.
 
-  Parameters are named by path. Positions are of patches if an embedding of
-  patches is in the same module; `old` and `new` are sides of the images.
+  Both are by path. Positions are of patches if an embedding of patches is in
+  the same module; `old` and `new` are sides of the images.
   """
   resized = dict(found)
   for name in {*found} & {*fresh}:

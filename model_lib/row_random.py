@@ -1,7 +1,6 @@
-"""Randomness per row of a batch.
+"""Randomness per row of a batch, by a key of each row.
 
-Each row has its own key, so its noise does not depend on the other rows, on the
-batch size or on micro-batches.
+Noise depends neither on the other rows nor on the number of micro-batches.
 """
 
 import zlib
@@ -11,16 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from core.errors import ConfigError
-
 RowKeys = Key[Array, ' B'] | None  # None without noise, as in evaluation
 
 
 def fold_rows(row_keys: RowKeys, use: str | int | Int[Array, '']) -> Any:
-  """Returns the keys for one use: a name, or a number such as a loop's step.
-
-  None if there are no keys, as in evaluation.
-  """
+  """Returns the keys for one use: a name, or a number such as a loop's step."""
   if row_keys is None:
     return None
   number = zlib.crc32(use.encode()) if isinstance(use, str) else use
@@ -32,11 +26,8 @@ def drop(
 ) -> Float[Array, 'B ...']:
   """Zeroes elements with probability `rate` and scales up the others.
 
-  Raises ConfigError unless `rate` is in [0, 1). The keys are folded for `use`;
-  without keys (evaluation) the result is `x`.
+  The keys are folded for `use`; without keys the result is `x`.
   """
-  if not 0.0 <= rate < 1.0:
-    raise ConfigError('dropout', rate, 'a rate in [0, 1)')
   if row_keys is None or rate == 0.0:
     return x
   keep = jax.vmap(

@@ -45,12 +45,12 @@ class Sizes:
     Called before the module's own `__post_init__`, while fields can be set.
     Raises ConfigError if a size is missing or num_heads does not divide width.
     """
-    known = self.fields(model.variant) if model.variant else {}
+    preset = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))
     names = [*self.variants[example], *['patch_size'] * self.has_patch]
     # A model that repeats one block has no depth.
-    for name in filter(lambda name: hasattr(model, name), names):
-      size = getattr(model, name) or known.get(name, 0)
+    for name in filter(model.__dataclass_fields__.__contains__, names):
+      size = getattr(model, name) or preset.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'
         raise ConfigError(name, size, expected)

@@ -1,7 +1,7 @@
-"""The encoder of a ViT that prunes or merges its tokens.
+"""Encoders of a ViT: all tokens, or fewer in later blocks.
 
-Parameters have the names of `model_lib.vit.Encoder`. All rows have as many
-tokens, so shapes are static, in training too.
+Both have the same parameters. All rows have as many tokens, so shapes are
+static, in training too.
 """
 
 import functools
@@ -18,6 +18,7 @@ from model_lib.attention import attend, split_heads
 from model_lib.layers import (
   EncoderBlock,
   LayerNorm,
+  Mask,
   build,
   masked_mean,
   valid_tokens,
@@ -36,6 +37,32 @@ from model_lib.tokens import (
 )
 
 RECEIVED: dict[str, Any] = {'attention': True, 'cls': 'cls', 'norm': False}
+
+
+class Encoder(nn.Module):
+  """A stack of encoder blocks and the norm after them; fields as in `ViT`."""
+
+  depth: int
+  num_heads: int
+  mlp_dim: int
+  dropout: float = 0.0
+  activation: str = 'gelu'
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, 'B L D'], mask: Mask = None, row_keys: RowKeys = None
+  ) -> Float[Array, 'B L D']:
+    """Encodes the tokens; keys with mask 0 are never read."""
+    layers = range(self.depth)
+    stack = [self.block(index) for index in layers]
+    keys = [row_random.fold_rows(row_keys, f'block_{n}') for n in layers]
+    x = blocks.apply(stack, x, mask, keys)
+    return LayerNorm(name='norm', dtype=self.dtype)(x)
+
+  def block(self, index: int) -> EncoderBlock:
+    """Returns a new block; a subclass may build another kind."""
+    return build(EncoderBlock, self, name=f'block_{index}')
 
 
 class TokenBlock(EncoderBlock):
@@ -68,12 +95,9 @@ class TokenBlock(EncoderBlock):
     return tokens._replace(x=self.fed(tokens.x, row_keys)), found.received
 
 
-class TokenEncoder(nn.Module):
+class TokenEncoder(Encoder):
   """Blocks with pruning and merging, and a norm; fields as in `ViT`."""
 
-  depth: int
-  num_heads: int
-  mlp_dim: int
   pool: str = 'cls'
   prune_layers: Sequence[int] = ()
   prune_ratios: Sequence[float] = ()
@@ -81,18 +105,15 @@ class TokenEncoder(nn.Module):
   prune_masked: bool = False
   merge_layers: Sequence[int] = ()
   merge_count: int = 0
-  dropout: float = 0.0
-  activation: str = 'gelu'
-  dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(
+  def __call__(  # type: ignore[override]
     self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B K D'], Tokens]:
     """Encodes tokens; returns (what is pooled, all that are left).
 
-    With the pool 'gap' the first is the mean `[B, 1, D]` of the tokens left, in
-    which a merged one counts as often as its originals.
+    With the pool 'gap' the first is the mean `[B, 1, D]` of the original tokens
+    left.
     """
     first = int(self.pool == 'cls')
     tokens = whole(x, jnp.full(x.shape[:1], x.shape[1], jnp.int32))
@@ -146,13 +167,13 @@ def check(model: Any) -> None:
 
 def counts(model: Any, tokens: int) -> list[tuple[int, int]]:
   """Returns tokens in the attention and in the network of each block."""
-  first, found = int(model.pool == 'cls'), []
+  first, pairs = int(model.pool == 'cls'), []
   ratios = dict(zip(model.prune_layers, model.prune_ratios, strict=True))
   for layer in range(1, model.depth + 1):
     before = tokens
     if layer in model.merge_layers:
       tokens -= merged_count(tokens, model.merge_count, first)
-    found.append((before, tokens))
+    pairs.append((before, tokens))
     if layer in ratios:
       tokens = static_size(tokens, float(ratios[layer]), first=first)
-  return found
+  return pairs

@@ -2,9 +2,9 @@
 
 The valid tokens of row b are its first `length[b]`, before and after pruning,
 in their original order. The masked form keeps shapes, with the pruned tokens
-after the kept ones; the gathered form is the same computation, cropped. Both
-keep the same tokens (EAT, Algorithm 1). Merging follows ToMe (Bolya et al.
-2023): `merge_pairs` is theirs, `merge_removed` merges the pruned tokens.
+after the kept ones; the gathered form is cropped, and keeps the same tokens
+(EAT, Algorithm 1). Merging follows ToMe (Bolya et al. 2023): `merge_pairs` is
+theirs, `merge_removed` merges the pruned tokens.
 """
 
 import math
@@ -21,8 +21,7 @@ from core.errors import ConfigError
 # Ratios are multiples of 1e-4, so that counts are exact: in floats, 30 % of 10
 # tokens would leave 8 because of rounding.
 _RATIO_STEPS = 10_000
-# Scores nearer than this share of one are equal: they differ by rounding, as
-# the norms of LayerNorm without a scale, and by the back end.
+# Scores nearer than this share of one are equal: they differ by rounding.
 _TIE = 2.0**-18
 _SMALLEST_NORM = 1e-12
 _PRECISION = jax.lax.Precision.HIGHEST
@@ -61,8 +60,8 @@ def kept_count(
 ) -> Int[Array, ' B']:
   """Returns the tokens that a row keeps, `1 + ceil((1 - p) (t - 1))`.
 
-  Computed in integers, for t of at most 200,000. The share p, rounded to 1e-4
-  and clipped to [0, 1], may be traced. `first` is 0 for rows without [CLS].
+  Computed in integers, for t of at most 200,000, with the share p rounded to
+  1e-4 and clipped to [0, 1]. `first` is 0 for rows without [CLS].
   """
   steps = jnp.round(jnp.asarray(ratio, jnp.float32) * _RATIO_STEPS)
   removed = jnp.clip(steps, 0, _RATIO_STEPS).astype(jnp.int32)
@@ -77,8 +76,7 @@ def static_size(
 ) -> int:
   """Returns the length of the gathered form: `kept_count` of the longest row.
 
-  Ratios that float32 may round either way (within 0.002 steps of the middle of
-  two multiples of 1e-4) use the smaller removed count.
+  Ratios that float32 may round either way use the smaller removed count.
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
   removed = min(max(steps, 0), _RATIO_STEPS)
@@ -103,17 +101,13 @@ def prune(
 ) -> Tokens:
   """Keeps [CLS] and the tokens of highest score of each row, in order.
 
-  Differentiable in the states; the choice itself has no gradient. Tokens with
-  NaN scores are kept, so that the NaN reaches the output. See `kept_count` and
-  `merge_removed`.
+  Differentiable in the states, not in the choice. Tokens with NaN scores are
+  kept, so that the NaN reaches the output. See `kept_count`, `merge_removed`.
 
-  `size` tokens are returned, the most that a row keeps: S keeps shapes (masked
-  form), `static_size(S, ratio, min_tokens)` crops them (gathered form). Slots
-  after the kept tokens hold discarded ones.
+  `size` tokens are returned, the most that a row keeps: S (masked form) or
+  `static_size(S, ratio, min_tokens)` (gathered form). Slots after the kept
+  tokens hold discarded ones.
   """
-  if not 1 <= size <= tokens.x.shape[1]:
-    expected = f'an integer in [1, {tokens.x.shape[1]}]'
-    raise ConfigError('size', size, expected)
   count = kept_count(tokens.length, ratio, min_tokens, first)
   length = jnp.minimum(count, size)
   keep = best(scores, tokens.length, length, first)
@@ -142,9 +136,9 @@ def best(
   """Returns True for the `count` best of the first `length` tokens.
 
   The `first` ones are always best, as [CLS]; of tokens that `tied` makes equal,
-  the earlier. The rank is the number of better tokens: O(S^2) comparisons, that
-  the compiler fuses into one loop. A top_k or a second sort is faster from 512
-  tokens on, but XLA gathers it to every device if rows are sharded.
+  the earlier. The rank is the number of better tokens, O(S^2) comparisons in
+  one fused loop. A top_k is faster from 512 tokens on, but XLA gathers it to
+  every device if rows are sharded.
   """
   place = jnp.arange(scores.shape[1])
   scores = jax.lax.stop_gradient(scores)
@@ -160,9 +154,8 @@ def best(
 def tied(scores: Float[Array, 'B S']) -> Float[Array, 'B S']:
   """Raises scores that are equal but for rounding to the largest of them.
 
-  A score is equal to the next larger one, and so to a chain of them, if they
-  differ by at most 2^-18 of its size. Rounding to a grid would part equal
-  scores at its borders.
+  Scores are equal, also in a chain, that differ by at most 2^-18 of their size.
+  Rounding to a grid would part equal scores at its borders.
   """
   mine, theirs = scores[:, :, None], scores[:, None, :]
   above = -jnp.where(theirs > mine, -theirs, -jnp.inf).max(-1)
@@ -190,10 +183,7 @@ def put(
   places: Int[Array, 'B K'],
   new: Shaped[Array, 'B K *D'],
 ) -> Shaped[Array, 'B S *D']:
-  """Writes `new[b, k]` to `values[b, places[b, k]]`; places are distinct.
-
-  Places past the end are left out.
-  """
+  """Writes `new[b, k]` to the distinct `values[b, places[b, k]]`, if inside."""
   return jax.vmap(
     lambda row, where, states: row.at[where].set(
       states, mode='drop', unique_indices=True
@@ -206,8 +196,8 @@ def restore(
 ) -> Float[Array, 'B L D']:
   """Writes the valid tokens to their original positions.
 
-  Called before each pruning and at the end, repeated calls keep the last state
-  of every pruned token, for token-level tasks.
+  Called before each pruning and at the end, `full` has the last state of every
+  token, for token-level tasks.
   """
   slot = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None]
   # Others get unique indices past the end, where the scatter drops them.
@@ -225,10 +215,9 @@ def merge_removed(
 ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B S']]:
   """Averages each removed token into its most similar kept one.
 
-  The most similar one has the largest cosine; ties: the first. [CLS] is
-  a candidate only where no other token is kept. The mean is weighted by
-  `sizes` (None: one each) and computed in float32. Other tokens are unchanged,
-  bit for bit, as are positions. `keep` includes [CLS].
+  That has the largest cosine; [CLS] is a candidate only where no other token is
+  kept. The mean is weighted by `sizes` (None: one each), in float32. Other
+  tokens are unchanged, bit for bit. `keep` includes [CLS].
   """
   place = jnp.arange(x.shape[1])
   valid = place[None] < length[:, None]
@@ -252,9 +241,9 @@ def merge_pairs(
 ) -> Tokens:
   """Merges `count` tokens of every row into others (ToMe, section 3).
 
-  All tokens are valid. Those at even places are merged into the one at an odd
-  place whose `metric` has the largest cosine, the most similar first; not the
-  `first` (0 or 1) token. The rest of the even places comes first, then the odd.
+  All tokens are valid. Those at even places, but the `first` (0 or 1), are
+  merged into the one at an odd place whose `metric` has the largest cosine, the
+  most similar first. The rest of the even places comes first, then the odd.
   """
   here, there = (metric[:, n::2].astype(jnp.float32) for n in (0, 1))
   count = merged_count(metric.shape[1], count, first)
@@ -311,10 +300,9 @@ def compacted(
   x: Float[Array, 'B L D'],
   running: Bool[Array, 'B L'],
 ) -> Float[Array, 'B L D']:
-  """Applies a block to the running tokens, in quarters of the length.
+  """Applies a block to the running tokens; the others keep their states.
 
-  The row with most running tokens chooses the quarter; without any, the block
-  is skipped. The others keep their states.
+  They are gathered into a quarter of the length, two, three, or all.
   """
   length = x.shape[1]
 

@@ -11,25 +11,22 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Interval
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Array, Float, Int
 
-from core.errors import ConfigError, check_option
-from model_lib import blocks, flops, row_random, sizes, token_encoder
-from model_lib.layers import EncoderBlock, LayerNorm, build, pool_and_classify
+from core.errors import ConfigError
+from model_lib import flops, sizes, token_encoder
+from model_lib.layers import build, pool_and_classify
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
-from model_lib.token_encoder import TokenEncoder
+from model_lib.token_encoder import Encoder, TokenEncoder
 from model_lib.tokens import Layers, Ratios
 
 MAX_PERIOD = 10_000.0
 
 
 class PatchEmbed(nn.Module):
-  """Projection of non-overlapping square patches, in row-major order.
-
-  To load a convolution kernel `[p, p, 3, D]`, use `kernel.reshape(-1, D)`.
-  """
+  """Projection of non-overlapping square patches, in row-major order."""
 
   width: int
   patch_size: int  # side of a patch in pixels; divides the image's sides
@@ -38,10 +35,10 @@ class PatchEmbed(nn.Module):
   @nn.compact
   def __call__(self, images: Float[Array, 'B H W E']) -> Float[Array, 'B L D']:
     """Turns images into `H * W / patch_size**2` tokens."""
-    project = partitioned_dense(
+    flat = patches(images, self.patch_size)
+    return partitioned_dense(
       self.width, 'patch', 'embed', 'projection', dtype=self.dtype
-    )
-    return project(patches(images, self.patch_size))
+    )(flat)
 
 
 def patches(
@@ -102,8 +99,6 @@ class ImageTokens(nn.Module):
   @nn.compact
   def __call__(self, images: Float[Array, 'B H W E']) -> Float[Array, 'B L D']:
     """Turns images into tokens."""
-    check_option('pool', self.pool, ('cls', 'gap'))
-    check_option('positions', self.positions, ('learned', 'sincos2d'))
     x = PatchEmbed(
       self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
     )(images)
@@ -140,44 +135,12 @@ class SymbolTokens(nn.Module):
 
 def class_token(
   module: nn.Module, batch: Any, width: int, name: str = 'cls'
-) -> Array:
-  """Declares `module`'s trainable token `name`, tiled to `[B, 1, D]`.
-
-  The number of rows may be symbolic.
-  """
+) -> Float[Array, 'B 1 D']:
+  """Declares a trainable token of `module`, tiled; `batch` may be symbolic."""
   # Not zeros: LayerNorm of a zero vector has gradients of `1 / sqrt(epsilon)`.
   init = partitioned(nn.initializers.normal(0.02), None, None, 'embed')
   token = module.param(name, init, (1, 1, width))
   return jnp.broadcast_to(token, (batch, 1, width))
-
-
-class Encoder(nn.Module):
-  """A stack of encoder blocks and the norm after them; fields as in `ViT`."""
-
-  depth: int
-  num_heads: int
-  mlp_dim: int
-  dropout: float = 0.0
-  activation: str = 'gelu'
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self,
-    x: Float[Array, 'B L D'],
-    mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
-    row_keys: RowKeys = None,
-  ) -> Float[Array, 'B L D']:
-    """Encodes the tokens; keys with mask 0 are never read."""
-    names = [f'block_{index}' for index in range(self.depth)]
-    stack = [self.block(index) for index in range(self.depth)]
-    keys = [row_random.fold_rows(row_keys, name) for name in names]
-    x = blocks.apply(stack, x, mask, keys)
-    return LayerNorm(name='norm', dtype=self.dtype)(x)
-
-  def block(self, index: int) -> EncoderBlock:
-    """Returns a new block; a subclass may build another kind."""
-    return build(EncoderBlock, self, name=f'block_{index}')
 
 
 class ImageModel(nn.Module, kw_only=True):
@@ -216,7 +179,7 @@ class ImageModel(nn.Module, kw_only=True):
     return patches + (self.pool == 'cls')
 
   def image_flops(
-    self, input_shape: tuple[int, ...], count: int | float
+    self, input_shape: tuple[int, ...], count: flops.Count
   ) -> float:
     """Returns the FLOPs of embedding, a number of blocks, and head."""
     tokens = self.image_tokens(input_shape)
@@ -270,14 +233,11 @@ class ViT(ImageModel):
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
-    parts = (
-      flops.attention(attended, self.width)
-      + flops.mlp(fed, self.width, self.mlp_dim)
-      for attended, fed in token_encoder.counts(
-        self, self.image_tokens(input_shape)
-      )
-    )
-    return self.image_flops(input_shape, 0) + sum(parts)
+    total, tokens = 0.0, self.image_tokens(input_shape)
+    for attended, fed in token_encoder.counts(self, tokens):
+      total += flops.attention(attended, self.width)
+      total += flops.mlp(fed, self.width, self.mlp_dim)
+    return self.image_flops(input_shape, 0) + total
 
 
 class TokenTransformer(nn.Module):

@@ -174,11 +174,10 @@ def hugging_face(tmp_path_factory):
 
   def make(path):
     words = corpus(tmp_path_factory) / 'tokenizer.json'
-    convert.save(
-      path, 'albert', published.ALBERT.defaults | SIZES,
-      parameters(AlbertPretraining, 'fixed'), tokenizer=words,
-      heads='pretraining',
-    )  # fmt: skip
+    fields = published.ALBERT.defaults | SIZES
+    model = AlbertPretraining(rule=Fixed(), **fields)
+    params = parameters(AlbertPretraining, 'fixed')
+    convert.save_model(path, model, params, tokenizer=words)
 
   return _once(tmp_path_factory, 'hugging_face', make)
 

@@ -15,7 +15,7 @@ import pytest
 from core import registry
 from halting import loop
 from halting.rule import TokenRule, weigh
-from halting.token_rules import ACT, PonderNet, SkipACT, StraightThrough
+from halting.token_rules import ACT, PonderNet, StraightThrough
 
 PONDER = PonderNet(epsilon=0.01)
 RULES = ACT(), StraightThrough(), PONDER
@@ -66,22 +66,7 @@ def test_equals_plain_loop(epsilon, xp):
   check_rule(StraightThrough(epsilon), True, epsilon, xp)
 
 
-def test_an_input_is_skipped_from_the_threshold_on():
-  def skip(carried):
-    return SkipACT().resume(jnp.array(True), carried)[1]
-
-  values = jnp.array([0.0, 0.9899, 0.9901, 2.0])
-  np.testing.assert_array_equal(jax.vmap(skip)(values), [0, 0, 1, 1])
-  slopes = jax.vmap(jax.grad(skip))(values)
-  np.testing.assert_array_equal(slopes, 1.0)
-
-
 def test_illegal_rules_are_named():
-  array = jnp.zeros((1, 2))
-  with pytest.raises(ValueError, match=r"combination: expected.*'sum'"):
-    loop.run(
-      contraction, array, array[:, 0] > 0, ACT(), max_steps=1, combination='sum'
-    )
   for epsilon in (1.0, -1.0):
     with pytest.raises(
       ValueError, match=r'^epsilon: expected .* in \[0.0, 1.0'
@@ -227,6 +212,7 @@ def test_memory_of_the_gradient_does_not_grow_with_the_steps():
     ({'max_steps': 4, 'remat_chunk': 3},
      'remat_chunk: expected 0 or a divisor of 4, best near its root'),
     ({'max_steps': 2, 'dynamic': True, 'trace': max}, 'trace: expected None'),
+    ({'max_steps': 1, 'combination': 'sum'}, "combination: expected.*'sum'"),
   ],
 )  # fmt: skip
 def test_limits_out_of_range(options, message):

@@ -69,6 +69,5 @@ def test_a_run_of_before_is_resumed():
 
 
 def test_overrides_of_before_are_those_of_the_rule():
-  file = 'configs/recurrent_act/graves.py'
-  for override in ('model.epsilon=0.05', 'model.rule.epsilon=0.05'):
-    assert command_line.load_config(file, [override]).model.rule.epsilon == 0.05
+  file, override = 'configs/recurrent_act/graves.py', 'model.epsilon=0.05'
+  assert command_line.load_config(file, [override]).model.rule.epsilon == 0.05

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from halting import loop
 from halting.row_rules import (
   Combined,
   Confidence,
@@ -141,10 +140,10 @@ def test_logits_that_are_not_finite_stay(bad, classes):
     assert rule.leaves_at(logits).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-  ('rule', 'classes'),
-  [(rule, 3) for rule in RULES] + [(rule, 1) for rule in OF_REGRESSIONS],
-)
+ALL = [*[(rule, 3) for rule in RULES], *[(rule, 1) for rule in OF_REGRESSIONS]]
+
+
+@pytest.mark.parametrize(('rule', 'classes'), ALL)
 def test_jax_decides_as_numpy(rule, classes):
   logits = random_logits(classes)
   state, weights = weigh(rule, jnp.asarray(logits), jnp.ones(B, bool))
@@ -153,20 +152,7 @@ def test_jax_decides_as_numpy(rule, classes):
   assert not state.running.any()
 
 
-def test_a_loop_runs_until_all_rows_are_sure():
-  logits = jnp.asarray(random_logits(3))
-  result = loop.run(
-    lambda state, n, running: (state + 1, logits[n]),
-    jnp.zeros(B), jnp.ones(B, bool), Patience(), max_steps=E, dynamic=True,
-  )  # fmt: skip
-  first = Patience().first(np.asarray(logits))
-  np.testing.assert_array_equal(result.output, first + 1)
-
-
-@pytest.mark.parametrize(
-  ('rule', 'classes'),
-  [(rule, 3) for rule in RULES] + [(rule, 1) for rule in OF_REGRESSIONS],
-)
+@pytest.mark.parametrize(('rule', 'classes'), ALL)
 def test_heads_needed_are_those_of_a_row_that_is_always_sure(rule, classes):
   certain = np.zeros((12, B, classes), np.float32)
   certain[..., 0] = 50.0
@@ -179,8 +165,6 @@ def test_heads_needed_are_those_of_a_row_that_is_always_sure(rule, classes):
 
 
 def test_names_and_values_of_a_sweep():
-  swept = [str(Confidence(value)) for value in Confidence.sweep(2, 3)]
-  assert swept[:2] == ['confidence=0.5', 'confidence=0.6']
   assert [str(Patience(value)) for value in Patience.sweep(2, 2)] == [
     'patience=1', 'patience=2'
   ]  # fmt: skip

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dataset_lib.sketch import sketch
+from dataset_lib.builder import sketch
 from launch import command_line
 from launch import compile as program
 from train_lib import build
@@ -85,8 +85,8 @@ def plan_here(arguments):
   """The plan of a run on the devices of the tests."""
   flags = program.main.parse(arguments)
   config = command_line.load_config(flags.config, flags.overrides)
-  data = sketch(config.dataset, config.train_split, 1, 1)
-  return build.Plan(config, data.info, 1)
+  info, _ = sketch(config.dataset, config.train_split, 1, 1)
+  return build.Plan(config, info, 1)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def opened(run, info, patch, kind, **splits):
 
 
 def evaluate_on(run, info, patch):
-  data = opened(run, info, patch, 'classification', split='train')._data
+  built = opened(run, info, patch, 'classification', split='train')
+  data = built.splits['split']
   assert data.info.class_names == run.info.class_names
   batch = next(data.batches())
   raw = [data.source.record(int(row))['label'] for row in batch['index']]

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import submission
 from launch import command_line, predict, serving
-from serve_lib import backends
+from serve_lib import engine as engine_lib
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 from train_lib import loading
@@ -163,7 +163,7 @@ def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
 def test_the_flags_reach_the_engine(runs, tmp_path, monkeypatch, capsys):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   # In XLA lengths are buckets, and programs are kept.
-  monkeypatch.setattr(backends, '_onnx_stages', lambda *_: (None, ''))
+  monkeypatch.setattr(engine_lib, '_onnx_stages', lambda *_: None)
   workdir = runs('eat sst2').folder
   before = sorted(workdir.rglob('*'))
   flags = predict.main.parse([

@@ -48,18 +48,6 @@ def test_attention_equals_a_plain_loop(mask):
     np.testing.assert_array_equal(floats.x, other.x)
 
 
-def test_a_block_equals_a_plain_loop():
-  out, received, _ = run('block', mask=MASK, received=True)
-  for row in range(3):
-    valid = np.flatnonzero(MASK[row])
-    rows = np.asarray(X[row], np.float64)[valid]
-    want, shares = plain.block_by_loop(PARAMS['block'], rows, 4, 1e-12)
-    np.testing.assert_allclose(out[row, valid], want, atol=1e-5)
-    np.testing.assert_allclose(received[row, valid], shares, atol=1e-6)
-    others = np.flatnonzero(MASK[row] == 0)
-    np.testing.assert_array_equal(received[row, others], 0.0)
-
-
 @pytest.mark.parametrize('contents', [1e4, np.inf, np.nan])
 @pytest.mark.parametrize(
   ('name', 'mask', 'options'),
@@ -109,8 +97,6 @@ def test_leading_queries_alone_are_those_of_all(name, mask):
   for count in (1, 2):
     got = run(name, mask=mask, num_queries=count).x
     np.testing.assert_allclose(got, want[:, :count], atol=1e-6)
-  with pytest.raises(ValueError, match='received: expected as many queries'):
-    run(name, received=True, num_queries=1)
 
 
 def test_some_tokens_attend_to_keys_and_values_of_all():
@@ -119,28 +105,6 @@ def test_some_tokens_attend_to_keys_and_values_of_all():
   got = run('block', X[:, 1:3], MASK, keys_values=out.keys_values).x
   want = run('block', mask=MASK).x[:, 1:3]
   np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-def test_attention_is_that_of_the_field():
-  calls = []
-
-  def first_key(query, key, value, valid=None, *, drop=None, received=False):
-    calls.append((valid is not None, drop is not None, received))
-    first = jnp.broadcast_to(value[:, :, :1], query.shape)
-    return first, jnp.zeros(key.shape[:1] + key.shape[2:3])
-
-  layer = MultiHeadAttention(num_heads=4, attend=first_key, dropout=0.5)
-  keys = jax.random.split(jax.random.key(0), 3)
-  out = run('attention', X, EMPTY, layer, row_keys=keys, received=True)
-  params = PARAMS['attention']
-  value = np.asarray(X[:, 0]) @ params['value']['kernel']
-  value = value + params['value']['bias']
-  want = value @ params['out']['kernel'] + params['out']['bias']
-  want = np.broadcast_to(want[:, None], out.x.shape)
-  np.testing.assert_allclose(out.x, want, atol=1e-5)
-  assert out.received.shape == (3, 5)
-  run('attention', layer=layer)
-  assert calls == [(True, True, True), (False, False, False)]
 
 
 def test_dropout_of_the_weights_by_hand():

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import strategies
 
 from model_lib import tokens as pruning
-from model_lib.tokens import Tokens
 
 
 def exact_count(length, ratio):
@@ -28,12 +27,8 @@ def kept_places(scores, length, ratio):
 
 
 def start(x, length):
-  places = np.arange(x.shape[1], dtype=np.int32)[None]
-  return Tokens(
-    jnp.asarray(x, jnp.float32),
-    jnp.asarray(length, jnp.int32),
-    jnp.asarray(np.broadcast_to(places, x.shape[:2])),
-  )
+  x = jnp.asarray(x, jnp.float32)
+  return pruning.whole(x, jnp.asarray(length, jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -71,14 +66,10 @@ def test_counts_are_exact_for_every_length_and_ratio():
 @pytest.mark.parametrize(
   ('ratio', 'min_tokens', 'want'),
   [
-    (0.9, 4, [1, 2, 4, 4, 4]),
-    (0.9, 1, [1, 2, 2, 2, 3]),
-    (0.0, 1, [1, 2, 4, 9, 20]),
-    (1.0, 1, [1, 1, 1, 1, 1]),
-    (1.5, 3, [1, 2, 3, 3, 3]),
-    (-0.5, 1, [1, 2, 4, 9, 20]),
+    (0.9, 4, [1, 2, 4, 4, 4]), (1.0, 1, [1, 1, 1, 1, 1]),
+    (1.5, 3, [1, 2, 3, 3, 3]), (-0.5, 1, [1, 2, 4, 9, 20]),
   ],
-)
+)  # fmt: skip
 def test_floor_and_limits(ratio, min_tokens, want):
   lengths = [1, 2, 4, 9, 20]
   got = pruning.kept_count(jnp.asarray(lengths), ratio, min_tokens)
@@ -207,13 +198,6 @@ def test_both_forms_keep_the_same_alone_in_batches_in_buckets(
         if not merge:
           kept = got.x[row, : len(places)]
           np.testing.assert_array_equal(kept, x[row, places])
-
-
-@pytest.mark.parametrize('size', [0, 6])
-def test_size_must_fit(size):
-  x, scores = case(1, 5, 3, 4)
-  with pytest.raises(ValueError, match=rf'size: .*\[1, 5\], got {size}'):
-    pruning.prune(start(x, [5]), jnp.asarray(scores), 0.3, size)
 
 
 def test_a_small_size_keeps_the_best_that_fit():

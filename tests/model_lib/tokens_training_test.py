@@ -59,24 +59,6 @@ def test_restore_equals_a_plain_loop():
   assert (want != x).any(-1).sum(1).tolist() == [6, 4, 1]
 
 
-def test_gradient_of_restore_reaches_tokens_and_the_rest():
-  x, scores = case(2, 6, 3, 1000)
-  tokens = prune(start(x, [6, 3]), scores, 0.5, 4)
-
-  def total(full, states):
-    restored = pruning.restore(full, tokens._replace(x=states))
-    return (restored * jnp.asarray(x)).sum()
-
-  by_full, by_states = jax.jit(jax.grad(total, (0, 1)))(x, tokens.x)
-  want_full, want_states = x.copy(), np.zeros_like(tokens.x)
-  for row, count in enumerate(tokens.length):
-    places = tokens.positions[row, :count]
-    want_states[row, :count] = x[row, places]
-    want_full[row, places] = 0.0
-  np.testing.assert_array_equal(by_states, want_states)
-  np.testing.assert_array_equal(by_full, want_full)
-
-
 def test_norm_scores():
   x, _ = case(2, 5, 8, 1)
   got = pruning.norm_scores(jnp.asarray(x))

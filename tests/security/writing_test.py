@@ -109,7 +109,7 @@ def test_what_cannot_be_replaced_is_refused(name, change, error, run, victim):
   ('main', 'flags', 'file', 'words'),
   [
     (evaluate.main, '--workdir={}', 'evaluation.json', 'test/accuracy'),
-    (analyze.main, '--workdir={}', 'summary.csv', 'sequence length'),
+    (analyze.main, '--workdir={}', '', 'sequence length'),
     (export.main, '--workdir={} --bundle={}/b --batches=1', 'b', ''),
   ],
 )
