@@ -131,7 +131,7 @@ def check(
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
-  if hasattr(cls, 'apply'):  # Linen gives every module these fields.
+  if 'parent' in cls.__dataclass_fields__:  # of Linen, which adds both
     without = (*without, 'parent', 'name')
   legal = {
     field.name: field
@@ -176,12 +176,13 @@ def check_value(field: str, value: Any, hint: Any) -> Any:
     places = enumerate(value)
     return tuple(check_value(f'{field}.{n}', v, items[0]) for n, v in places)
   if typing.get_origin(hint) is dict:
-    kind = typing.get_args(hint)[1]
-    return {k: check_value(f'{field}.{k}', v, kind) for k, v in value.items()}
+    return {
+      k: check_value(f'{field}.{k}', v, items[1]) for k, v in value.items()
+    }
   if isinstance(value, ConfigLike):
     return dict(value.items())
-  is_float = float in (hint, getattr(hint, '__origin__', None))
-  if is_float and isinstance(value, numbers.Integral):
+  kind = items[0] if typing.get_origin(hint) is Annotated else hint
+  if kind is float and isinstance(value, numbers.Integral):
     return float(value)
   return tuple(value) if isinstance(value, list) else value
 

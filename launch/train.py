@@ -80,8 +80,8 @@ def run(flags: Flags) -> int | None:
 def _silence_repeated_errors() -> None:
   """Leaves the one line of a failed save that this command prints.
 
-  Orbax prints the trace of the error that it raises, asyncio those of the
-  writes that fail after the first, TensorStore those that end after the loop.
+  Orbax prints the trace of the error that it raises, asyncio of writes that
+  fail after the first, TensorStore of writes that end after the event loop.
   """
   filters = {
     'absl': lambda record: _ORBAX not in record.pathname,

@@ -1,7 +1,7 @@
 """Runs of a tiny ALBERT on a made corpus; each once in a process of tests.
 
-Those that are `made` have chosen parameters, so that texts differ and tokens
-halt at different times; the others were trained for some steps from there.
+Their parameters are chosen so that texts differ and tokens halt at different
+times.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from launch import command_line
 from model_lib import convert
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-from train_lib import build, config_schema, trainer
+from train_lib import build
 from train_lib.checkpoint import Checkpointer
 from train_lib.phases import Phase
 from train_lib.run_directory import RunDirectory
@@ -115,9 +115,9 @@ def _livelier(path, leaf):
   return 2.0 * leaf if 'query' in name or 'key' in name else leaf
 
 
-def _pretraining(tmp_path_factory, halting, overrides=()):
+def _pretraining(tmp_path_factory, halting):
   return load(
-    'pretrain', ['loss.ponder_weight=0.0', *MODEL, *overrides],
+    'pretrain', ['loss.ponder_weight=0.0', *MODEL],
     corpus=corpus(tmp_path_factory), variant='micro', length=LENGTH, batch=8,
     halting=halting,
   )  # fmt: skip
@@ -149,24 +149,6 @@ def made(tmp_path_factory, name, halting='act'):
       checkpointer.save(STEP, state, {'phase': 0})
 
   return _once(tmp_path_factory, f'made_{name}_{halting}', make)
-
-
-def train(config, workdir):
-  """Trains; returns the workdir."""
-  config_schema.validate(config)
-  trainer.train(config, str(workdir))
-  return workdir
-
-
-def fine_tuned(tmp_path_factory):
-  """A run on `texts` that went on from a pretraining run, as users do it."""
-  start = f'warm_start.workdir={made(tmp_path_factory, "pretrain")}'
-  config = _pretraining(tmp_path_factory, 'act', [start])
-  first = _once(tmp_path_factory, 'pretrained', lambda to: train(config, to))
-  # The head is new: it has to learn something.
-  overrides = ['optimizer.lr=0.03']
-  tuning = _glue(tmp_path_factory, overrides, checkpoint=first)
-  return _once(tmp_path_factory, 'fine_tuned', lambda to: train(tuning, to))
 
 
 def hugging_face(tmp_path_factory):
