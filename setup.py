@@ -7,8 +7,6 @@ Every other folder with an `__init__.py` is installed.
 
 import setuptools
 
-# A private function of submitit makes the script for sbatch.
-CLUSTER = ['submitit>=1.5,<1.6']
 PLOTS = ['matplotlib>=3.8']
 # A pretrained 6-layer BERT with its vocabulary; what it requires includes
 # torch, whose version is fixed here so that one install fits all.
@@ -82,7 +80,6 @@ setuptools.setup(
     'tokenizers>=0.21',
   ],
   extras_require={
-    'cluster': CLUSTER,
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
     'peers': PEERS + PRETRAINED,
@@ -90,7 +87,7 @@ setuptools.setup(
     'pretrained': PRETRAINED,
     'serve': SERVE,
     'sweep': SWEEP,
-    'test': TEST + CLUSTER + PLOTS + SERVE + SWEEP + TFDS,
+    'test': TEST + PLOTS + SERVE + SWEEP + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],
   },

@@ -1,10 +1,9 @@
 """A-ViT: a ViT whose tokens halt in depth (Yin et al. 2022, arXiv 2112.07658).
 
 After block l a token with state x has the halting score `h^l = sigmoid(gamma *
-x[0] + beta)`, without new parameters: the names equal `ViT`'s, which warms an
-A-ViT up. ACT turns scores into weights. A token
-that has halted is no key of later blocks and keeps its state. The output is the
-sum of the states of [CLS], weighted by its own scores (equation 9).
+x[0] + beta)`, without new parameters: those of a `ViT` load. ACT turns scores
+into weights. A token that has halted is no key of later blocks. The output is
+the sum of the states of [CLS], weighted by its own scores (equation 9).
 
 Losses: `alpha_p` times the mean of `rho = N + R`, and `alpha_d` times the KL
 divergence of the scores over layers from a Gaussian. Constants follow the
@@ -12,14 +11,12 @@ authors' README and code (github.com/NVlabs/A-ViT): `gate_scale` 10 and
 `gate_center` 30 (Ti; 75 for S), `ponder_token_scale` 5e-4, `distr_prior_alpha`
 1e-3, a Gaussian at layer 9 of standard deviation 1, shares of at least 0.01.
 
-Intended differences from their code: the divergence is that of an image, as a
-row must not depend on its batch; they average the scores over the batch first.
-The target sums to 1, theirs to 3.3, and the divergence is the sum over layers,
-theirs the mean: at depth 12 their 1e-3 is a `prior_weight` of 2.7e-4.
+Unlike in their code the divergence is that of an image, not of scores averaged
+over the batch. The target sums to 1, theirs to 3.3, and the divergence is the
+sum over layers, theirs the mean: at depth 12 their 1e-3 is 2.7e-4 here.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -32,7 +29,7 @@ from adatape.task import PonderClassification
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
-from model_lib import row_random
+from model_lib import blocks, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
@@ -58,17 +55,11 @@ class HaltingEncoder(Encoder):
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
     """Encodes tokens; returns (weighted sums of their states, ponder).
 
-    Ponder has `[B]` 'steps' N and 'cost', of ACT N + R, means over all tokens
-    of a row in float32, 'depth', the largest N, int32, and 'log_scores'
-    `[B, depth]`,
-    the logarithm of the summed scores of the running tokens after each block.
+    Ponder has `[B]` 'steps' N and 'cost', of ACT N + R, float32, means over all
+    tokens of a row, 'depth', the largest N, int32, and `[B, depth]`
+    'log_scores', the logarithm of the summed scores of the running tokens.
     """
-    layers: list[Any] = [self.block(index) for index in range(self.depth)]
-    if self.is_initializing():
-      for layer in layers:
-        layer(x)
-    # Linen modules must not be called in a plain JAX loop.
-    pure = [layer.unbind() for layer in layers]
+    pure = [blocks.pure(self.block(index), x) for index in range(self.depth)]
     # Dropout of a row must not depend on how many tokens other rows keep.
     saves = self.dynamic and row_keys is None
 
@@ -76,9 +67,7 @@ class HaltingEncoder(Encoder):
       return self.gamma * x[..., 0].astype(jnp.float32) + self.beta
 
     def step(x: Array, n: int, running: Array) -> tuple[Array, Array]:
-      layer, variables = pure[n]
-      block = functools.partial(layer.apply, variables)
-      keys = row_random.fold_rows(row_keys, f'block_{n}')
+      block, keys = pure[n], row_random.fold_rows(row_keys, f'block_{n}')
       x = compacted(block, x, running) if saves else block(x, running, keys)
       return x, jax.nn.sigmoid(gate(x))
 
@@ -108,10 +97,7 @@ class HaltingEncoder(Encoder):
 
 
 class AViT(ViT):
-  """A ViT whose tokens halt in depth.
-
-  `out['ponder']`: see `HaltingEncoder`.
-  """
+  """A ViT whose tokens halt in depth; `out['ponder']` of `HaltingEncoder`."""
 
   SHRINKS: ClassVar[bool] = False
 

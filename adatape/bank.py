@@ -1,7 +1,6 @@
 """Tape banks: where the tape tokens come from (AdaTape, section 2.2).
 
-A bank returns tokens `[C, H]` for all rows, or `[B, C, H]` per row. The reading
-normalises them with the LayerNorm that it shares with the query.
+A bank returns tokens `[C, H]` for all rows, or `[B, C, H]` per row.
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.vit import LearnedPositions, PatchEmbed
 
@@ -38,14 +38,9 @@ class ImageBank(nn.Module):
   @nn.compact
   def __call__(self, images: Float[Array, 'B Y X E']) -> Float[Array, 'B C H']:
     """Returns one token per patch, in row-major order."""
-    x = PatchEmbed(
-      self.width, self.patch_size, dtype=self.dtype, name='patch_embed'
-    )(images)
+    x = build(PatchEmbed, self, name='patch_embed')(images)
     x = LearnedPositions(name='positions')(x)
-    project = partitioned_dense(
-      self.width, None, 'embed', 'projection', dtype=self.dtype
-    )
-    return constrain(project(x), 'batch', 'length', 'embed')
+    return constrain(_projection(self)(x), 'batch', 'length', 'embed')
 
 
 class SymbolBank(nn.Module):
@@ -59,10 +54,12 @@ class SymbolBank(nn.Module):
   def __call__(self, symbols: Int[Array, 'B C']) -> Float[Array, 'B C H']:
     """Returns one token per symbol."""
     one_hot = jax.nn.one_hot(symbols, self.vocab_size, dtype=self.dtype)
-    project = partitioned_dense(
-      self.width, None, 'embed', 'projection', dtype=self.dtype
-    )
-    return project(one_hot)
+    return _projection(self)(one_hot)
+
+
+def _projection(bank: Any) -> nn.Dense:
+  axes = None, 'embed'
+  return partitioned_dense(bank.width, *axes, 'projection', dtype=bank.dtype)
 
 
 class SharedNorm(nn.Module):
@@ -77,16 +74,15 @@ class SharedNorm(nn.Module):
   ) -> Float[Array, '*S h']:
     """Returns the leading `count` features of the normalised tokens.
 
-    Mean and variance are of all features. Two passes: the mean of the squares
-    minus the squared mean is rounding where the mean is large.
+    Mean and variance are of all features.
     """
-    width = tokens.shape[-1]
-    scale_init = nn.initializers.constant(self.initial_scale)
-    scale = self.param('scale', partitioned(scale_init, 'embed'), (width,))
-    bias_init = nn.initializers.zeros
-    bias = self.param('bias', partitioned(bias_init, 'embed'), (width,))
+    width, init = tokens.shape[-1:], nn.initializers
+    start = partitioned(init.constant(self.initial_scale), 'embed')
+    scale = self.param('scale', start, width)
+    bias = self.param('bias', partitioned(init.zeros, 'embed'), width)
     tokens = tokens.astype(jnp.float32)
     mean = tokens.mean(-1, keepdims=True)
+    # The mean square minus the squared mean is rounding where that is large.
     variance = jnp.square(tokens - mean).mean(-1, keepdims=True)
     shape = (1,) * (tokens.ndim - 1) + (count,)
     factor = scale[:count].reshape(shape)

@@ -17,7 +17,7 @@ from adatape.model import TapeClassifier
 from adatape.policy import Options, TapePolicy
 from core.errors import ConfigError
 from serve_lib import certified, classifier
-from serve_lib.chain import Stage
+from serve_lib.chain import Resizable, Stage
 
 # Ten pad a tape of mean T / 2 by a tenth; every bucket takes a program for each
 # batch size and leaves a partial batch.
@@ -25,15 +25,14 @@ MAX_BUCKETS = 10
 VARIANT = 'tape'
 
 
-class TapeChain:
+class TapeChain(Resizable):
   """A `TapeClassifier` as `serve_lib.chain.Chain` of two stages.
 
-  Length buckets are tape lengths; the longest is the model's `max_steps`.
-  `inputs` maps a batch of the reader to the model's inputs. `others` are other
-  variants, with another reading.
+  Length buckets are tape lengths. `inputs` maps a batch of the reader to the
+  model's inputs. `others` are variants with another reading.
   """
 
-  num_stages, alone = 2, False
+  num_stages = 2
 
   def __init__(
     self,
@@ -44,7 +43,7 @@ class TapeChain:
     others: Mapping[str, TapeClassifier] = types.MappingProxyType({}),
   ):
     self.model, self.variables = model, {'params': variables['params']}
-    self.pad, self._inputs = reader.pad, inputs
+    self.reader, self.pad, self._inputs = reader, reader.pad, inputs
     self._models = {VARIANT: model, **others}
     self.variants = tuple(self._models)
     self._reads = {
@@ -52,16 +51,17 @@ class TapeChain:
       for name, one in self._models.items()
     }
 
-  def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
+  def sized(
+    self, index: int, variant: str, sizes: Any, alone: bool = False
+  ) -> Stage:
+    """Returns the pure function of a stage, for `sizes` of one tape length.
 
     The output of the first is `'length'` int32 `[B]`, the tape lengths; of the
     second `'logits'` float32 `[B, O]`.
     """
     if index == 0:
       return self._reads[variant]
-
-    return functools.partial(self._classify, length)
+    return functools.partial(self._classify, *sizes)
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the tape length; see `serve_lib.chain.Resizable`."""
@@ -73,7 +73,7 @@ class TapeChain:
     """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
     model = self._models[variant]
     read = host_reading.build(model, self._inputs, inputs, compile)
-    classify = functools.partial(self._classify, *sizes)
+    classify = self.sized(1, variant, sizes)
     return [read, compile(classify, read.result[0], is_last=True)]
 
   def _classify(self, length: Any, variables: Any, carry: Any) -> Any:
@@ -100,17 +100,12 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   lengths = tape_lengths(task.model.max_steps, run.lengths)
   reader = classifier.item_reader(task, lengths[-1])
 
-  def serve_variables(variables: Any) -> tuple[TapeChain, TapePolicy]:
-    others, known = certified.serve(
-      given.setting, run, task.model, variables, VARIANT
-    )
-    chain = TapeChain(task.model, variables, reader, task.inputs, others)
-    several = task.MULTI_LABEL
-    return chain, TapePolicy(
-      chain, reader, task.label_names, lengths, several=several, **known
-    )
+  def chain(variables: Any, others: Any) -> TapeChain:
+    return TapeChain(task.model, variables, reader, task.inputs, others)
 
-  return serve_variables
+  return certified.serve(
+    task, run, given.setting, VARIANT, lengths, chain, TapePolicy
+  )
 
 
 def tape_lengths(

@@ -1,13 +1,9 @@
 """DeiT: a ViT with a distillation token and head (Touvron et al. 2021).
 
 The distillation token is the second token; its head learns the teacher's
-answer, the head of [CLS] the label. Both read the data's augmented pixels.
-
-The logits are the mean of the two heads' logits, as in the authors' code and
-timm (the paper's section 3 adds the softmaxes): then logits, probabilities and
-served answers are one. `out['features']` is the mean of the two tokens, as
-timm's `pre_logits`. Tokens have no position embedding of their own: it would be
-added to a trainable vector.
+answer, the head of [CLS] the label. The logits are the mean of both heads', as
+in the authors' code and timm (the paper's section 3 adds the softmaxes), the
+features that of both tokens. The token has no position: it is a trained vector.
 """
 
 import dataclasses
@@ -24,7 +20,7 @@ from model_lib.layers import build, classifier
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
 from model_lib.vit import Encoder, ImageTokens, ViT, class_token
-from train_lib.distillation import Student
+from train_lib.distillation import Student, Teacher
 from train_lib.terms import Term
 
 
@@ -44,22 +40,19 @@ class DeiT(ViT):
     token = class_token(self, x.shape[0], self.width, 'distillation')
     x = jnp.concatenate([x[:, :1], token.astype(x.dtype), x[:, 1:]], axis=1)
     x = build(Encoder, self, name='encoder')(x, None, row_keys)
-    pair = x[:, :2].astype(jnp.float32)
-    logits = [
-      constrain(
-        classifier(self.num_classes, name)(pair[:, i]), 'batch', 'classes'
-      )
-      for i, name in enumerate(('head', 'distillation_head'))
-    ]
+    pair, logits = x[:, :2].astype(jnp.float32), []
+    for i, name in enumerate(('head', 'distillation_head')):
+      head = classifier(self.num_classes, name)(pair[:, i])
+      logits.append(constrain(head, 'batch', 'classes'))
     heads = jnp.stack(logits)
     return heads.mean(0), {'features': pair.mean(1), 'heads': heads}
 
   def image_tokens(self, input_shape: tuple[int, ...]) -> int:
-    """Returns the number of tokens of an image `[H, W, E]`."""
+    """Counts also the distillation token."""
     return super().image_tokens(input_shape) + 1
 
   def flops(self, input_shape: tuple[int, ...]) -> float:
-    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`."""
+    """Counts also the second head."""
     second = flops.dense(1, self.width, self.num_classes)
     return self.image_flops(input_shape, self.depth) + second
 
@@ -78,7 +71,7 @@ class Distillation(Student):
   class Loss(Student.Loss):
     """Legal fields of `loss`; labels are smoothed, teachers' classes not."""
 
-    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    teacher: Teacher = ''
     distillation: Literal['hard', 'soft'] = 'hard'
     distill_weight: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 3.0

@@ -1,8 +1,4 @@
-"""Tape length and FLOPs against the difficulty of the inputs, and a picture.
-
-For data that know how difficult a row is, as `synthetic.Parity` with letters:
-an adaptive tape is shorter for easy inputs, a fixed one costs the same for all.
-"""
+"""Tape length and FLOPs against the difficulty of the inputs, and a picture."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,7 +12,7 @@ from jaxtyping import Int
 from core.errors import ConfigError
 from dataset_lib.source import Batched
 from dataset_lib.synthetic import NAMES
-from eval_lib import evaluator, glue, plots, predictions, report
+from eval_lib import evaluator, glue, plots, report
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Estimate
 
@@ -43,8 +39,8 @@ class Evaluator(evaluator.Evaluator):
   split: evaluator.Split = 'test'
 
   def __post_init__(self):
-    self._data = self.open(self.split)
-    source = self._data.source
+    super().__post_init__()
+    source = self.splits['split'].source
     if not isinstance(source, Batched) or 'difficulty' not in source.record(0):
       expected = 'data with a difficulty, such as parity with letters=26'
       raise ConfigError('dataset', self.data['name'], expected)
@@ -56,12 +52,9 @@ class Evaluator(evaluator.Evaluator):
     Returns 'spearman', the rank correlation of difficulty and tape length, 0 if
     all tapes are equally long; 'easy_share', the mean length for the easiest
     quarter of the difficulties over that for the hardest; 'flops_share', the
-    mean FLOPs over those of T tape tokens.
+    FLOPs as a share of T tape tokens' FLOPs.
     """
-    context = self.context
-    rows = predictions.collect(
-      self._data, variables, context.outputs, context.put
-    )
+    rows = self.collect('split', variables, self.context.outputs)
     rows |= self._source.records(rows['index'])
     levels = np.unique(rows['difficulty'])
     quarters = np.array_split(levels, min(QUARTERS, len(levels)))
@@ -85,9 +78,8 @@ class Evaluator(evaluator.Evaluator):
 def summary(rows: Rows, levels: Int[np.ndarray, ' Q']) -> dict[str, Any]:
   """Returns statistics of the rows of some ascending difficulties.
 
-  Keys: 'difficulty', 'rows', 'accuracy'; 'length_mean', 'length_std' and
-  'length' (median, quartiles) in tape tokens; the same of 'flops', and the mean
-  'full_flops' of T tokens.
+  Mean, std and quartiles of 'length', in tape tokens, and 'flops'; 'full_flops'
+  is the mean of T tokens.
   """
   chosen = np.isin(rows['difficulty'], levels)
   name = ' to '.join(str(level) for level in dict.fromkeys(levels[[0, -1]]))
@@ -128,14 +120,24 @@ def draw(
 ) -> None:
   """Draws tape length and FLOPs over difficulty, and tapes of some rows.
 
-  `table` has the `summary` of each difficulty, `rows` the arrays of all rows.
-  See `plots.figure`.
+  `table` has the `summary` of each difficulty; see `plots.figure`.
   """
   slots, full = float(rows['tape_indices'].shape[1]), table[0]['full_flops']
-  panels = [
-    _panel(table, 'length', 'Tape length', 'tape tokens', 1.0, slots),
-    _panel(table, 'flops', 'Cost', 'kFLOPs per input', 1e-3, full),
-  ]
+  x = np.array([int(row['difficulty']) for row in table])
+  panels, dashed = [], {'linestyle': '--', 'marker': ''}
+  for key, title, unit, scale, fixed in (
+    ('length', 'Tape length', 'tape tokens', 1.0, slots),
+    ('flops', 'Cost', 'kFLOPs per input', 1e-3, full),
+  ):
+    parts = [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
+    low, mean, high = scale * np.array(parts).T
+    flat = np.full(len(x), scale * fixed)
+    lines = [
+      Line('adaptive: mean, quartiles', x, mean, 0, (low, high)),
+      Line('fixed length', x, flat, 1, style=dashed),
+    ]
+    label = 'difficulty k: symbols that are 1'
+    panels.append(Panel(title, unit, label, lines, y_limits=(0, None), ticks=8))
   with plots.figure(path, table, (10.0, 6.6)) as drawn:
     curves, tapes = drawn.subfigures(2, 1, height_ratios=(1.25, 1))
     for axes, panel in zip(curves.subplots(1, 2), panels, strict=True):
@@ -143,31 +145,8 @@ def draw(
     _draw_tapes(tapes.subplots(), rows, examples(rows))
 
 
-def _panel(
-  table: Sequence[Mapping[str, Any]],
-  key: str,
-  title: str,
-  unit: str,
-  scale: float,
-  fixed: float,
-) -> Panel:
-  x = np.array([int(row['difficulty']) for row in table])
-  values = [(row[key].low, row[f'{key}_mean'], row[key].high) for row in table]
-  low, mean, high = scale * np.array(values).T
-  lines = [
-    Line('adaptive: mean, quartiles', x, mean, 0, (low, high)),
-    Line('fixed length', x, np.full(len(x), scale * fixed), 1,
-         style={'linestyle': '--', 'marker': ''}),
-  ]  # fmt: skip
-  x_label = 'difficulty k: symbols that are 1'
-  return Panel(title, unit, x_label, lines, y_limits=(0, None), ticks=8)
-
-
 def examples(rows: Rows) -> Int[np.ndarray, ' E']:
-  """Returns a typical row for each of some difficulties, spread evenly.
-
-  It is the first one with the median tape length, ascending by difficulty.
-  """
+  """Returns the first row of median tape length of some difficulties."""
   levels = np.unique(rows['difficulty'])
   places = np.linspace(0, len(levels) - 1, EXAMPLES).round().astype(int)
   found = []

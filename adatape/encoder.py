@@ -11,20 +11,40 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from adatape.bank import SharedNorm
-from adatape.block import TapeBlock, block_flops
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from halting.rule import weigh
 from halting.token_rules import ACT
-from model_lib import blocks, flops
-from model_lib.layers import (
-  LayerNorm,
-  Mlp,
-  build,
-  classifier,
-  masked_mean,
-)
+from model_lib import blocks, flops, layers
+from model_lib.layers import EncoderBlock, Mlp, build, masked_mean
 from model_lib.row_random import RowKeys, fold_rows
+
+
+class TapeBlock(EncoderBlock):
+  """An `EncoderBlock` of input tokens followed by a tape.
+
+  `tape_mlp` is the network of the tape: '' for that of the input tokens, 'mlp'
+  for another one, 'glu' for a gated one (AdaTape, section 2).
+  """
+
+  tape_mlp: str = ''
+
+  def feed_forward(
+    self,
+    x: Float[Array, 'B L D'],
+    row_keys: RowKeys,
+    num_input_tokens: int | None = None,
+  ) -> Float[Array, 'B L D']:
+    """Applies the networks; `num_input_tokens` None: all are input tokens."""
+    if not self.tape_mlp:
+      return super().feed_forward(x, row_keys)
+    count = x.shape[1] if num_input_tokens is None else num_input_tokens
+    # Also runs on zero tape tokens, so that its parameters always exist.
+    gated = self.tape_mlp == 'glu'
+    mlp = build(Mlp, self, name='mlp')
+    tape_mlp = build(Mlp, self, name='tape_mlp', gated=gated)
+    tape = tape_mlp(x[:, count:], fold_rows(row_keys, 'tape'))
+    return jnp.concatenate([mlp(x[:, :count], row_keys), tape], axis=1)
 
 
 class TapeEncoder(nn.Module):
@@ -52,20 +72,17 @@ class TapeEncoder(nn.Module):
   def setup(self):
     """Declares the submodules and parameters."""
     for index in range(self.depth):
-      inserted = index >= self.insert_after
-      tape_mlp = self.tape_mlp if inserted else ''
-      block = build(TapeBlock, self, tape_mlp=tape_mlp)
+      tape_mlp = self.tape_mlp if index >= self.insert_after else ''
       # The names of the ViT: its parameters load without renaming.
-      setattr(self, f'block_{index}', block)
-    self.norm = LayerNorm(dtype=self.dtype)
+      setattr(self, f'block_{index}', build(TapeBlock, self, tape_mlp=tape_mlp))
+    self.norm = layers.LayerNorm(dtype=self.dtype)
     if self.read_mlp:
-      self.read_network = Mlp(
-        self.mlp_dim, gated=self.read_mlp == 'glu', dtype=self.dtype
-      )
+      gated = self.read_mlp == 'glu'
+      self.read_network = Mlp(self.mlp_dim, gated=gated, dtype=self.dtype)
     if self.reading is not None:
       self.tape_norm = SharedNorm(self.norm_scale)
     if self.act:
-      self.halt = classifier(1, 'halt')
+      self.halt = layers.classifier(1, 'halt')
 
   def read(
     self,
@@ -80,33 +97,18 @@ class TapeEncoder(nn.Module):
     noise and dropout.
     """
     x = self.before(x, row_keys)
+    size = bank.shape[-2]
     if self.reading is None:
-      batch, size = x.shape[0], bank.shape[0]
-      zeros = jnp.zeros((batch,))
-      return x, Tape(
-        tokens=jnp.tile(bank[None], (batch, 1, 1)),
-        mask=jnp.ones((batch, size)),
-        indices=None,
-        loss=zeros,
-        halting=zeros,
-        length=jnp.full((batch,), size, jnp.int32),
-      )
-    dropped = None
+      batch = x.shape[0]
+      tokens = jnp.tile(bank[None], (batch, 1, 1))
+      zeros, length = jnp.zeros((batch,)), jnp.full((batch,), size, jnp.int32)
+      ones = jnp.ones((batch, size))
+      return x, Tape(tokens, ones, None, zeros, zeros, length)
+    options: Any = dict(normalize=self.tape_norm, stop_early=stop_early)
     if row_keys is not None and self.bank_drop:
-      dropped = bank_drop(
-        fold_rows(row_keys, 'bank_drop'),
-        self.bank_drop,
-        bank.shape[-2],
-        keep=self.reading.min_bank_size,
-      )
-    tape = read(
-      bank,
-      self.query(x, row_keys),
-      self.reading,
-      normalize=self.tape_norm,
-      dropped=dropped,
-      stop_early=stop_early,
-    )
+      keys, keep = fold_rows(row_keys, 'bank_drop'), self.reading.min_bank_size
+      options['dropped'] = bank_drop(keys, self.bank_drop, size, keep)
+    tape = read(bank, self.query(x, row_keys), self.reading, **options)
     return x, self._halted(tape) if self.act else tape
 
   def _halted(self, tape: Tape) -> Tape:
@@ -145,8 +147,7 @@ class TapeEncoder(nn.Module):
   ) -> Float[Array, 'B H']:
     """Appends the tape, runs the other blocks and pools, in float32.
 
-    The tape may be cropped to the longest one. Slots with mask 0 are not
-    attended to and not pooled.
+    The tape may be cropped to the longest one. Slots with mask 0 are not read.
     """
     tokens = tokens.astype(x.dtype)
     if self.read_mlp:
@@ -163,13 +164,10 @@ class TapeEncoder(nn.Module):
 
   def _blocks(self, x, valid, row_keys, indices, num_input_tokens=None):
     names = [f'block_{index}' for index in indices]
-    return blocks.apply(
-      [getattr(self, name) for name in names],
-      x,
-      valid,
-      [fold_rows(row_keys, name) for name in names],
-      num_input_tokens=num_input_tokens,
-    )
+    stack = [getattr(self, name) for name in names]
+    keys = [fold_rows(row_keys, name) for name in names]
+    fixed = {'num_input_tokens': num_input_tokens}
+    return blocks.apply(stack, x, valid, keys, **fixed)
 
   @nn.nowrap
   def flops(
@@ -187,3 +185,18 @@ class TapeEncoder(nn.Module):
     return total + (self.depth - self.insert_after) * block_flops(
       tokens, width, self.mlp_dim, tape_length, self.tape_mlp
     )
+
+
+def block_flops(
+  tokens: int | float,
+  width: int,
+  mlp_dim: int,
+  tape_tokens: int | float,
+  tape_mlp: str,
+) -> float:
+  """Returns the FLOPs of a `TapeBlock`; `tokens` excludes the tape."""
+  return (
+    flops.attention(tokens + tape_tokens, width)
+    + flops.mlp(tokens, width, mlp_dim)
+    + flops.mlp(tape_tokens, width, mlp_dim, gated=tape_mlp == 'glu')
+  )

@@ -19,7 +19,7 @@ from halting.rule import Halting
 
 @dataclasses.dataclass(frozen=True)
 class HostReading:
-  """The first stage, as `serve_lib.chain.Program`.
+  """The first stage, a program of `serve_lib.chain.Resizable`.
 
   The carry is (tokens at the insertion `[B, L, H]`, tape `[B, T, H]`, its mask
   `[B, T]`).

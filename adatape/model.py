@@ -28,8 +28,8 @@ from model_lib.vit import ImageModel, ImageTokens
 class TapeClassifier(nn.Module):
   """Base of the classifiers; `__call__` is `read`, then `classify`.
 
-  A subclass has a field `max_steps` (the most tape tokens, T) and defines
-  `reading` and `embed`. `row_keys`, one per row, enable noise and dropout.
+  A subclass has a field `max_steps` (T) and defines `reading` and `embed`.
+  `row_keys`, one per row, enable noise and dropout.
   """
 
   def setup(self):
@@ -39,7 +39,7 @@ class TapeClassifier(nn.Module):
 
   @nn.nowrap
   def reading(self) -> Reading | None:
-    """Returns the settings of the reading that the fields describe."""
+    """Returns the settings of the reading; None without one."""
     raise NotImplementedError
 
   @nn.nowrap
@@ -56,10 +56,7 @@ class TapeClassifier(nn.Module):
     row_keys: RowKeys = None,
     stop_early: bool = False,
   ) -> tuple[Float[Array, 'B L H'], Tape, int]:
-    """Returns (tokens, tape, size of the bank) at the insertion.
-
-    With `stop_early`, reading stops when every row has halted.
-    """
+    """Returns (tokens, tape, size of the bank) at the insertion."""
     x, bank = self.embed(inputs)
     x, tape = self.encoder.read(x, bank, row_keys, stop_early)
     return x, tape, bank.shape[-2]
@@ -78,23 +75,22 @@ class TapeClassifier(nn.Module):
   def __call__(
     self, inputs: Num[Array, 'B ...'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
-    """Classifies with T tape slots, in training and as reference for serving.
+    """Classifies with T tape slots; the reference for serving.
 
-    Returns (logits, out): `out['features']` are the pre-logits `[B, H]`,
-    `out['tape']` has fields of `Tape`, and `bank_size`.
+    `out['features']` are the pre-logits `[B, H]`, `out['tape']` has fields of
+    `Tape`, and `bank_size`.
     """
     x, tape, bank_size = self.read(inputs, row_keys)
     logits, features = self.classify(x, tape.tokens, tape.mask, row_keys)
-    names = ('length', 'mask', 'indices', 'loss')
-    out: dict[str, Any] = {name: getattr(tape, name) for name in names}
-    out['bank_size'] = bank_size
+    out = tape._asdict() | {'bank_size': bank_size}
+    del out['tokens'], out['halting']
     return logits, {'features': features, 'tape': out}
 
   @nn.nowrap
   def _flops(
     self, tokens: int, bank_size: int, tape_length: int | float | None
   ) -> float:
-    """Returns FLOPs of encoder and head; `tape_length` None means T."""
+    """FLOPs of encoder and head; `tape_length` None means T."""
     length = self.max_steps if tape_length is None else tape_length
     encoder = self._encoder().flops(tokens, bank_size, self.width, length)
     return encoder + flops.dense(1, self.width, self.num_classes)
@@ -150,13 +146,13 @@ class AdaTapeViT(TapeClassifier, ImageModel):
     reading = self.reading()
     if self.act and not (reading and reading.fixed_length):
       raise ConfigError('act', True, 'fixed_length=True and a bank')
-    if reading is not None:
+    if reading:
       size = self.bank_size if self.bank == 'learnable' else None
       reading.check_bank(size, self.width)
 
   @nn.nowrap
   def reading(self) -> Reading | None:
-    """Returns the settings of the reading; None without a bank."""
+    """Returns the settings of the reading; None without one."""
     if self.bank == 'none':
       return None
     threshold = math.inf if self.fixed_length else self.threshold
@@ -166,13 +162,12 @@ class AdaTapeViT(TapeClassifier, ImageModel):
     """Declares the submodules and parameters."""
     super().setup()
     self.tokens = build(ImageTokens, self)
-    if self.bank == 'input':
-      self.tape_bank: Any = ImageBank(
-        self.width, self.bank_patch_size, self.dtype
-      )
-    else:
-      size = self.max_steps if self.bank == 'none' else self.bank_size
-      self.tape_bank = LearnableBank(size, self.width)
+    size = self.max_steps if self.bank == 'none' else self.bank_size
+    self.tape_bank: Any = (
+      ImageBank(self.width, self.bank_patch_size, self.dtype)
+      if self.bank == 'input'
+      else LearnableBank(size, self.width)
+    )
 
   def embed(
     self, inputs: Float[Array, 'B Y X E']
@@ -185,10 +180,7 @@ class AdaTapeViT(TapeClassifier, ImageModel):
   def flops(
     self, input_shape: tuple[int, ...], tape_length: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one image `[Y, X, E]` forward.
-
-    `tape_length` may be a measured mean; None is the most, T.
-    """
+    """Returns the FLOPs of an image `[Y, X, E]`, of a mean `tape_length`."""
     tokens = self.image_tokens(input_shape)
     total = flops.patch_embed(input_shape, self.patch_size, self.width)
     bank_size = self.bank_size

@@ -1,8 +1,4 @@
-"""AdaTape for parity: is the number of 1s even? (AdaTape, section 3.2).
-
-One trainable [CLS] token is the only input token and makes the first query;
-the bank is the symbols, embedded without positions.
-"""
+"""AdaTape for parity: is the number of 1s even? (AdaTape, section 3.2)."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,10 +18,10 @@ from model_lib.vit import class_token
 
 
 class ParityModel(TapeClassifier):
-  """AdaTape with symbol inputs `[B, N]` (int) and class logits.
+  """AdaTape with symbol inputs `[B, N]` (int), which are its bank.
 
-  The paper takes K = 2, T = N / 2 and tau = N / 4 for N symbols. The tape is
-  inserted before the first block, as [CLS] is the only input token.
+  The only input token is a trained [CLS]; the tape comes before the first
+  block. The paper takes K = 2, T = N / 2 and tau = N / 4 for N symbols.
   """
 
   num_classes: int
@@ -57,7 +53,7 @@ class ParityModel(TapeClassifier):
 
   @nn.nowrap
   def reading(self) -> Reading:
-    """Returns the settings of the reading that the fields describe."""
+    """Returns the settings of the reading."""
     return build(Reading, self, loss=self.tape_loss)
 
   def setup(self):

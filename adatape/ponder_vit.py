@@ -1,9 +1,8 @@
 """PonderNet on images: a shared block with a distribution over its steps.
 
 Banino et al. 2021 with the block of a Universal Transformer. Training sees the
-logits of every step. The prediction is that of the median step: the first at
-which a row has halted with a probability of at least 1/2.
-See `halting.token_rules:PonderNet` and `train_lib.expected_loss`.
+logits of every step, see `train_lib.expected_loss`. The prediction is that of
+the median step (`halting.token_rules:PonderNet`).
 """
 
 import dataclasses
@@ -21,14 +20,8 @@ from eval_lib.metrics import Average, row_statistics
 from halting import costs, loop
 from halting.rule import TokenRule
 from halting.token_rules import PonderNet
-from model_lib import flops
-from model_lib.layers import (
-  EncoderBlock,
-  LayerNorm,
-  build,
-  classifier,
-  masked_mean,
-)
+from model_lib import blocks, flops, layers
+from model_lib.layers import EncoderBlock, build, masked_mean
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys, fold_rows
 from model_lib.sizes import Rate
@@ -54,25 +47,19 @@ class PonderStep(nn.Module):
     step: Int[Array, ''],
     row_keys: RowKeys = None,
   ) -> tuple[dict[str, Array], Float[Array, ' B']]:
-    """Returns ('tokens' `[B, L, D]` and 'features' `[B, D]`, lambda `[B]`).
-
-    Only the tokens of `state` are read.
-    """
+    """Returns ('tokens' `[B, L, D]` and 'features' `[B, D]`, lambda `[B]`)."""
     x = state['tokens']
     x = add_coordinates(x, step) if self.coordinates else x
     block = build(EncoderBlock, self, name='block')
     x = block(x, None, fold_rows(row_keys, step))
-    normed = LayerNorm(name='norm', dtype=self.dtype)(x)
+    normed = layers.LayerNorm(name='norm', dtype=self.dtype)(x)
     features = masked_mean(normed if self.pool == 'gap' else normed[:, :1])
     chance = partitioned_dense(1, 'embed', None, 'halt')(features)[:, 0]
     return {'tokens': x, 'features': features}, jax.nn.sigmoid(chance)
 
 
 class PonderViT(ImageModel, kw_only=True):
-  """A block applied up to `max_steps` times to image patches.
-
-  The norm before the head is also that before the halting probability.
-  """
+  """A block applied up to `max_steps` times to image patches."""
 
   max_steps: Steps
   rule: TokenRule = PonderNet()  # one that reads every step
@@ -96,24 +83,22 @@ class PonderViT(ImageModel, kw_only=True):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies images; (logits, out) come from the median step.
 
-    `out['features']` are `[B, D]`; `out['ponder']` has, per row, 'steps', the
-    median step, float32, and 'depth', the same as int32. Unless `dynamic`, it
-    also has 'cost', the mean step, and out has of all steps the logits
-    'step_logits' `[N, B, O]` and the probabilities 'halting' `[N, B]`.
+    `out['features']` are `[B, D]`; `out['ponder']` has, per row, the median
+    step, as 'steps' float32 and 'depth' int32, and unless `dynamic` the mean
+    step 'cost'. Then out also has of all steps the logits 'step_logits'
+    `[N, B, O]` and the probabilities 'halting' `[N, B]`.
     """
     x = build(ImageTokens, self, name='tokens')(images)
     batch = x.shape[0]
     state = {'tokens': x, 'features': jnp.zeros((batch, self.width))}
     step = build(PonderStep, self, name='step')
-    if self.is_initializing():
-      step(state, jnp.zeros((), jnp.int32))
-    pure, variables = step.unbind()
+    pure = blocks.pure(step, state, jnp.zeros((), jnp.int32))
 
     def trace(visit: loop.Visit) -> Any:
       return visit.evidence, visit.after['features']
 
     result = loop.run(
-      lambda state, n, _: pure.apply(variables, state, n, row_keys),
+      lambda state, n, _: pure(state, n, row_keys),
       state,
       jnp.ones((batch,), bool),
       self.rule,
@@ -121,7 +106,7 @@ class PonderViT(ImageModel, kw_only=True):
       dynamic=self.dynamic,
       trace=None if self.dynamic else trace,
     )
-    head = classifier(self.num_classes)
+    head = layers.classifier(self.num_classes)
     features, depth = result.output['features'], result.halting.steps
     logits = constrain(head(features), 'batch', 'classes')
     ponder = {'steps': depth.astype(jnp.float32), 'depth': depth}
@@ -136,10 +121,7 @@ class PonderViT(ImageModel, kw_only=True):
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one image `[H, W, E]` with one head; see `flops`.
-
-    `steps` may be a measured mean of `depth`; None is the most, `max_steps`.
-    """
+    """Returns the FLOPs of one image with one head; None is `max_steps`."""
     steps = self.max_steps if steps is None else steps
     scores = steps * flops.dense(1, self.width, 1)
     return self.image_flops(input_shape, steps) + scores

@@ -14,14 +14,14 @@ import math
 import jax
 from jaxtyping import Array, Bool, Float, Key
 
-from core.errors import ConfigError, check_option
+from core.errors import ConfigError
 from halting.token_rules import Threshold
 from model_lib.logical import over_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Settings of Adaptive Tape Reading; illegal ones raise ConfigError."""
+  """Settings of Adaptive Tape Reading; a model's fields have their ranges."""
 
   # Bank tokens merged into one tape token, K (the paper uses K = T / tau).
   tokens_per_step: int
@@ -34,19 +34,9 @@ class Reading:
   query_update: str = 'average'
   loss: str = 'entropy'  # loss of one step: 1 - sum w^2, or 'max': 1 - max w
 
-  def __post_init__(self):
-    for name in ('tokens_per_step', 'max_steps', 'query_dim'):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(name, value, 'an integer >= 1')
-    if not self.threshold > 0:
-      raise ConfigError('threshold', self.threshold, '> 0')
-    check_option('query_update', self.query_update, ('average', 'replace'))
-    check_option('loss', self.loss, ('entropy', 'max'))
-
   @property
   def fixed_length(self) -> bool:
-    """Returns True if every row reads exactly `max_steps` tokens."""
+    """True if every row reads exactly `max_steps` tokens."""
     return math.isinf(self.threshold)
 
   @property
@@ -71,17 +61,12 @@ class Reading:
     """
     if bank_size is not None and bank_size < self.min_bank_size:
       kind = 'fixed length' if self.fixed_length else 'tokens_per_step'
-      raise ConfigError(
-        'bank_size',
-        bank_size,
-        f'at least {self.picks_per_step} ({kind}) * {self.max_steps} '
-        f'(max_steps) = {self.min_bank_size} tokens '
-        '(of an input bank: patches of bank_patch_size, or symbols)',
-      )
+      picks = f'{self.picks_per_step} ({kind}) * {self.max_steps} (max_steps)'
+      expected = f'at least {picks} = {self.min_bank_size} tokens'
+      raise ConfigError('bank_size', bank_size, expected)
     if self.query_dim > width:
-      raise ConfigError(
-        'query_dim', self.query_dim, f'at most the width {width}'
-      )
+      expected = f'at most the width {width}'
+      raise ConfigError('query_dim', self.query_dim, expected)
 
 
 def query_noise(

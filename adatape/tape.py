@@ -1,9 +1,8 @@
 """Adaptive Tape Reading (AdaTape, Algorithm 2): a tape of bank tokens per row.
 
 At each step the query selects its top-K bank tokens. Their softmax-weighted sum
-is the tape token, and the query becomes the mean of itself and that token (or
-the token, with query_update='replace'). A row halts when the sum of the steps'
-largest weights reaches tau (`halting.token_rules:Threshold`), or after T steps.
+is the tape token, which updates the query. A row halts when the sum of the
+steps' largest weights reaches tau (`Threshold`), or after T steps.
 
 Two passes make the gradient cheap: `select` finds the indices without a
 gradient, then `replay` computes weights, tokens and loss from the K * T chosen
@@ -23,17 +22,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from adatape.reading import Reading
-from core.errors import ConfigError
 from halting import loop
 from model_lib.logical import over_rows
 
-# One bank for all rows, or one per row.
-Bank = (
-  Float[Array, 'C H']
-  | Float[Array, 'B C H']
-  | Float[np.ndarray, 'C H']
-  | Float[np.ndarray, 'B C H']
-)
+Arrays = Array | np.ndarray
+# One for all rows, or one per row; the leading features of its tokens.
+Bank = Float[Arrays, 'C H'] | Float[Arrays, 'B C H']
+Keys = Float[Array, 'C h'] | Float[Array, 'B C h']
 
 
 class Selection(NamedTuple):
@@ -62,7 +57,7 @@ class Tape(NamedTuple):
 
 def read(
   bank: Bank,
-  query: Float[Array, 'B h'] | Float[np.ndarray, 'B h'],
+  query: Float[Arrays, 'B h'],
   reading: Reading,
   *,
   normalize: Callable[[Array, int], Array] | None = None,
@@ -75,7 +70,7 @@ def read(
   inside `jax.shard_map`, so that top_k needs no communication.
 
   Args:
-    bank: one bank for all rows, or one per row; at least K * T tokens.
+    bank: at least K * T tokens.
     query: the leading `query_dim` features of the normalised queries.
     normalize: `(tokens, count)` -> the leading `count` features of the
       normalised tokens, float32: the LayerNorm shared with the query; None if
@@ -87,10 +82,6 @@ def read(
   bank = jnp.asarray(bank)
   normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
-  if query.shape[-1] != reading.query_dim:
-    raise ConfigError(
-      'query_dim', query.shape[-1], f'queries of width {reading.query_dim}'
-    )
   query = jnp.asarray(query, jnp.float32)
   keys = normalize(jax.lax.stop_gradient(bank), reading.query_dim)
 
@@ -114,20 +105,17 @@ def read(
 
 
 def select(
-  keys: Float[Array, 'C h'] | Float[Array, 'B C h'],
+  keys: Keys,
   query: Float[Array, 'B h'],
   reading: Reading,
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Selection:
-  """Picks the bank tokens of every row, without gradient; see `read`.
-
-  `keys` and `query` are the leading features of the normalised bank and query.
-  """
+  """Picks the bank tokens of every row, without gradient; see `read`."""
   keys, query = jax.lax.stop_gradient(
     (keys.astype(jnp.float32), query.astype(jnp.float32))
   )
-  penalty = jnp.zeros_like(query, shape=(query.shape[0], keys.shape[-2]))
+  penalty = jnp.zeros_like(query, shape=(len(query), keys.shape[-2]))
   if dropped is not None:
     penalty = jnp.where(dropped, -jnp.inf, penalty)
   if reading.fixed_length:
@@ -136,16 +124,11 @@ def select(
     every = indices >= 0
     count = every.sum(-1, dtype=jnp.float32)
     return Selection(indices[..., None], every, every, halting=count)
-  state = State(
-    query=query,
-    penalty=penalty,
-    indices=jnp.zeros_like(
-      query, jnp.int32, shape=(len(query), reading.tokens_per_step)
-    ),
-  )
+  shape = len(query), reading.tokens_per_step
+  none = jnp.zeros_like(query, jnp.int32, shape=shape)
   result = loop.run(
     functools.partial(_step, keys, reading),
-    state,
+    State(query, penalty, none),
     jnp.ones_like(query[:, 0], bool),
     reading.rule,
     max_steps=reading.max_steps,
@@ -159,8 +142,7 @@ def select(
 
 
 def gather(
-  bank: Float[Array, 'C H'] | Float[Array, 'B C H'],
-  indices: Int[Array, 'B T K'],
+  bank: Float[Array, '*N C H'], indices: Int[Array, 'B T K']
 ) -> Float[Array, 'B T K H']:
   """Returns the bank tokens at the indices; the gradient is one scatter-add."""
   if bank.ndim == 2:
@@ -177,7 +159,7 @@ def replay(
 ) -> tuple[Float[Array, 'B T H'], Float[Array, ' B']]:
   """Repeats the reading on the chosen normalised tokens, differentiably.
 
-  Returns the tape tokens, zero beyond a row's length, and the row's tape loss.
+  Returns the tape tokens, zero beyond a row's length, and the tape losses.
   """
   on_tape = selection.appended[..., None]
   if reading.fixed_length:
@@ -213,7 +195,6 @@ class State(NamedTuple):
 def _step(
   keys: Array, reading: Reading, state: State, n: Array, running: Array
 ) -> tuple[State, Array]:
-  """Returns the next state, and the largest weights, for `halting.loop.run`."""
   indices, weights = choose(keys, state.query, state.penalty, reading)
   picked = gather(keys, indices[:, None])[:, 0]
   query = updated(state.query, weights, picked, reading)
@@ -223,7 +204,7 @@ def _step(
 
 
 def choose(
-  keys: Float[Array, 'C h'] | Float[Array, 'B C h'],
+  keys: Keys,
   query: Float[Array, 'B h'],
   penalty: Float[Array, 'B C'],
   reading: Reading,
@@ -247,13 +228,9 @@ def updated(
 
 def _scores(keys: Array, query: Array, reading: Reading) -> Array:
   # Highest precision: a TPU would otherwise multiply in bfloat16.
-  keys_axes = 'ch' if keys.ndim == 2 else 'bch'
-  return jnp.einsum(
-    f'bh,{keys_axes}->bc',
-    _scaled(query, reading),
-    keys,
-    precision=jax.lax.Precision.HIGHEST,
-  )
+  equation = 'bh,ch->bc' if keys.ndim == 2 else 'bh,bch->bc'
+  scaled, precision = _scaled(query, reading), jax.lax.Precision.HIGHEST
+  return jnp.einsum(equation, scaled, keys, precision=precision)
 
 
 def _scaled(query: Array, reading: Reading) -> Array:

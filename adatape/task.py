@@ -1,9 +1,4 @@
-"""Classification with the losses and metrics of adaptive computation.
-
-`TapeClassification` adds `lambda * mean_b(l)` of Adaptive Tape Reading
-(AdaTape, section 2.4), `PonderClassification` the ponder cost of the Universal
-Transformer (Algorithm 1). The weight is a field of `loss`, or a knob.
-"""
+"""Classification with a tape loss (AdaTape, section 2.4), or a ponder cost."""
 
 import dataclasses
 from typing import ClassVar
@@ -30,7 +25,7 @@ class TapeClassification(Classification):
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
-    """Legal fields of `loss`; `tape_weight` is lambda."""
+    """Legal fields of `loss`; the loss has `tape_weight * mean_b(l)`."""
 
     tape_weight: Weight = 0.0
 
@@ -68,19 +63,17 @@ class TapeClassification(Classification):
     'tape_length' int32 `[B]`, 'full_flops' float32 `[B]` of a tape of T tokens,
     'tape_indices' int32 `[B, T, K]` (not without a bank).
     """
-    tape = out['tape']
-    full = jnp.full(tape['length'].shape, self.flops())
-    result = {'tape_length': tape['length'], 'full_flops': full}
-    if tape['indices'] is not None:
-      result['tape_indices'] = tape['indices']
-    return result
+    length, indices = out['tape']['length'], out['tape']['indices']
+    full = jnp.full(length.shape, self.flops())
+    result = {'tape_length': length, 'full_flops': full}
+    return result if indices is None else result | {'tape_indices': indices}
 
   def cheaper(self):
     """Returns smaller halting thresholds; see `Task.cheaper`."""
     reading = self.model.reading()
-    if reading is None or reading.fixed_length:
-      return ()
-    return tuple({'threshold': share * reading.threshold} for share in SHARES)
+    adapts = reading and not reading.fixed_length
+    shares = SHARES if adapts else ()
+    return tuple({'threshold': share * reading.threshold} for share in shares)
 
 
 class PonderClassification(Classification):

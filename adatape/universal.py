@@ -1,9 +1,8 @@
 """Transformers that halt in depth, by ACT: AdaTape's baselines (section 3.1).
 
-The Universal Transformer (Dehghani et al. 2019) on symbols and on images, which
-applies one block up to `max_steps` times; U2T, with a block per step and a
-shared halting score, as in the authors' code; and UViT, a ViT on top of a
-Universal Transformer. `out['ponder']` has the steps and cost of each row.
+The Universal Transformer (Dehghani et al. 2019) on symbols and on images; U2T,
+with a block per step and a shared halting score, as in the authors' code; and
+UViT, a ViT on top of a Universal Transformer.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,14 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
-from model_lib import flops, row_random
-from model_lib.layers import (
-  EncoderBlock,
-  LayerNorm,
-  build,
-  masked_mean,
-  pool_and_classify,
-)
+from model_lib import blocks, flops, layers, row_random
+from model_lib.layers import EncoderBlock, build, masked_mean
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size, check_heads
@@ -108,10 +101,10 @@ class UniversalEncoder(Pondering):
     mask: Bool[Array, 'B L'] | Num[Array, 'B L'] | None = None,
     row_keys: RowKeys = None,
   ) -> tuple[Float[Array, 'B L D'], dict[str, Array]]:
-    """Encodes tokens; those with mask 0 are ignored.
+    """Returns (encoded tokens, ponder); tokens with mask 0 are ignored.
 
-    Returns (tokens, ponder) with `[B]` 'steps' N and 'cost' N + R, both means
-    over a row's valid tokens, float32, and 'depth', the largest N, int32.
+    Ponder has `[B]` 'steps' N and 'cost' N + R, float32, means over a row's
+    valid tokens, and 'depth', the largest N, int32.
     """
     valid = jnp.ones(x.shape[:2], bool) if mask is None else mask.astype(bool)
     result = loop.run(
@@ -126,25 +119,20 @@ class UniversalEncoder(Pondering):
     )
     out = result.output
     if self.final_norm:
-      out = LayerNorm(name='norm', dtype=self.dtype)(out)
+      out = layers.LayerNorm(name='norm', dtype=self.dtype)(out)
     steps = result.halting.steps.astype(jnp.float32)
-    cost = self.rule.cost(result.halting)
+    both = jnp.stack([steps, self.rule.cost(result.halting)], axis=-1)
     if self.halting == 'example':
-      steps, cost = (
-        jnp.broadcast_to(value[:, None], valid.shape) for value in (steps, cost)
-      )
-    both = masked_mean(jnp.stack([steps, cost], axis=-1), valid)
-    depth = jnp.where(valid, steps, 0.0).max(axis=1).astype(jnp.int32)
+      both = jnp.broadcast_to(both[:, None], (*valid.shape, 2))
+    depth = jnp.where(valid, both[..., 0], 0.0).max(axis=1).astype(jnp.int32)
+    both = masked_mean(both, valid)
     ponder = {'steps': both[:, 0], 'cost': both[:, 1], 'depth': depth}
     return constrain(out, 'batch', 'length', 'embed'), ponder
 
   def _step(self, x, valid, row_keys) -> loop.Step:
     step = build(UniversalStep, self, name='step')
-    if self.is_initializing():
-      step(x, jnp.zeros((), jnp.int32), valid)
-    # Linen modules must not be called in a plain JAX loop.
-    pure, variables = step.unbind()
-    return lambda x, n, _: pure.apply(variables, x, n, valid, row_keys)
+    pure = blocks.pure(step, x, jnp.zeros((), jnp.int32), valid)
+    return lambda x, n, _: pure(x, n, valid, row_keys)
 
 
 class UnsharedEncoder(UniversalEncoder):
@@ -159,19 +147,13 @@ class UnsharedEncoder(UniversalEncoder):
 
   def _step(self, x, valid, row_keys) -> loop.Step:
     names = [f'block_{n}' for n in range(self.max_steps)]
-    blocks = [build(EncoderBlock, self, name=name) for name in names]
-    layers = [score_layer(), *blocks]
-    if self.is_initializing():
-      for layer in layers:
-        layer(x)
-    (score, weights), *pure = [layer.unbind() for layer in layers]
+    stack = [build(EncoderBlock, self, name=name) for name in names]
+    score, *pure = [blocks.pure(one, x) for one in (score_layer(), *stack)]
 
     def step(state: Array, n: int, running: Array) -> Any:
       x = add_coordinates(state, n) if self.coordinates else state
-      logits: Any = score.apply(weights, x)
-      block, variables = pure[n]
-      keys = row_random.fold_rows(row_keys, names[n])
-      new = block.apply(variables, x, valid, keys)
+      logits = score(x)
+      new = pure[n](x, valid, row_random.fold_rows(row_keys, names[n]))
       return new, halting_score(logits, valid, self.halting)
 
     return step
@@ -198,8 +180,7 @@ class UniversalTransformer(Pondering):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies sequences, 0 in `mask` for padding, by their [CLS] token.
 
-    Returns (logits, out) with `out['features']` `[B, D]` and `out['ponder']`,
-    see `UniversalEncoder`; [CLS] counts as a token.
+    `out['features']` is `[B, D]`; `out['ponder']`: see `UniversalEncoder`.
     """
     # Embeddings are initialised with the scale of the sines added to them.
     x = build(SymbolTokens, self, stddev=1.0, name='tokens')(tokens)
@@ -207,18 +188,35 @@ class UniversalTransformer(Pondering):
       mask = jnp.pad(mask.astype(bool), ((0, 0), (1, 0)), constant_values=True)
     encoder = build(UniversalEncoder, self, name='encoder')
     x, ponder = encoder(x, mask, row_keys)
-    logits, features = pool_and_classify(x, 'cls', self.num_classes)
+    logits, features = layers.pool_and_classify(x, 'cls', self.num_classes)
     return logits, {'features': features, 'ponder': ponder}
 
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one sequence `[N]`; see `UniversalViT.flops`."""
+    """Returns the FLOPs of one sequence `[N]`; see `step_flops`."""
     steps = self.max_steps if steps is None else steps
     tokens = input_shape[0] + 1
     block = flops.block(tokens, self.width, self.mlp_dim)
     block += flops.dense(tokens, self.width, 1)
     return steps * block + flops.dense(1, self.width, self.num_classes)
+
+
+def step_flops(
+  model: ImageModel,
+  input_shape: tuple[int, ...],
+  steps: int | float | None,
+  most: int,
+  others: int = 0,
+) -> float:
+  """Returns the FLOPs of an image `[H, W, E]` forward; see `model_lib.flops`.
+
+  `steps` blocks, each with a score of every token, may be a measured mean of
+  `depth`; None is `most`. `others` are blocks without a score.
+  """
+  count = most if steps is None else steps
+  scores = flops.dense(model.image_tokens(input_shape), model.width, 1)
+  return model.image_flops(input_shape, count + others) + count * scores
 
 
 class UniversalViT(ImageModel, Pondering, kw_only=True):
@@ -235,13 +233,8 @@ class UniversalViT(ImageModel, Pondering, kw_only=True):
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one image `[H, W, E]` forward; see `flops`.
-
-    `steps` may be a measured mean of `depth`; None is the most, `max_steps`.
-    """
-    steps = self.max_steps if steps is None else steps
-    scores = flops.dense(self.image_tokens(input_shape), self.width, 1)
-    return self.image_flops(input_shape, steps) + steps * scores
+    """Returns the FLOPs of one image; see `step_flops`."""
+    return step_flops(self, input_shape, steps, self.max_steps)
 
 
 class UnsharedViT(UniversalViT, kw_only=True):
@@ -276,7 +269,5 @@ class UViT(ImageModel, Pondering, kw_only=True):
   def flops(
     self, input_shape: tuple[int, ...], steps: int | float | None = None
   ) -> float:
-    """Returns the FLOPs of one image; see `UniversalViT.flops`."""
-    steps = self.ut_steps if steps is None else steps
-    scores = flops.dense(self.image_tokens(input_shape), self.width, 1)
-    return self.image_flops(input_shape, steps + self.depth) + steps * scores
+    """Returns the FLOPs of one image; see `step_flops`."""
+    return step_flops(self, input_shape, steps, self.ut_steps, self.depth)

@@ -19,22 +19,20 @@ from albert_act.model import AlbertClassifier
 from albert_act.policy import HaltingPolicy, Options
 from core.errors import ConfigError
 from serve_lib import certified, classifier
-from serve_lib.chain import Stage
+from serve_lib.chain import Resizable, Stage
 from serve_lib.items import TOKEN_IDS, TextReader
 from serve_lib.loops import Loop
 
 VARIANT = 'compacted'
 
 
-class AlbertChain:
+class AlbertChain(Resizable):
   """An `AlbertClassifier` that halts, as `serve_lib.chain.Chain`.
 
-  A visit runs `iterations` of the model's `limit`. Raises ConfigError if the
-  model has no halting or several blocks (a halted token would still be needed
-  by the next block). `others` are further variants, with another rule.
+  A visit runs `iterations` of the model's `limit`. A model of several blocks is
+  refused: a halted token would still be needed by the next block. `others` are
+  variants with another rule.
   """
-
-  alone = False
 
   def __init__(
     self,
@@ -66,17 +64,15 @@ class AlbertChain:
       for name, one in self._models.items()
     }
 
-  def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the pure function of a stage; see `serve_lib.chain.Chain`.
+  def sized(
+    self, index: int, variant: str, sizes: Any, alone: bool = False
+  ) -> Stage:
+    """Returns the pure function of a stage, whatever the sizes.
 
     Outputs are `'logits'` float32 `[B, O]`, `'running'` bool `[B]`, True
     while a token of the row has not halted, and `'steps'` int32 `[B, L]`.
     """
     return self._stages[variant][index]
-
-  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
-    """Returns none; see `serve_lib.chain.Resizable`."""
-    return ()
 
   def programs(
     self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
@@ -104,14 +100,9 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   lengths = classifier.text_lengths(task, run.lengths)
   reader = classifier.text_reader(task, lengths[-1], given.max_characters)
 
-  def serve_variables(variables: Any) -> tuple[AlbertChain, HaltingPolicy]:
-    others, known = certified.serve(
-      given.setting, run, task.model, variables, VARIANT
-    )
-    chain = AlbertChain(task.model, variables, reader, given.iterations, others)
-    several = task.MULTI_LABEL
-    return chain, HaltingPolicy(
-      chain, chain.reader, task.label_names, lengths, several=several, **known
-    )
+  def chain(variables: Any, others: Any) -> AlbertChain:
+    return AlbertChain(task.model, variables, reader, given.iterations, others)
 
-  return serve_variables
+  return certified.serve(
+    task, run, given.setting, VARIANT, lengths, chain, HaltingPolicy
+  )

@@ -1,10 +1,9 @@
 """Exact compaction: only running tokens are computed, with the same results.
 
-A token that halts in step n still changes in step n, so its final keys and
-values must be computed from the new state: a step ends by projecting and
-caching them. Each step computes running tokens only. Running tokens of all rows
-are packed into one axis (see `packed_attention`), whose size is one of a few
-static ones, chosen on the device.
+A token that halts in step n still changes in step n, so a step ends by
+projecting and caching its keys and values. Running tokens of all rows are
+packed into one axis (see `packed_attention`), whose size is one of a few static
+ones, chosen on the device.
 """
 
 import dataclasses
@@ -19,6 +18,7 @@ from jaxtyping import Array, Bool, Int
 from albert_act.encoder import Albert
 from albert_act.packed_attention import Packed, PackedAttention
 from halting import loop
+from model_lib import blocks
 from model_lib.layers import valid_tokens
 
 # Sizes as shares of a batch's tokens. Each is compiled, so there are few; they
@@ -42,13 +42,11 @@ class Tokens:
 
 
 def sizes_for(rows: int, length: int) -> tuple[int, ...]:
-  """Returns the sizes of packed tokens for batches of a shape, ascending.
-
-  The least is one token per row, as [CLS] often runs to the end alone.
-  """
+  """Returns the sizes of packed tokens for batches of a shape, ascending."""
   most = rows * length
   shares = {round(share * most) for share in SHARES}
   shares = {size for size in shares if size > FEW_TOKENS[-1]}
+  # The least is one token per row, as [CLS] often runs to the end alone.
   sizes = {rows, most} | shares | set(FEW_TOKENS)
   return tuple(sorted(size for size in sizes if rows <= size <= most))
 
@@ -80,24 +78,17 @@ def begin(
 def step(
   model: Albert, size: int, least: int = 1
 ) -> Callable[[Tokens], Tokens]:
-  """Returns a function that runs one iteration, in plain JAX.
-
-  It is for `least` to `size` running tokens, in all rows together. The model
-  has one group of one block.
-  """
+  """Returns one iteration of `least` to `size` running tokens, in plain JAX."""
   run, limit = iteration(model), model.max_iterations
 
   def computed(tokens: Tokens) -> Tokens:
     packed = Packed.of(tokens.halting.running, size)
-    x = packed.pack(tokens.x)
-    attention = PackedAttention(
-      packed, tokens.keys, tokens.values, tokens.valid, least
-    )
+    x, keys, values = packed.pack(tokens.x), tokens.keys, tokens.values
+    attention = PackedAttention(packed, keys, values, tokens.valid, least)
     is_last = (tokens.iteration == limit - 1)[packed.row]
     before = jax.tree.map(packed.pack, tokens.halting)
-    state, keys, values, after = run(
-      attention, x, before, is_last, packed.first
-    )
+    made = run(attention, x, before, is_last, packed.first)
+    state, keys, values, after = made
     return dataclasses.replace(
       tokens,
       x=packed.unpack(state, tokens.x),
@@ -120,8 +111,7 @@ def iteration(model: Albert) -> Callable[..., Any]:
   """
   bound: Any = model.block[0]
   block, variables = bound.unbind()
-  score, score_variables = model.score.unbind()
-  rule = model.rule
+  score, rule = blocks.pure(model.score), model.rule
 
   def run(attend: Any, x: Any, before: Any, is_last: Any, first: Any) -> Any:
     # `attend` has the keys and values.
@@ -129,8 +119,7 @@ def iteration(model: Albert) -> Callable[..., Any]:
     attending = block.clone(attend=attend)
     done = attending.apply(variables, x[None], keys_values=(nothing, nothing))
     state = done.x[0]
-    scored: Any = score.apply(score_variables, state.astype(jnp.float32))
-    logits = scored[:, 0]
+    logits = score(state.astype(jnp.float32))[:, 0]
     if rule.PER_ROW:  # that of [CLS], which runs as long
       logits = jnp.take(logits, first, mode='clip')
     after, weight = rule.step(before, jax.nn.sigmoid(logits), is_last)

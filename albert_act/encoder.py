@@ -3,10 +3,8 @@
 Lan et al. 2020; halting per token by Simoulin and Crabbe 2021 ("How Many Layers
 and Why?", equations 1 to 8): `h^n = layer(h^{n-1})`, `p^n = sigmoid(W h^n +
 b)`; the next iteration and the other tokens read `lambda^n h^n + (1 - lambda^n)
-h^{n-1}`. By a rule that does not mix states a running token's state is `h^n`,
-and a halted token keeps `h^N`. Parameters are named as those that
-`model_lib.convert` loads. This is the masked form; `albert_act.chain` computes
-running tokens only.
+h^{n-1}`, or `h^n` by a rule that does not mix states. This is the masked form;
+`albert_act.chain` computes running tokens only.
 """
 
 import functools
@@ -25,7 +23,7 @@ from core.errors import ConfigError
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
-from model_lib import flops, row_random
+from model_lib import blocks, flops, row_random
 from model_lib.bert import INIT, Activation, TextEncoder
 from model_lib.layers import valid_tokens
 from model_lib.logical import constrain, partitioned_dense
@@ -116,8 +114,7 @@ class Albert(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Embeds tokens, padded after `length`, and applies the shared layer.
 
-    `row_keys` turn dropout on; `trace` is recorded in every iteration of the
-    static form, see `halting.loop.run`.
+    `row_keys` turn dropout on; `trace`: see `halting.loop.run`.
     """
     x = self.embed(tokens, token_types, row_keys)
     valid = valid_tokens(tokens, length)
@@ -134,33 +131,27 @@ class Albert(TextEncoder, kw_only=True):
     )
     cost = self.rule.cost(result.halting)
     spent = {'steps': result.halting.steps, 'cost': cost}
-    return Encoded(
-      result.output.astype(self.dtype), spent, result.depth, result.trace
-    )
+    states = result.output.astype(self.dtype)
+    return Encoded(states, spent, result.depth, result.trace)
 
   def _pure_step(self, x, valid, row_keys) -> loop.Step:
     """Returns `(state, n, _) -> (layer(state), score)` in plain JAX."""
-    if self.is_initializing():
-      for block in self.block:
-        block(x, valid)
-      if self.rule.SCORED:
-        self.score(x)
-    groups = [
-      [block.unbind() for block in self.block[start : start + self.inner_group]]
-      for start in range(0, len(self.block), self.inner_group)
-    ]
-    score = self.score.unbind() if self.rule.SCORED else None
-    limit = self.max_iterations
+    pure = [blocks.pure(block, x, valid) for block in self.block]
+    score = blocks.pure(self.score, x) if self.rule.SCORED else None
+    limit, size = self.max_iterations, self.inner_group
     # Hugging Face's formula, with its rounding.
     group_of = [int(n / (limit / self.num_groups)) for n in range(limit)]
 
     def layer(group: list[Any], state: Array, keys: Any) -> Array:
-      for number, (block, variables) in enumerate(group):
+      for number, block in enumerate(group):
         own = row_random.fold_rows(keys, f'block_{number}')
-        state = block.apply(variables, state, valid, own).x
+        state = block(state, valid, own).x
       return state
 
-    branches = [functools.partial(layer, group) for group in groups]
+    branches = [
+      functools.partial(layer, pure[start : start + size])
+      for start in range(0, len(pure), size)
+    ]
 
     def step(state: Array, n: Array, running: Array) -> tuple[Array, Any]:
       keys = row_random.fold_rows(row_keys, n)
@@ -168,9 +159,7 @@ class Albert(TextEncoder, kw_only=True):
       state = jax.lax.switch(group, branches, state, keys)
       if score is None:
         return state, None
-      module, variables = score
-      logits: Any = module.apply(variables, state.astype(jnp.float32))
-      scores = jax.nn.sigmoid(logits[..., 0])
+      scores = jax.nn.sigmoid(score(state.astype(jnp.float32))[..., 0])
       if self.rule.PER_ROW:
         scores = jnp.broadcast_to(scores[:, :1], scores.shape)
       return state, scores

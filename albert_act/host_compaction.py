@@ -1,9 +1,8 @@
 """Exact compaction for programs that read their sizes at run time.
 
-The host packs the running tokens of a batch before each iteration and puts the
-new states, keys and values into their places. So as many tokens are computed as
-run, and one program serves all iterations. See `albert_act.compaction`, whose
-sizes are static, for what an iteration computes.
+The host packs the running tokens of a batch before each iteration, and unpacks
+their states, keys and values; one program serves all iterations. See
+`albert_act.compaction`, whose sizes are static.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ def state_of(rule: TokenRule) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class HostStage:
-  """Some iterations of a batch, as `serve_lib.chain.Program`.
+  """Some iterations of a batch, a program of `serve_lib.chain.Resizable`.
 
   The carry is that of `begin`, contiguous arrays that are changed in place.
   """
@@ -45,10 +44,7 @@ class HostStage:
   begin: Any = None  # of the first stage
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Runs until all tokens have halted, or for `iterations`.
-
-    Has the outputs of `AlbertChain.stage`.
-    """
+    """Runs `iterations` at most; returns the outputs of `AlbertChain.sized`."""
     (carry,) = arguments
     if self.begin:
       carry, _ = self.begin([carry])
@@ -83,13 +79,12 @@ class HostStage:
     nth = numbers - first  # in its own row
     queries = np.zeros((rows, count.max()), np.int32)
     queries[row, nth] = numbers
-    found = {name: carry[name] for name in ('keys', 'values', 'valid')}
-    return found | {
+    return {
       'is_last': (carry['iteration'] == self.limit - 1)[row],
       'first': first,
       'queries': queries,
       'place': (row * queries.shape[1] + nth).astype(np.int32),
-    }
+    } | {name: carry[name] for name in ('keys', 'values', 'valid')}
 
 
 def stages(
@@ -107,7 +102,7 @@ def stages(
   shapes: Any = first.result[0]
   rows, _, width = shapes['x'].shape
   packed, most = export.symbolic_shape('m, q', scope=rows.scope)
-  array = jax.ShapeDtypeStruct
+  array, state = jax.ShapeDtypeStruct, state_of(model.rule)
   given = {
     'x': array((packed, width), model.dtype),
     'is_last': array((packed,), bool),
@@ -115,42 +110,35 @@ def stages(
     'queries': array((rows, most), jnp.int32),
     'place': array((packed,), jnp.int32),
   }
-  state = state_of(model.rule)
   given |= {name: array((packed,), shapes[name].dtype) for name in state}
   given |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
+  programs = {
+    'iterate': compiled(iterate, given),
+    'classify': compiled(classify, array((rows, width), model.dtype)),
+    'result': first.result,
+  }
   later = HostStage(
-    compiled(iterate, given),
-    compiled(classify, array((rows, width), model.dtype)),
-    first.result,
-    iterations,
-    model.max_iterations,
-    state,
+    iterations=iterations, limit=model.max_iterations, state=state, **programs
   )
   return dataclasses.replace(later, begin=first), later
 
 
 def begin(model: AlbertClassifier, inputs: Any) -> tuple[Any, Any]:
-  """Embeds rows and projects the first keys and values.
-
-  Returns states, keys and values `[B, L, D]`, the state of the rule and `valid`
-  `[B, L]`, and `iteration` `[B]`.
-  """
+  """Returns the fields of `compaction.begin`, and of the state of the rule."""
   names = 'tokens', 'token_types', 'length'
   tokens = compaction.begin(model, *(inputs[name] for name in names))
-  found = dict(vars(tokens.halting))
-  states = 'x', 'keys', 'values', 'valid', 'iteration'
-  found |= {name: getattr(tokens, name) for name in states}
-  return found, {}
+  carry = dict(vars(tokens))
+  halting = carry.pop('halting')
+  return carry | vars(halting), {}
 
 
 def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
-  """Runs an iteration of the packed tokens.
+  """Runs an iteration of M packed tokens.
 
   `packed` has their `x` `[M, D]`, the rule's state, `is_last` and `first` `[M]`
-  (see `compaction.iteration`), of all tokens `keys` and `values` `[B, L, D]`
-  and `valid` `[B, L]`, the tokens that run in each row, `queries` `[B, Q]`, and
-  where among them each is, `place` `[M]`. Returns `x`, `keys`, `values` and the
-  rule's state of the packed tokens.
+  (see `compaction.iteration`), the tokens that run in each row, `queries`
+  `[B, Q]`, the place of each among them `[M]`, and of all tokens `keys`,
+  `values` and `valid` `[B, L, ...]`. Returns what changes of the packed tokens.
   """
   split = functools.partial(attention.split_heads, heads=model.num_heads)
 

@@ -34,10 +34,9 @@ class AlbertClassifier(Albert):
   ) -> tuple[Float[Array, 'B O'], dict[str, Any]]:
     """Classifies rows of token ids; arguments as in `Albert.encode`.
 
-    Returns (logits, out) with the pooled [CLS] `out['features']` `[B, D]`, both
-    float32, and `out['ponder']` of `Encoded`. By a rule that reads every step,
-    unless `dynamic`, also the logits 'step_logits' `[N, B, O]` and the
-    probabilities 'halting' `[N, B]` of all N iterations.
+    `out` has the pooled [CLS] 'features' `[B, D]`, float32, and 'ponder' of
+    `Encoded`. By a rule that reads every step, unless `dynamic`, also the
+    logits 'step_logits' `[N, B, O]` and the probabilities 'halting' `[N, B]`.
     """
     every = self.rule.EVERY_STEP and not self.dynamic
     trace = (lambda visit: visit.after[:, 0]) if every else None
@@ -78,15 +77,10 @@ class MaskedWords(nn.Module):
     )
     x = ACTIVATIONS[self.activation](hidden(states))
     x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
-    bias = self.param(
-      'bias', partitioned(nn.initializers.zeros, 'classes'), (vocab_size,)
-    )
-    logits = jnp.einsum(
-      'bpe,ve->bpv',
-      x,
-      table.astype(self.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    zeros = partitioned(nn.initializers.zeros, 'classes')
+    bias = self.param('bias', zeros, (vocab_size,))
+    table, kind = table.astype(self.dtype), jnp.float32
+    logits = jnp.einsum('bpe,ve->bpv', x, table, preferred_element_type=kind)
     return constrain(logits + bias[None, None], 'batch', None, 'classes')
 
 
@@ -119,22 +113,19 @@ class AlbertPretraining(Albert):
   ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Predicts the words at `positions` and the order of the two segments.
 
-    The other arguments are those of `Albert.encode`. Returns (logits, out):
-    `logits['words']` `[B, P, V]` and `logits['order']` `[B, 2]`;
-    `out['features']` `[B, D]`, all float32; `out['ponder']` as of `Encoded`.
+    Returns ({'words': `[B, P, V]`, 'order': `[B, 2]`}, out) with 'features'
+    `[B, D]`, all float32, and 'ponder' of `Encoded`.
     """
     encoded: Encoded = self.encode(tokens, token_types, length, row_keys)
-    features = self.pooler(encoded.states[:, 0]).astype(jnp.float32)
+    states = encoded.states
+    features = self.pooler(states[:, 0]).astype(jnp.float32)
     table: Any = self.embeddings.get_variable('params', 'word')['embedding']
-    masked = jnp.take_along_axis(
-      encoded.states, positions[:, :, None], axis=1, mode='clip'
-    )
-    logits = {
-      'words': self.predictions(masked, nn.meta.unbox(table)),
-      'order': self.sop(
-        row_random.drop(features, self.classifier_dropout, row_keys, 'order')
-      ),
-    }
+    places = positions[:, :, None]
+    masked = jnp.take_along_axis(states, places, axis=1, mode='clip')
+    rate = self.classifier_dropout
+    dropped = row_random.drop(features, rate, row_keys, 'order')
+    words = self.predictions(masked, nn.meta.unbox(table))
+    logits = {'words': words, 'order': self.sop(dropped)}
     return logits, {'features': features, 'ponder': encoded.ponder}
 
   @nn.nowrap

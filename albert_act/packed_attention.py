@@ -1,7 +1,7 @@
 """Running tokens of a batch packed into one axis, and their attention.
 
-Packed tokens `[M, ...]` of all rows are in order. Only for attention they
-are unpacked into rows, padded to one of a few static numbers of queries.
+Only for attention they are unpacked into rows, padded to one of a few static
+numbers of queries.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from core.errors import ConfigError
 from halting import loop
 from model_lib.attention import masked_scores, split_heads
 
@@ -104,9 +103,7 @@ class PackedAttention:
   def __call__(
     self, query: Float[Array, '1 N M H'], *unused: Any, **options: Any
   ) -> tuple[Float[Array, '1 N M H'], None]:
-    """Attends with the queries of M packed tokens to the fields' keys."""
-    if options.get('drop') is not None or options.get('received'):
-      raise ConfigError('drop, received', options, 'none if packed')
+    """Attends to the fields' keys, without dropout and `received`."""
     rows, length = self.packed.running.shape
     if self.packed.whole:
       heads, features = query.shape[1], query.shape[3]
@@ -146,17 +143,13 @@ def weighted_values(
   values: Float[Array, 'B N L H'],
   valid: Bool[Array, 'B L'],
 ) -> Float[Array, 'B N A H']:
-  """Computes `model_lib.attention.attend`, dividing by the sum at the end.
+  """Computes `model_lib.attention.attend`, dividing H instead of L elements.
 
-  The division is over H instead of L elements (docs/albert_act.md). Values are
-  zero where not valid: a weight of 0 does not remove a NaN.
+  Values are zero where not valid: a weight of 0 does not remove a NaN.
   """
   scores = masked_scores(query, keys, valid)
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-  out = jnp.einsum(
-    'bnal,bnlh->bnah',
-    weights.astype(values.dtype),
-    values,
-    preferred_element_type=jnp.float32,
-  )
+  shares, kind = weights.astype(values.dtype), jnp.float32
+  equation = 'bnal,bnlh->bnah'
+  out = jnp.einsum(equation, shares, values, preferred_element_type=kind)
   return (out / weights.sum(-1, keepdims=True)).astype(values.dtype)

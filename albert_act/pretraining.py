@@ -16,10 +16,11 @@ from albert_act.task import ITERATIONS, depths, ponder_cost
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import Average
+from train_lib.classification import check_sizes
 from train_lib.run_directory import TOKENIZER
 from train_lib.task import Task, complete_model, construct
 from train_lib.terms import Term, Weight
-from train_lib.text_classification import TextClassification, check_token_types
+from train_lib.text_classification import TextClassification
 
 _INIT_LENGTH = 8
 INPUTS = 'tokens', 'token_types', 'length', 'mlm_positions'  # of the model
@@ -28,8 +29,7 @@ INPUTS = 'tokens', 'token_types', 'length', 'mlm_positions'  # of the model
 class Pretraining(Task):
   """Masked words and sentence order, with halting or at a fixed depth.
 
-  Configuration: `model` is an `AlbertPretraining`; default `vocab_size`: the
-  corpus's. Batches come from `dataset_lib.pretraining`.
+  `model` is an `AlbertPretraining`, data are of `dataset_lib.pretraining`.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,7 @@ class Pretraining(Task):
   def build_model(self):
     """The configured module, large enough for the data set."""
     model = construct(self.config, num_classes=2)
-    for field, given, least in (
-      ('vocab_size', model.vocab_size, self.info.vocab_size),
-      ('max_positions', model.max_positions, self.info.input_shape[0]),
-    ):
-      if given < least:
-        expected = f'at least {least}, which the corpus needs'
-        raise ConfigError(f'model.{field}', given, expected)
-    check_token_types(model, self.info)
+    check_sizes(model, self.info)
     return model
 
   def example(self):
@@ -99,9 +92,7 @@ class Pretraining(Task):
     """Returns the terms of equation (8); see `Task.terms`.
 
     `ponder_share` is the share of the ponder cost in the loss. The paper
-    chooses tau so that it is about 10 %: at the end of a run multiply tau by
-    0.1 / ponder_share. In evaluation tau is that of the last step,
-    `loss.ponder_weight`.
+    chooses tau so that it is about 10 %.
     """
     logits, batch = forward.logits, forward.batch
     words, order = (

@@ -1,7 +1,6 @@
-"""Fine-tuning of ALBERT with halting: cross-entropy, and ponder cost if wanted.
+"""Fine-tuning of ALBERT with halting: cross-entropy and ponder cost.
 
-The paper fine-tunes without the ponder term; the published code uses it.
-`loss.ponder_weight` is 0 by default.
+The paper fine-tunes without the ponder cost; the published code uses it.
 """
 
 import dataclasses
@@ -80,10 +79,7 @@ def ponder_cost(forward: Forward, weight: Any, share: str = '') -> Term:
 
 
 def depths(forward: Forward) -> Metrics:
-  """Returns the metrics of the iterations that tokens take.
-
-  `iterations`: mean over real tokens; `depth`: mean over rows of the most.
-  """
+  """Returns the mean of real tokens' iterations, and of the most of rows."""
   steps, rows = forward.out['ponder']['steps'], forward.masks['rows']
   real = ((steps > 0) & (rows > 0)[:, None]).astype(jnp.float32)
   return {

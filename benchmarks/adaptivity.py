@@ -30,8 +30,7 @@ from core.fields import flag
 from dataset_lib import builder, tokenizer
 from eval_lib import glue, plots, predictions, report
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import sigmoid
-from halting.row_rules import softmax
+from halting.row_rules import Confidence, scale, softmax
 from train_lib import loading
 from train_lib.task import Task
 
@@ -39,15 +38,13 @@ BATCH, EXAMPLES = 64, 10
 SHOWN = 60  # characters of a text that are printed
 NUMBERS = 100  # of an input that are shown instead of a text
 DIFFICULTIES = 'length', 'difficulty'  # that batches or outputs may have
-_OTHERS = {*DIFFICULTIES, 'index', 'label', 'flops', 'full_flops'}
+_NO_COST = {*DIFFICULTIES, 'index', 'label', 'flops', 'full_flops'}
 
 Columns = dict[str, np.ndarray]  # a number of each row `[N]`, by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Run):
-  """Flags of this command."""
-
   dense: str = flag('run whose entropy is the difficulty', '', 'DIRECTORY')
   tau: command.Share = flag(
     'confidence threshold of a model with several heads', 0.9
@@ -55,14 +52,9 @@ class Flags(command.Run):
 
 
 def write(flags: Any) -> None:
-  """Runs both models, writes and prints the tables, and draws the costs.
-
-  Raises ConfigError for a run without outputs of rows or without classes, or a
-  dense run on other rows.
-  """
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
-  found, rows, data = _read(config, '--workdir', flags, split)
+  trained, rows, data = _read(config, '--workdir', flags, split)
   logits, name = rows['logits'][:, -1], 'own'
   if flags.dense:
     dense = loading.load_config(flags.dense, '--dense')
@@ -72,44 +64,42 @@ def write(flags: Any) -> None:
       expected = f'a run on the same {len(logits)} rows as {flags.workdir}'
       raise ConfigError('--dense', flags.dense, expected)
     logits, name = others['logits'][:, -1], 'dense'
-  costs, answers = spent(rows, found, flags)
+  costs, answers = spent(rows, trained, flags)
+  task: Any = trained.task
   hard: Columns = {k: rows[k] for k in DIFFICULTIES if k in rows}
-  task: Any = found.task
   if task.label_names:
     hard[f'entropy_{name}'] = entropy(logits, task.info.max_labels)
-  hard = {name: one for name, one in hard.items() if np.ptp(one) > 0}
+  hard = {name: values for name, values in hard.items() if np.ptp(values) > 0}
   if not hard:
     expected = 'rows that differ in length or are classified'
     raise ConfigError('--workdir', flags.workdir, expected)
-  table = correlations(costs, hard)
   names, text = task.label_names, reader(config, data)
   rights = predictions.correct(answers, rows['label'])
-  shown = []
+  examples = []
   for kind, row in extremes(costs['flops']):
-    index, label = int(rows['index'][row]), rows['label'][row]
-    right = bool(rights[row]) if names else None
-    numbers = {k: one[row].item() for k, one in (costs | hard).items()}
-    shown.append({
+    index = int(rows['index'][row])
+    examples.append({
       'kind': kind, 'index': index,
-      'label': predictions.label_text(label, names),
-      'right': right, **numbers, 'text': text(index),
+      'label': predictions.label_text(rows['label'][row], names),
+      'right': bool(rights[row]) if names else None,
+      **{k: values[row].item() for k, values in (costs | hard).items()},
+      'text': text(index),
     })  # fmt: skip
   out = pathlib.Path(flags.out)
-  for file, title, lines in (
-    ('correlations', f'rank correlations, {len(logits)} rows', table),
-    ('examples', 'cheapest and most expensive rows', shown),
-  ):
-    report.write_csv(out / f'{file}.csv', lines)
-    brief = [
-      {k: v[:SHOWN] if isinstance(v, str) else v for k, v in row.items()}
-      for row in lines
-    ]
-    report.print_table(title, brief, columns=list(lines[0]))
+  table = correlations(costs, hard)
+  title = f'rank correlations, {len(logits)} rows'
+  command.write_tables(out, [
+    report.Table('correlations', title, table, columns=[*table[0]]),
+    report.Table('examples', '', examples),
+  ])  # fmt: skip
+  brief = [row | {'text': (row['text'] or '')[:SHOWN]} for row in examples]
+  title = 'cheapest and most expensive rows'
+  report.print_table(title, brief, columns=[*brief[0]])
   with plots.if_installed():
     title = f'Cost of a row, {len(logits)} rows'
     drawn = {'GFLOPs': 1e-9 * costs.pop('flops')} | costs
     pictures.plot_against(out / 'adaptivity', drawn, hard, title)
-  print(f'step {found.saved.step}, written: {out}')
+  print(f'step {trained.saved.step}, written: {out}')
 
 
 def _read(
@@ -118,77 +108,67 @@ def _read(
   """Returns a run: checkpoint, outputs of rows of a split, and data."""
   workdir = getattr(flags, flag[2:])
   step = flags.step if flag == '--workdir' else None
-  found = loading.restore(workdir, config, step)
-  task = found.task
+  trained = loading.restore(workdir, config, step)
+  task = trained.task
   if type(task).outputs is Task.outputs:
-    expected = 'a run whose task has outputs of rows'
-    raise ConfigError(flag, workdir, expected)
+    raise ConfigError(flag, workdir, 'a run whose task has outputs of rows')
 
   @jax.jit
   def outputs(variables: Any, batch: Any) -> dict[str, Any]:
-    known = {name: batch[name] for name in DIFFICULTIES if name in batch}
-    given = variables['params'], variables['model_state'], batch
-    return known | task.outputs(*given)
+    own = {name: batch[name] for name in DIFFICULTIES if name in batch}
+    state = variables['params'], variables['model_state']
+    return own | task.outputs(*state, batch)
 
   source = builder.build_source(config.dataset, split, task.info)
   data = builder.spread(source, flags.rows, BATCH)
-  rows = predictions.collect(data, found.variables, outputs)
-  return found, rows, data
+  return trained, predictions.collect(data, trained.variables, outputs), data
 
 
 def spent(
-  rows: Mapping[str, Any], found: Any, flags: Any
+  rows: Mapping[str, Any], trained: Any, flags: Any
 ) -> tuple[Columns, np.ndarray]:
-  """Returns the costs of rows by name, and the logits `[N, C]` they leave with.
-
-  `rows` are `Task.outputs` of the split.
-  """
+  """Returns costs of rows by name, and the logits `[N, C]` they leave with."""
   heads = np.moveaxis(rows['logits'], 1, 0)
   places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
+  layers = trained.task.head_layers
   one_class = heads.shape[-1] > 1 and np.ndim(rows.get('label', 0)) < 2
   if len(heads) > 1 and one_class:
-    file = CalibrationFile(flags.workdir, found.saved.step)
-    file.check_parameters(found.variables)
-    layers = found.task.head_layers
+    file = CalibrationFile(flags.workdir, trained.saved.step)
+    file.check_parameters(trained.variables)
     scales = file.temperatures(len(heads), layers) or np.ones(len(heads))
-    chances = predictions.probabilities(heads, np.array(scales))
-    exits = predictions.confidence_exit(chances, flags.tau)
-  flops = rows['flops'].reshape(len(places), -1)
-  costs = {'flops': flops[places, exits]}
-  if len(heads) > 1 and found.task.head_layers:
-    costs['depth'] = np.array(found.task.head_layers)[exits]
-  for name, one in rows.items():
-    if one.ndim == 1 and name not in _OTHERS:
-      costs[name] = one
+    exits = Confidence(flags.tau).first(scale(heads, scales))
+  costs = {'flops': rows['flops'].reshape(len(places), -1)[places, exits]}
+  if len(heads) > 1 and layers:
+    costs['depth'] = np.array(layers)[exits]
+  for name, values in rows.items():
+    if values.ndim == 1 and name not in _NO_COST:
+      costs[name] = values
   return costs, heads[exits, places]
 
 
 def entropy(
-  logits: Float[np.ndarray, 'N C'], several: int
+  logits: Float[np.ndarray, 'N C'], max_labels: int
 ) -> Float[np.ndarray, ' N']:
   """Returns the entropy of answers in nats; of several labels of each class."""
   logits = logits.astype(np.float64)
-  if not several:
+  if not max_labels:
     return scipy.special.entr(softmax(logits)).sum(-1)
-  both = sigmoid(np.stack([logits, -logits]))
+  both = scipy.special.expit(np.stack([logits, -logits]))
   return scipy.special.entr(both).sum((0, 2))
 
 
 def correlations(costs: Columns, hard: Columns) -> list[dict[str, Any]]:
   """Returns Spearman's correlation of costs and difficulties; 0 if constant."""
   return [
-    {'cost': cost, 'mean_cost': float(values.mean())}
-    | {k: glue.correlation(values, one, scipy.stats.spearmanr)
-       for k, one in hard.items()}
-    for cost, values in costs.items()
+    {'cost': cost, 'mean_cost': float(spent.mean())}
+    | {k: glue.correlation(spent, values, scipy.stats.spearmanr)
+       for k, values in hard.items()}
+    for cost, spent in costs.items()
   ]  # fmt: skip
 
 
 def extremes(cost: np.ndarray, count: int = EXAMPLES) -> list[tuple[str, int]]:
-  """Returns the rows of least and of most cost, at most `count` of each.
-
-  No row is both.
-  """
+  """Returns up to `count` rows of least and of most cost; no row is both."""
   order = np.argsort(cost, kind='stable').tolist()
   count = min(count, len(order) // 2)
   parts = {'cheapest': order[:count], 'most expensive': order[::-1][:count]}
@@ -204,9 +184,8 @@ def reader(config: Any, data: Any) -> Callable[[int], str | None]:
   info = source.info
   if math.prod(info.input_shape) > NUMBERS:
     return lambda index: None
-  key = info.input_key
   return lambda index: ' '.join(
-    f'{x:g}' for x in source.record(index)[key].flat
+    f'{x:g}' for x in source.record(index)[info.input_key].flat
   )
 
 

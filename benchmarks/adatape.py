@@ -35,8 +35,6 @@ from train_lib.train_step import init_state, make_train_step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   variant: str = flag('Ti, S, B or L, and pixels of a patch', 'B/16')
   batch: Positive = flag('images per call', 8, names='--batch --batch_size')
   image_size: Positive = flag('side of the square images, in pixels', 224)
@@ -47,19 +45,18 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates: the models, and the reading of each bank."""
   for phase, prepare in phases(flags.phases == 'all').items():
-    found, rows = [], flags.batch
+    candidates, rows = [], flags.batch
     for bank in ('', 'learnable', 'input'):
       task = task_of(bank, flags)
       cost = task.model.flops(task.info.input_shape)
       make = functools.partial(prepare, task, rows)
       name = f'AdaTape {bank}' if bank else 'ViT'
-      found.append(Candidate(name, make, is_baseline=not bank, flops=cost))
+      candidates.append(Candidate(name, make, is_baseline=not bank, flops=cost))
       if bank and prepare is prepare_forward:
         make = functools.partial(_prepare_reading, task, rows)
-        found.append(Candidate(f'reading {bank}', make, baseline=name))
-    yield {'phase': phase}, found
+        candidates.append(Candidate(f'reading {bank}', make, baseline=name))
+    yield {'phase': phase}, candidates
 
 
 def phases(trains: bool) -> Mapping[str, Callable[[Any, int], Call]]:
@@ -82,7 +79,6 @@ def task_of(bank: str, flags: Any) -> Classification:
 
 
 def prepare_forward(task: Any, rows: int) -> Call:
-  """Prepares the logits of random images."""
   model, shape = task.model, (rows, *task.info.input_shape)
   images = jax.random.uniform(jax.random.key(0), shape, minval=-1.0)
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(1), images[:1]))
@@ -116,9 +112,10 @@ def prepare_train_step(task: Any, rows: int) -> Call:
     'label': rng.integers(task.info.num_classes, size=labels, dtype=np.int32),
     'mask': np.ones(rows, np.float32),
   }
-  batch, optimizer = jax.device_put(batch), optax.adamw(1e-3)
+  schedule = optax.constant_schedule(1e-3)
+  batch, optimizer = jax.device_put(batch), optax.adamw(schedule)
   state = jax.jit(lambda: unbox(init_state(task, optimizer, 0, 0.0)))()
-  step = make_train_step(task, optimizer, optax.constant_schedule(1e-3))
+  step = make_train_step(task, optimizer, schedule)
   lowered = jax.jit(step, donate_argnums=0).lower(state, {}, batch, {})
   compiled = lowered.compile()
 

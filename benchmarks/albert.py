@@ -40,8 +40,6 @@ BIASES = np.linspace(-12.0, 12.0, 4097)  # of the halting score
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   variant: str = flag('micro, mini, tiny, small or base', 'small')
   length: command.Length = flag('tokens of a row', 128)
   batch: Sizes = flag('rows at a time', (1, 8))
@@ -53,7 +51,6 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates: forms of a forward pass."""
   for batch, mean in itertools.product(flags.batch, flags.shares):
     model, variables, inputs, steps = prepare(batch * flags.queue, mean, flags)
     fixed = model.clone(rule=Fixed())
@@ -82,17 +79,17 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
-    found = []
+    candidates = []
     for name, run in runs.items():
       is_fixed, output = name.startswith('fixed'), jax.nn.log_softmax(run())
       # FLOPs at the measured mean iterations, if the model halts.
       needed = None if is_fixed else float(steps.mean())
       cost = (fixed if is_fixed else model).flops(inputs[0].shape[1:], needed)
-      found.append(Candidate(
+      candidates.append(Candidate(
         name, functools.partial(Call, run, 1, output, columns), flops=cost,
         is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
-    yield {'batch': batch, 'mean': mean}, found
+    yield {'batch': batch, 'mean': mean}, candidates
 
 
 class Staged(AlbertChain):
@@ -104,20 +101,15 @@ class Staged(AlbertChain):
     self.loop = None
 
   def stage(self, index: int, variant: str, length: int) -> Any:
-    """Returns one of the two stages of `AlbertChain`."""
     return super().stage(min(index, 1), variant, length)
 
   def programs(self, *arguments: Any) -> Any:
-    """Returns the second program once for each later stage."""
     first, later = super().programs(*arguments)
     return [first, *[later] * (self.num_stages - 1)]
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:
-  """Makes a model whose tokens take a mean share of the iterations.
-
-  Returns (model, its variables, inputs, iterations of each token `[B, L]`).
-  """
+  """Returns (model, variables, inputs, iterations `[B, L]` of this mean)."""
   length, rng = flags.length, np.random.default_rng(0)
   model = AlbertClassifier(
     variant=flags.variant, vocab_size=VOCAB_SIZE, max_positions=length,

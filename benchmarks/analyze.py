@@ -1,7 +1,6 @@
 """Measures a trained model: the tapes of an AdaTape, an ALBERT's iterations.
 
   python -m benchmarks.analyze --workdir=/tmp/digits
-  python -m benchmarks.analyze --workdir=/tmp/albert
   python -m benchmarks.analyze --workdir=/tmp/tense \\
       --treebank=en_ewt-ud-dev.conllu
 
@@ -36,8 +35,6 @@ from train_lib.task import construct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Run):
-  """Flags of all models."""
-
   split: str = flag('ALBERT: validation; AdaTape: that of its evaluation', '')
   out: str = flag('default: analysis/ in the workdir', '', 'DIRECTORY')
   treebank: Annotated[
@@ -53,8 +50,7 @@ class Flags(command.Run):
   )
 
 
-# The flags of each report alone, which has MODEL, the class of the models that
-# it is for, SPLIT and `write`.
+# The flags of one report; MODEL is the class of its models.
 REPORTS: dict[Any, tuple[str, ...]] = {
   iteration_report: ('treebank', 'label_words', 'sentences'),
   tape_report: ('images',),
@@ -62,7 +58,6 @@ REPORTS: dict[Any, tuple[str, ...]] = {
 
 
 def write(flags: Flags) -> None:
-  """Reads everything, then computes, then writes and prints."""
   config = loading.load_config(flags.workdir)
   model = construct(config, num_classes=2)
   module = next((m for m in REPORTS if isinstance(model, m.MODEL)), None)
@@ -79,8 +74,7 @@ def write(flags: Flags) -> None:
   out = report.folder_of(flags.out, flags.workdir, 'analysis')
   command_line.check_place('--out', str(out))
   loaded = loading.restore(flags.workdir, config, flags.step)
-  for table in module.write(flags, config, split, loaded, out):
-    report.print_table(table.title, table.rows, table.note, table.columns)
+  command.write_tables(out, module.write(flags, config, split, loaded, out))
   print(f'step {loaded.saved.step}, written: {out}')
 
 

@@ -3,18 +3,17 @@
   python -m benchmarks.budgets --workdir=/tmp/digits --dense=/tmp/vit \\
       --thresholds=1,2 --max_steps=3,6 --bank_shares=0.5,1
 
-Pictures are in the form of Figures 3, 8 and 9 of AdaTape, for one model:
-threshold tau, most tape tokens T and the share of the bank kept are changed
-after training, and no parameter depends on them. The kept bank tokens are the
-ones that most rows of the training split read with the trained settings; of a
-bank made from the input these are positions.
+Threshold tau, most tape tokens T and the share of the bank kept are changed
+after training (AdaTape, Figures 3, 8, 9). The kept bank tokens are the ones
+that most rows of the training split read with the trained settings; of a bank
+made from the input these are positions.
 
 It is compared with a dense run, or all runs of a sweep. Models of adaptive
 depth run in their dynamic form. `flops` count tapes and depths as they are.
-Images per second are measured in the engine, which pads a tape to its bucket,
-from decoded images to answers.
+The engine takes decoded images; images/s count up to the answers.
 """
 
+import collections
 import contextlib
 import copy
 import csv
@@ -65,8 +64,6 @@ Shares = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Run):
-  """Flags of this command."""
-
   dense: str = flag('a run without a tape on the same data', '', 'DIRECTORY')
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
@@ -80,15 +77,12 @@ class Flags(command.Run):
 
 
 class Setting(NamedTuple):
-  """A reading of the parameters."""
-
   threshold: int | float
   max_steps: int
   share: float  # of the bank that is kept, in (0, 1]
 
   @property
   def name(self) -> str:
-    """The name in tables."""
     kept = f'bank {100 * self.share:.3g} %'
     return f'tau {self.threshold:g}, T {self.max_steps}, {kept}'
 
@@ -117,16 +111,15 @@ def changed(
 ) -> Any:
   """Returns the model with another reading and the same parameters.
 
-  `kept` are the bank tokens that are read, () for all `bank_size`. Raises
-  ConfigError if they are too few for the setting.
+  `kept` are the bank tokens that are read, () for all `bank_size`.
   """
-  fields: Any = dict(threshold=setting.threshold, max_steps=setting.max_steps)
-  found: Any = model.clone(**fields)
+  threshold, max_steps = float(setting.threshold), setting.max_steps
+  result: Any = model.clone(threshold=threshold, max_steps=max_steps)
   if kept:
     kind: Any = type('KeptBank', (_KeptBank, type(model)), {})
-    found = build(kind, found, kept=kept)
-  found.reading().check_bank(len(kept) or bank_size, found.width)
-  return found
+    result = build(kind, result, kept=kept)
+  result.reading().check_bank(len(kept) or bank_size, result.width)
+  return result
 
 
 def measure(
@@ -136,9 +129,9 @@ def measure(
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
-    given = variables['params'], variables['model_state'], batch
-    flops = task.row_flops(task.apply(*given)[1])
-    return task.evaluate(*given), jnp.broadcast_to(flops, batch['mask'].shape)
+    inputs = variables['params'], variables['model_state'], batch
+    flops = task.row_flops(task.apply(*inputs)[1])
+    return task.evaluate(*inputs), jnp.broadcast_to(flops, batch['mask'].shape)
 
   merged: Any = None
   costs = []
@@ -152,10 +145,6 @@ def measure(
 
 
 def write(flags: Any) -> None:
-  """Sweeps, times, writes budgets.csv and the pictures; see the flags.
-
-  Raises ConfigError for a run without a bank, or another one on other inputs.
-  """
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
   loaded = loading.restore(flags.workdir, config, flags.step)
@@ -163,8 +152,7 @@ def write(flags: Any) -> None:
   if not isinstance(model, TapeClassifier) or model.reading() is None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
-  others = _others(flags, loaded)
-  info = loaded.task.info
+  others, info = _others(flags, loaded), loaded.task.info
   data = spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
@@ -192,36 +180,25 @@ def write(flags: Any) -> None:
   names = set[str]()
   for name, seed, result, other in others:
     key = f'{name} {seed}'.strip()
-    both = other.task, other.variables
     row = {'candidate': name, 'seed': seed, **result}
-    table[key] = row | measure(*both, data)
+    table[key] = row | measure(other.task, other.variables, data)
     if name not in names:  # seeds are equally fast
       names.add(name)
-      tasks[key] = both
+      tasks[key] = other.task, other.variables
   if flags.rounds:
-    first = next((key for key in tasks if 'seed' in table[key]), own.name)
-    _time(tasks, table, data, first, flags)
+    _time(tasks, table, data, own.name, flags)
   rows = [*table.values()]
   out = report.folder_of(flags.out, flags.workdir, 'budgets')
-  report.write_csv(out / 'budgets.csv', rows)
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
-  report.print_table(title, rows, columns=SHOWN)
+  budgets = report.Table('budgets', title, rows, columns=SHOWN)
+  command.write_tables(out, [budgets])
   with plots.if_installed():
     draw(out, rows)
   print(f'written: {out}')
 
 
-class _Other(NamedTuple):
-  """Another run: its name and seed in tables, what its training reported."""
-
-  name: str
-  seed: str
-  result: dict[str, Any]
-  run: loading.Trained
-
-
 def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
-  """Reads runs and directories; errors are those of `damage_of`."""
+  """Reads runs and directories; raises the errors of `damage_of`."""
   with files.damage_of(table):
     lines = files.read_bytes(table).decode().splitlines()
     try:
@@ -232,8 +209,8 @@ def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
     return [(row[places[0]], row[places[1]]) for row in rows]
 
 
-def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
-  """Loads the newest checkpoints of the runs to compare with."""
+def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
+  """Returns (name, seed, reported results, checkpoint) of the other runs."""
   places = [('dense', '', flags.dense, '--dense')] if flags.dense else []
   if flags.sweep:
     names = report.names(flags.names)
@@ -241,14 +218,14 @@ def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
     if not table.is_file():
       raise ConfigError('--sweep', flags.sweep, 'a directory with a sweep.csv')
     for run, workdir in _read_sweep(table):
-      words = re.split(r'\s*\bseed=(\d+)\s*', run)
-      name, seed = ' '.join(words[::2]).strip(), ''.join(words[1::2])
+      parts = re.split(r'\s*\bseed=(\d+)\s*', run)
+      name, seed = ' '.join(parts[::2]).strip(), ''.join(parts[1::2])
       name = name.replace(':model=', '')
       if _result(workdir):
         places.append((names.get(name, name), seed, workdir, '--sweep'))
       else:
         print(f'left out: {files.printable(run)}: it has no result')
-  found = []
+  others = []
   for name, seed, workdir, key in dict.fromkeys(places):
     config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
@@ -256,8 +233,8 @@ def _others(flags: Any, loaded: loading.Trained) -> list[_Other]:
     other = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
     contract.check(loaded.task.info, other.task.info, same, key)
-    found.append(_Other(name, seed, _result(workdir), other))
-  return found
+    others.append((name, seed, _result(workdir), other))
+  return others
 
 
 def _result(workdir: str) -> dict[str, Any]:
@@ -270,13 +247,17 @@ def _time(
   tasks: Mapping[str, tuple[Any, Any]],
   table: dict[str, dict[str, Any]],
   data: builder.Dataset,
-  first: str,
+  own: str,
   flags: Any,
 ) -> None:
-  """Times engines of (task, variables); adds columns to the rows of `table`."""
+  """Times engines; adds columns to the rows of `table`.
+
+  The baseline is the first other run, without one the setting `own`.
+  """
   last, size = len(data.source) - 1, flags.batch_size
   rows = np.linspace(0, last, min(last + 1, TIMED_ROWS)).astype(int)
   items = chosen_inputs(data.source, rows)
+  first = next((key for key in tasks if 'seed' in table[key]), own)
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
     for name, (task, variables) in tasks.items():
@@ -294,8 +275,8 @@ def _time(
         is_baseline=name == first, flops=table[name]['flops'],
         throughput='images_per_second',
       ))  # fmt: skip
-    how: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-    timed, _ = run(candidates, {'batch': size}, hosts, **how)
+    length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
+    timed, _ = run(candidates, {'batch': size}, hosts, **length)
   for row in timed:
     table[row['candidate']] |= {key: row[key] for key in ('baseline', *TIMED)}
 
@@ -309,36 +290,34 @@ def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
 
 
 def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Draws quality against FLOPs, and images/s where they were timed.
-
-  Runs with the same name are one point, their mean, with their range.
-  """
+  """Draws quality against FLOPs and images/s; runs of a name are their mean."""
   most = max(row['flops'] for row in rows)
   unit, scale = ('M', 1e6) if most < 1e9 else ('G', 1e9)
-  groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+  groups = collections.defaultdict[Any, list[Mapping[str, Any]]](list)
   for row in rows:
     name, point = row['candidate'], ''
     if 'share' in row:
       name = f'AdaTape, bank {100 * row["share"]:.3g} %'
       point = f'{row["threshold"]:g}/{row["max_steps"]}'
-    groups.setdefault((name, point), []).append(row)
-  curves: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {}
+    groups[name, point].append(row)
+  counted, timed = dict[str, Any](), dict[str, Any]()
   for (name, point), same in groups.items():
     quality = [100 * row['quality'] for row in same]
+    middle = float(np.mean(quality)), min(quality), max(quality)
     flops = float(np.mean([row['flops'] for row in same])) / scale
-    costs = {f'{unit}FLOPs of a row': flops}
-    for row in same:
-      if 'speedup' in row:
-        costs.setdefault('images/s', row['images_per_second'].median)
-    for label, cost in costs.items():
-      curve = curves.setdefault(label, {}).setdefault(name, {})
-      curve[point] = cost, float(np.mean(quality)), min(quality), max(quality)
-  for label, lines in curves.items():
-    is_rate = label == 'images/s'
-    pictures.plot_frontier(
-      out / ('frontier_speed' if is_rate else 'frontier_flops'),
-      lines, label, 'accuracy (%)', is_rate, 'Frontier: points are τ/T',
-    )  # fmt: skip
+    counted.setdefault(name, {})[point] = flops, *middle
+    if 'speedup' in same[0]:  # of seeds the first is timed
+      speed = same[0]['images_per_second'].median
+      timed.setdefault(name, {})[point] = speed, *middle
+  for file, label, curves in (
+    ('frontier_flops', f'{unit}FLOPs of a row', counted),
+    ('frontier_speed', 'images/s', timed),
+  ):
+    if curves:
+      pictures.plot_frontier(
+        out / file, curves, label, 'accuracy (%)', label == 'images/s',
+        'Frontier: points are τ/T',
+      )  # fmt: skip
 
 
 main = command.reporting('budgets', __doc__, Flags, write)

@@ -14,6 +14,7 @@ from core import files
 from core.errors import ConfigError
 from core.fields import flag
 from eval_lib import plots, report
+from eval_lib.report import Rows
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
 from serve_lib import process
@@ -46,8 +47,6 @@ Seconds = Annotated[float, Interval(gt=0, lt=1e9)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-  """Flags of all commands whose candidates take turns."""
-
   rounds: Positive = flag('timed rounds', 10, names=ROUNDS)
   warmup: Count = flag('rounds before the timed ones', 2)
   dtype: Literal['float32', 'bfloat16'] = flag('compute dtype', 'float32')
@@ -56,8 +55,6 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(command_line.RunFlags):
-  """Flags of all reports of a run."""
-
   out: str = flag('where to write', metavar='DIRECTORY')
   split: str = flag("split; default: that of the run's evaluation", '')
   rows: Positive = flag('most rows, spread evenly over the split', 2000)
@@ -98,34 +95,42 @@ def timed(
   text: str | None,
   flags: Any,
   cases: Callable[[Any], Iterable[tuple[Any, Any]]],
-  panels: Callable[[report.Rows], list[plots.Panel]] | None = None,
+  panels: Callable[[Rows], list[plots.Panel]] = lambda table: [],
   note: str = '',
-  then: Callable[[Any, report.Rows], None] = lambda flags, table: None,
+  then: Callable[[Any, Rows], None] = lambda flags, table: None,
 ) -> command_line.Command:
   """Returns a command that times the candidates of `cases(flags)` in turns.
 
-  A case is its labels and candidates; `panels` of all rows are drawn instead of
-  bars, unless there are none. `then` is called with flags and rows.
+  A case is its labels and candidates. `panels` of all rows are drawn, bars
+  where there are none. `then` is called with flags and rows.
   """
 
   def run(flags: Any) -> None:
     process.own_process()
     try:
-      table, bars = _measure(flags, cases(flags), note)
+      table = _measure(flags, cases(flags), note)
     except ConfigError as error:
       command_line.fail(f'--{error}')
     if flags.out:
-      _draw(flags, bars, panels(table) if panels else [])
+      with plots.if_installed():
+        _draw(flags, table, panels(table))
       print(f'written: {flags.out}')
     then(flags, table)
 
   return command_line.Command(name, f'{text}{TURNS}', flags, run, 'benchmarks')
 
 
+def write_tables(folder: pathlib.Path, tables: Iterable[report.Table]) -> None:
+  """Writes tables as CSV files, and prints the ones that have a title."""
+  for table in tables:
+    report.write_csv(folder / f'{table.name}.csv', table.rows)
+    if table.title:
+      report.print_table(*table[1:])
+
+
 def _measure(
   flags: Any, cases: Iterable[tuple[Any, Any]], note: str
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-  """Returns the rows of all cases, which are printed and written, and bars."""
+) -> list[dict[str, Any]]:
   if flags.rounds and (load := os.getloadavg()[0]) > BUSY_LOAD:
     print(f'busy machine: load {load:.1f}; results are not comparable')
   constants = {'device': jax.devices()[0].device_kind, 'jax': jax.__version__}
@@ -136,7 +141,6 @@ def _measure(
   length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
   length['min_seconds'] = vars(flags).get('min_seconds', 0.0)
   table: list[dict[str, Any]] = []
-  bars: dict[str, dict[str, Any]] = {}
   with timing.Hosts() as hosts:
     for case, candidates in cases:
       if flags.rounds:
@@ -145,34 +149,32 @@ def _measure(
         rows = [case | {'candidate': c.name} | c.columns for c in candidates]
       _show(timing.label(case), rows, TOLERANCE[flags.dtype], note)
       table += rows
-      for row in rows:
-        name, values = _bars(case, row)
-        bars.setdefault(name, {}).update(values)
   if flags.out:
     report.write_csv(flags.out, table, constants)
-  return table, bars
+  return table
 
 
-def _draw(
-  flags: Any, bars: dict[str, dict[str, Any]], panels: list[plots.Panel]
-) -> None:
+def _draw(flags: Any, table: Rows, panels: list[plots.Panel]) -> None:
+  if panels:
+    size = 5.4 * len(panels), 4.2
+    plots.draw_panels(flags.out, panels, size, len(panels))
+    return
+  bars: dict[str, dict[str, Any]] = {}
+  for row in table:
+    name, values = _bars(row)
+    bars.setdefault(name, {}).update(values)
   # Of the candidates that were timed in all cases.
   most = max(map(len, bars.values()))
-  bars = {name: one for name, one in bars.items() if len(one) == most}
+  bars = {name: bar for name, bar in bars.items() if len(bar) == most}
   title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
-  with plots.if_installed():
-    if panels:
-      size = 5.4 * len(panels), 4.2
-      plots.draw_panels(flags.out, panels, size, len(panels))
-    else:
-      pictures.plot_bars(flags.out, bars, title)
+  pictures.plot_bars(flags.out, bars, title)
 
 
-def _bars(
-  case: Mapping[str, Any], row: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
+def _bars(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
   """Returns the name of a row's bars, and their values by panel."""
-  name, title = row['candidate'], timing.label(case)
+  names, name = [*row], row['candidate']
+  case = {key: row[key] for key in names[: names.index('candidate')]}
+  title = timing.label(case)
   if 'table' in case:  # its groups have other candidates and share a panel
     name, title = f'Table {case["table"]}: {name}', case['phase']
   if 'speedup' in row:
@@ -182,7 +184,7 @@ def _bars(
   return name, {k: row[v] / units[v] for k, v in counted.items()}
 
 
-def _show(title: str, rows: report.Rows, tolerance: float, note: str) -> None:
+def _show(title: str, rows: Rows, tolerance: float, note: str) -> None:
   """Prints a table; warns if an output differs from the first of its group."""
   names = list(dict.fromkeys(name for row in rows for name in row))
   columns = names[names.index('candidate') :]
@@ -194,5 +196,7 @@ def _show(title: str, rows: report.Rows, tolerance: float, note: str) -> None:
   report.print_table(title, rows, note, columns)
   for row in rows:
     if not (row.get('difference') or 0.0) <= tolerance:
-      found = f'{row["candidate"]}: output {row["difference"]:.2g} from that'
-      print(f'WARNING: {found} of the same weights; expected <= {tolerance:g}')
+      print(
+        f'WARNING: {row["candidate"]}: output {row["difference"]:.2g} from '
+        f'that of the same weights; expected <= {tolerance:g}'
+      )

@@ -2,18 +2,18 @@
 
   python -m benchmarks.cost --table=1 --rounds=0
 
-`TABLES` holds what the paper prints (printed.csv). Its GFLOPs count a
-multiply-add once: half of what XLA's analysis counts, as the published code
-does (2023, scenic). It also includes norms, softmax and activations, which
-`model.flops` leaves out.
+printed.csv holds what the paper prints. Its GFLOPs count a multiply-add once:
+half of what XLA's analysis counts, as the published code does (2023, scenic),
+with norms, softmax and activations, which `model.flops` leaves out.
 """
 
 import csv
 import dataclasses
 import functools
+import itertools
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -35,36 +35,6 @@ NOTE = (
   'G: a multiply-add counts once, as in the paper (GFLOPs: twice); the '
   'compiler counts the body of a loop once'
 )
-
-
-class Printed(NamedTuple):
-  """Numbers of a row of a table of the paper; None where it has none."""
-
-  throughput: float  # images per second and TPU core
-  parameters: float | None  # in millions
-  gflops: float | None  # multiply-adds
-
-  def columns(self, baseline: 'Printed') -> dict[str, Any]:
-    """Returns the numbers in the units of `counts`."""
-    return {
-      'paper_parameters': self.parameters and self.parameters * 1e6,
-      'paper_macs': self.gflops and self.gflops * 1e9,
-      'paper_speedup': self.throughput / baseline.throughput,
-    }
-
-
-class Row(NamedTuple):
-  """A model: the arguments `model` and `variant` of its table's config."""
-
-  model: str
-  variant: str
-
-  @property
-  def name(self) -> str:
-    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
-    return NAMES[self.model].format(self.variant)
-
-
 NAMES = {
   'vit': 'ViT-{}', 'deit': 'DeiT-{}', 'plainvit': 'PlainViT-{}',
   'u2t': 'U2T-{}', 'uvit': 'UViT-{}', 'avit': 'A-ViT-{}',
@@ -73,26 +43,34 @@ NAMES = {
 }  # fmt: skip
 
 
-def _tables() -> Mapping[int, tuple[dict[Row, Printed], ...]]:
-  """Reads the rows of each table, in groups; the first one is the baseline."""
-  tables: dict[int, dict[str, dict[Row, Printed]]] = {}
-  with pathlib.Path(__file__).with_name('printed.csv').open() as file:
-    for line in csv.DictReader(file):
-      groups = tables.setdefault(int(line['table']), {})
-      cells = [line[name] for name in Printed._fields]
-      numbers: Any = [float(cell) if cell else None for cell in cells]
-      row = Row(line['model'], line['variant'])
-      groups.setdefault(line['group'], {})[row] = Printed(*numbers)
-  return {table: tuple(groups.values()) for table, groups in tables.items()}
+class Row(NamedTuple):
+  """A row of a table of the paper; None where it prints no number."""
+
+  table: int
+  group: str  # the variant of its first row, the baseline
+  model: str  # arguments of the table's config
+  variant: str
+  throughput: float  # images per second and TPU core
+  parameters: float | None  # in millions
+  gflops: float | None  # multiply-adds
+
+  @property
+  def name(self) -> str:
+    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
+    return NAMES[self.model].format(self.variant)
 
 
-TABLES = _tables()
+def _row(table: str, group: str, model: str, variant: str, *cells: str) -> Row:
+  numbers: Any = [float(cell) if cell else None for cell in cells]
+  return Row(int(table), group, model, variant, *numbers)
+
+
+with pathlib.Path(__file__).with_name('printed.csv').open() as _file:
+  ROWS = [_row(*line) for line in [*csv.reader(_file)][1:]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   table: tuple[Literal['1', '6', '7'], ...] | Literal['all'] = flag(
     'a list of 1, 6, 7, or all', 'all'
   )
@@ -101,56 +79,57 @@ class Flags(command.Timing):
   phases: Literal['forward', 'all'] = flag('all: also training', 'forward')
   rounds: Count = flag('timed rounds; 0 only counts', 10, names=command.ROUNDS)
 
-  def config(self, table: int, row: Row) -> Any:
-    """Returns the complete configuration of a row, without its data."""
-    model = f'model={row.model},variant={row.variant}'
-    overrides = [f'dtype={self.dtype}']
-    if table == 6:
-      overrides.append('loss.mixup=0.0')  # needs an even number of rows
-    else:
-      model += ',data=none,fewshot=none'
-    file = 'imagenet' if table == 6 else 'jft'
-    flag = f'configs/adatape/{file}.py:{model}'
-    return command_line.load_config(flag, overrides)
+
+def load_config(row: Row, dtype: str = 'float32') -> Any:
+  """Returns the complete configuration of a row, without its data."""
+  arguments, file = f'model={row.model},variant={row.variant}', 'imagenet'
+  overrides = [f'dtype={dtype}']
+  if row.table == 6:
+    overrides.append('loss.mixup=0.0')  # needs an even number of rows
+  else:
+    file, arguments = 'jft', f'{arguments},data=none,fewshot=none'
+  place = f'configs/adatape/{file}.py:{arguments}'
+  return command_line.load_config(place, overrides)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates: one case for each group and phase."""
-  tables = [t for t in TABLES if flags.table == 'all' or str(t) in flags.table]
-  groups = [(table, group) for table in tables for group in TABLES[table]]
-  legal = [row.name for _, group in groups for row in group]
+  rows = [
+    r for r in ROWS if flags.table == 'all' or str(r.table) in flags.table
+  ]
+  legal = [row.name for row in rows]
   if unknown := set(flags.rows) - set(legal):
     raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
-  for table, group in groups:
-    baseline = next(iter(group))
-    chosen = {r: p for r, p in group.items() if r.name in flags.rows}
-    if flags.rows and not chosen:
+  for (table, variant), group in itertools.groupby(rows, lambda row: row[:2]):
+    baseline, *others = group
+    asked = not flags.rows or baseline.name in flags.rows
+    others = [r for r in others if not flags.rows or r.name in flags.rows]
+    if not (asked or others):
       continue
-    rows = {baseline: group[baseline]} | (chosen or group)
-    tasks = {row: task_of(flags.config(table, row)) for row in rows}
-    columns = {
-      row: counts(tasks[row]) | printed.columns(group[baseline])
-      for row, printed in rows.items()
-    }
+    tasks, columns = dict[str, Task](), dict[str, Any]()
+    for row in (baseline, *others):
+      task = tasks[row.name] = task_of(load_config(row, flags.dtype))
+      columns[row.name] = counts(task) | {
+        'paper_parameters': row.parameters and row.parameters * 1e6,
+        'paper_macs': row.gflops and row.gflops * 1e9,
+        'paper_speedup': row.throughput / baseline.throughput,
+      }
     trains = flags.phases == 'all' and flags.rounds
     for phase, prepare in phases(bool(trains)).items():
-      case = {'table': table, 'group': baseline.variant, 'phase': phase}
-      found = [
+      candidates = [
         Candidate(
-          row.name,
+          name,
           functools.partial(prepare, task, flags.batch),
-          is_baseline=row == baseline,
+          is_baseline=name == baseline.name,
           flops=task.flops(),
-          columns=columns[row],
+          columns=columns[name],
           throughput='images_per_second',
         )
-        for row, task in tasks.items()
+        for name, task in tasks.items()
       ]
-      yield case, found
+      yield {'table': table, 'group': variant, 'phase': phase}, candidates
 
 
 def task_of(config: Any) -> Task:
-  """Builds the task of a configuration, without its data."""
   data = config.dataset
   classes = data.get('num_classes', 1000), ()  # of ImageNet
   labels = {'max_labels': data.get('max_labels', 0)}

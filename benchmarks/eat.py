@@ -5,10 +5,10 @@
 
 Exit rules and prune ratios are swept over recorded logits. The settings of
 `--time` are then timed on token ids, in turns with the dense run, the student
-and other libraries: one row at a time, and in full batches. FLOPs, and the FLOP
-limit, are those of each row's own length. `--out` gets settings.csv (all
-settings), timings.csv, calibration.csv (rows outside the calibration split, all
-and by source), retention.csv, guarantee.csv, result.json and the pictures.
+and other libraries: one row at a time, and in full batches. FLOPs count each
+row at its own length. `--out` gets settings.csv (all settings), timings.csv,
+calibration.csv (rows outside the calibration split, all and by source),
+retention.csv, guarantee.csv, result.json and the pictures.
 `quality_difference` is the quality minus that of the reference, in points; the
 reference is the dense run if given, else the EAT at full depth. Tasks with two
 metrics have a column for each; `quality` is the first.
@@ -21,7 +21,7 @@ import itertools
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import calibration, frontier, plots, report
 from eval_lib.risk import Variant
-from halting.row_rules import softmax
+from halting.row_rules import scale
 from launch.command_line import Count, Positive
 from model_lib import convert
 from serve_lib.chain import checked
@@ -68,8 +68,6 @@ Runs = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Served, command.Run):
-  """Flags of this command."""
-
   dense: str = flag('a dense run on the same data', '')
   student: str = flag('a run of a smaller dense model', '')
   ablation: Runs = flag('runs for the ablation', (), 'NAME=DIRECTORY,...')
@@ -91,34 +89,27 @@ class Flags(command.Served, command.Run):
 
 
 def write(flags: Any) -> None:
-  """Writes and prints the report that the flags of the command describe.
-
-  Raises ConfigError if a flag does not fit the run, or a run has other rows,
-  InvalidDataError if labels are hidden or a guarantee is impossible.
-  """
-  given = vars(flags)
-  settings, default, timed = exit_settings.sweep(given)
-  model, out = default.model, pathlib.Path(given['out'])
+  settings, default, timed = exit_settings.sweep(flags)
+  model, out = default.model, pathlib.Path(flags.out)
   reference = timed[0]  # of speed-ups and differences
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
   tables['retention'] = retention_rows(default)
-  if given['guarantee']:  # fails early if no guarantee is possible
-    recorded = {one.model for one in settings.values()}
-    tables['guarantee'] = guarantee(model, recorded, given)
-  facts = {**model.facts, 'reference': reference.name}
-  if given['time'] != 'none':
+  if flags.guarantee:  # fails early if no guarantee is possible
+    recorded = {setting.model for setting in settings.values()}
+    tables['guarantee'] = guarantee(model, recorded, flags)
+  if flags.time != 'none':
     print(f'timing {len(timed)} settings', flush=True)
-    tables['timings'] = _time(timed, given)
-  every = [setting_row(one, reference) for one in settings.values()]
-  for name, rows in (tables | {'settings': every}).items():
-    if rows:
-      report.write_csv(out / f'{name}.csv', rows)
-  names = {one.name for one in timed}
+    tables['timings'] = _time(timed, flags)
+  every = [setting_row(setting, reference) for setting in settings.values()]
+  names = {setting.name for setting in timed}
   tables['settings'] = [row for row in every if row['setting'] in names]
+  facts = {**model.facts, 'reference': reference.name}
   plain = {name: list(map(report.flat, rows)) for name, rows in tables.items()}
   files.write_json(out / 'result.json', facts | plain)
   for name, rows in tables.items():
     if rows:
+      written = every if name == 'settings' else rows
+      report.write_csv(out / f'{name}.csv', written)
       columns = SHOWN[name].split() if name in SHOWN else list(rows[0])
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
@@ -128,11 +119,9 @@ def write(flags: Any) -> None:
 
 
 def qualities(setting: Setting, reference: Setting) -> dict[str, float]:
-  """Returns the quality, its difference in points, and other metrics."""
   quality = setting.point.quality
   points = 100.0 * (quality - reference.point.quality)
-  found = {'quality': quality, 'quality_difference': points}
-  return found | setting.metrics()
+  return {'quality': quality, 'quality_difference': points} | setting.metrics()
 
 
 def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
@@ -157,10 +146,9 @@ def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
 
 
 def calibration_rows(model: Model) -> list[dict[str, Any]]:
-  """Returns ECE and accuracy by head; [] without rows outside calibration.
+  """Returns ECE and accuracy by head, of all rows outside calibration.
 
-  Rows of the source 'all' are of all rows; others of each source that at least
-  `SOURCE_ROWS` rows name.
+  Also of each source that at least `SOURCE_ROWS` of them name.
   """
   judged = model.judged
   scales = np.array(model.policy.temperatures, np.float32)
@@ -172,26 +160,23 @@ def calibration_rows(model: Model) -> list[dict[str, Any]]:
   rows: list[dict[str, Any]] = []
   for source, chosen in parts.items():
     logits, labels = model.logits[:, chosen], model.records['label'][chosen]
-    columns = {
-      'layer': model.heads,
-      'accuracy': [frontier.accuracy(head, labels) for head in logits],
-      'temperature': scales.tolist(),
-      'rows': [len(labels)] * len(logits),
-      'ece': calibration.errors(logits, labels),
-      'ece_calibrated': calibration.errors(logits, labels, temperatures=scales),
-    }
-    for row in zip(*columns.values(), strict=True):
-      rows.append({'source': source, **dict(zip(columns, row, strict=True))})
+    plain = calibration.errors(logits, labels)
+    scaled = calibration.errors(scale(logits, scales), labels)
+    for place, layer in enumerate(model.heads):
+      rows.append({
+        'source': source, 'layer': layer,
+        'accuracy': frontier.accuracy(logits[place], labels),
+        'temperature': float(scales[place]), 'rows': len(labels),
+        'ece': plain[place], 'ece_calibrated': scaled[place],
+      })  # fmt: skip
   return rows
 
 
 def retention_rows(setting: Setting) -> list[dict[str, Any]]:
   """Returns the shares of the tokens left after each layer (EAT, Figure 2).
 
-  `scheduled` is the product of 1 - p over the prunings so far, the others are
-  of the tokens that the model kept: the rows' mean, and percentiles.
-  `rows_share` is the share of the rows that the setting runs so far. [] for a
-  model without pruning.
+  `scheduled` is the product of 1 - p over the prunings so far; `rows_share` is
+  of the rows that the setting runs so far. [] for a model without pruning.
   """
   model, rows = setting.model, list[dict[str, Any]]()
   module, share = model.module, np.ones(len(model.fitted))
@@ -212,13 +197,11 @@ def retention_rows(setting: Setting) -> list[dict[str, Any]]:
 
 
 def guarantee(
-  model: Model, others: Iterable[Model], given: Mapping[str, Any]
+  model: Model, others: Iterable[Model], flags: Any
 ) -> list[dict[str, Any]]:
   """Resamples the rows that no temperature was fitted to; see `resample`.
 
-  `others` are models that were recorded; those with larger prune ratios than
-  the model are also offered. Raises InvalidDataError for a regression, a model
-  without exits, or no rows.
+  Of the recorded `others`, those with larger prune ratios are also offered.
   """
   judged, labels = model.judged, model.records['label'][model.judged]
   if len(model.heads) == 1 or not len(labels):
@@ -227,73 +210,71 @@ def guarantee(
       f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  ratios = tuple(model.module.prune_ratios)
-  found = {
-    tuple(one.module.prune_ratios): one for one in others if one.name == 'EAT'
+  by_ratios = {
+    tuple(other.module.prune_ratios): other
+    for other in others
+    if other.name == 'EAT'
   }
-  models = [model, *(found[more] for more in sorted(found) if more > ratios)]
+  own = tuple(model.module.prune_ratios)
+  models = {own: model}
+  models |= {more: by_ratios[more] for more in sorted(by_ratios) if more > own}
   variants = [
     Variant(
-      {'prune_ratios': tuple(one.module.prune_ratios)},
-      softmax(one.calibrated[:, judged]),
-      one.cost['flops'][judged],
+      {'prune_ratios': ratios},
+      each.calibrated[:, judged],
+      each.cost['flops'][judged],
     )
-    for one in models
+    for ratios, each in models.items()
   ]
-  limits = {name: given[name] for name in ('epsilon', 'delta', 'draws')}
+  limits = dict(epsilon=flags.epsilon, delta=flags.delta, draws=flags.draws)
   return resample(variants, labels, **limits)
 
 
-def _time(
-  settings: Sequence[Setting], given: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-  """Times settings on the same rows, alone and in full batches.
-
-  The first is the reference. Rows of batch 1 also have latencies.
-  """
-  total, rounds = len(settings[0].point.exits), given['rounds']
-  count, size = min(given['rows'], total), given['batch_size']
+def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
+  """Times settings alone, with latencies, and in full batches."""
+  total, size = len(settings[0].point.exits), flags.batch_size
+  count = min(flags.rows, total)
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
-  turns, warmup = -(-count // calls), -(-given['warmup'] // calls)
-  dense = [one for one in settings if one.model.name in exit_settings.DENSE]
-  timed = {one.name: one for one in settings}
+  turns, warmup = -(-count // calls), -(-flags.warmup // calls)
+  dense = [s for s in settings if s.model.name in exit_settings.DENSE]
+  timed = {setting.name: setting for setting in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     served = functools.cache(lambda one: stack.enter_context(one.start(size)))
-    found: dict[int, list[Candidate]] = {1: [], size: []}
-    for batch, candidates in found.items():
-      for one in settings:
-        candidates.append(_candidate(one, rows, batch, served(one.model)))
-      candidates[0] = dataclasses.replace(candidates[0], is_baseline=True)
-    libraries = [*peers.usable(given['peers'] if dense else ())]
-    for library, one in itertools.product(libraries, dense):
-      name = f'{peers.TITLES[library]} {one.model.name}'
-      timed[name] = one
-      weights = folder / one.model.name
+    candidates: dict[int, list[Candidate]] = {
+      batch: [_candidate(s, rows, batch, served(s.model)) for s in settings]
+      for batch in (1, size)
+    }
+    for each in candidates.values():
+      each[0] = dataclasses.replace(each[0], is_baseline=True)
+    libraries = [*peers.usable(flags.peers if dense else ())]
+    for library, setting in itertools.product(libraries, dense):
+      model = setting.model
+      name = f'{peers.TITLES[library]} {model.name}'
+      weights = folder / model.name
+      timed[name] = setting
       if not weights.exists():
-        params = one.model.policy.chain.variables['params']
-        convert.save_model(str(weights), one.model.module, params)
-      for batch, candidates in found.items():
+        params = model.policy.chain.variables['params']
+        convert.save_model(str(weights), model.module, params)
+      for batch in candidates:
         make = functools.partial(
-          peers.make, library, str(weights), one.model.items(rows), batch,
-          expected=one.model.logits[-1, rows],
+          peers.make, library, str(weights), model.items(rows), batch,
+          expected=model.logits[-1, rows],
         )  # fmt: skip
-        candidates.append(Candidate(name, make, process=name))
-    timing = dict(rounds=rounds * turns, warmup=warmup, calls=calls)
-    table, samples = run(found[1], {'batch': 1}, hosts, **timing)
+        candidates[batch].append(Candidate(name, make, process=name))
+    length: Any = dict(rounds=flags.rounds * turns, warmup=warmup, calls=calls)
+    table, samples = run(candidates[1], {'batch': 1}, hosts, **length)
     for row in table:
-      seconds = samples[row['candidate']].ravel()[: rounds * count]
+      seconds = samples[row['candidate']].ravel()[: flags.rounds * count]
       row['latency_mean'] = float(seconds.mean())
       for percent in (50, 95):
         row[f'latency_p{percent}'] = float(np.percentile(seconds, percent))
-    timing = dict(rounds=rounds, warmup=1)
     if size > 1:
-      table += run(found[size], {'batch': size}, hosts, **timing)[0]
-  for row in table:
-    row |= qualities(timed[row['candidate']], settings[0])
-  return table
+      length = dict(rounds=flags.rounds, warmup=1)
+      table += run(candidates[size], {'batch': size}, hosts, **length)[0]
+  return [r | qualities(timed[r['candidate']], settings[0]) for r in table]
 
 
 def _candidate(

@@ -20,15 +20,10 @@ def draw(
   tables: Mapping[str, report.Rows],
   default: Setting,
 ) -> None:
-  """Writes all pictures; see `plots.figure`.
-
-  `rows` are those of all settings; of `tables`, 'timings' are those of the
-  timed candidates, and 'retention' those of the default setting by layer.
-  """
+  """Draws the rows of all settings, and tables 'timings' and 'retention'."""
   model, ours = default.model, {row['setting']: row for row in rows}
   metric = f'{model.facts["metric"]} (%)'
-  frontiers: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-  bars: dict[str, dict[str, Any]] = {}
+  frontiers, bars = collections.defaultdict[Any, Any](dict), dict[str, Any]()
   for row in (*rows, *tables.get('timings', ())):
     name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
     run_name, _, rule = name.rpartition('/')
@@ -43,12 +38,12 @@ def draw(
     else:
       label = f'median time of a row at batch {batch} (ms)'
       picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
-    curves = frontiers.setdefault(picture, {}).setdefault(run_name, {})
-    curves[short(rule)] = cost, 100 * row['quality']
+    quality = 100 * row['quality']
+    curve = frontiers[picture].setdefault(run_name, {})
+    curve[short(rule)] = cost, quality
     is_trained = ours.get(name, {}).get('variant') == 'as trained'
     if batch and is_trained and ('/' in name or name == default.name):
-      bar = bars.setdefault(run_name, {})
-      bar[metric] = 100 * row['quality']
+      bar = bars.setdefault(run_name, {metric: quality})
       bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in frontiers.items():
     pictures.plot_frontier(out / file, curves, label, metric)
@@ -60,7 +55,7 @@ def draw(
   _draw_model(out, rows, tables['retention'], model)
 
 
-def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
+def ablation(rows: report.Rows) -> Any:
   """Returns FLOPs and quality of the named runs as trained (EAT, Figure 3).
 
   Both are relative to the reference. Runs whose names differ in digits at their
@@ -74,10 +69,10 @@ def ablation(rows: report.Rows) -> dict[str, dict[str, report.Estimate]]:
   columns = 'FLOPs (% of dense)', 'quality - reference (points)'
   return {
     name: {
-      column: report.Estimate(float(np.median(one)), min(one), max(one))
-      for column, one in zip(columns, zip(*found, strict=True), strict=True)
+      column: report.Estimate(float(np.median(of)), min(of), max(of))
+      for column, of in zip(columns, zip(*values, strict=True), strict=True)
     }
-    for name, found in seeds.items()
+    for name, values in seeds.items()
   }
 
 
@@ -97,17 +92,17 @@ def kind_of(name: str) -> type[RowRule]:
 def _draw_model(
   out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
 ) -> None:
-  """Draws exits, retention, and the reliability of each head."""
-  shares = {}
-  for row in rows:
-    if '/' not in row['setting'] and kind_of(row['rule']).IS_DRAWN:
-      shares[row['setting']] = {
-        f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
-      }
+  shares = {
+    row['setting']: {
+      f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
+    }
+    for row in rows
+    if '/' not in row['setting'] and kind_of(row['rule']).IS_DRAWN
+  }
   pictures.plot_bars(out / 'exits', shares, 'Where rows exit')
   if layers := model.module.prune_layers:
-    given = model.records['length'], model.observed, layers, retention
-    pictures.plot_retention(out / 'retention', *given)
+    kept = model.records['length'], model.observed, layers, retention
+    pictures.plot_retention(out / 'retention', *kept)
   judged, labels = model.judged, model.records['label']
   for place, layer in enumerate(model.heads if judged.any() else ()):
     tables = {}
@@ -116,5 +111,4 @@ def _draw_model(
       table = calibration.reliability(head[judged], labels[judged])
       tables[f'T = {scale:.3g}'] = table
     title = f'Head at layer {layer}, {judged.sum()} rows'
-    path = out / f'reliability_{layer}'
-    pictures.plot_reliability(path, tables, title)
+    pictures.plot_reliability(out / f'reliability_{layer}', tables, title)

@@ -44,7 +44,6 @@ OVER = {'PyTorch BERT': 'over_torch', 'PyTorch DistilBERT': 'over_torch_distil'}
 CLASS_NAMES = ('first', 'second')
 LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 
-
 Lengths = Annotated[
   tuple[command.Length, ...],
   Predicate(lambda sizes: sizes and list(sizes) == sorted({*sizes})),
@@ -67,8 +66,6 @@ Percents = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   variant: str = flag('BERT: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
   length: Lengths = flag('tokens of every row, ascending', (128,))
@@ -88,10 +85,7 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
-  """Yields labels and candidates; other libraries also run a DistilBERT.
-
-  For each length of `flags.length`.
-  """
+  """Yields labels and candidates; other libraries also run a DistilBERT."""
   # Raises for a wrong flag before anything is timed.
   models = {kind: dense_model(flags, kind) for kind in TITLES}
   libraries = [*peers.usable(flags.candidates, flags.dtype)]
@@ -99,25 +93,21 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     for kind, model in models.items() if libraries else ():
       convert.save_model(f'{folder}/{kind}', model, random_params(model))
     for length, batch in itertools.product(flags.length, flags.batch):
-      found = [*candidates(length, batch, flags)]
+      timed = [*candidates(length, batch, flags)]
       tokens = token_rows(batch, length)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
       for library, kind in itertools.product(libraries, TITLES):
-        given = library, f'{folder}/{kind}', items, batch, flags.dtype
+        weights = library, f'{folder}/{kind}', items, batch, flags.dtype
         name = f'{peers.TITLES[library]} {TITLES[kind]}'
-        found.append(Candidate(
-          name, functools.partial(peers.make, *given), name, group=kind,
-          flops=model_flops(models[kind], length)[0],
-          over=OVER.get(name, ''),
+        timed.append(Candidate(
+          name, functools.partial(peers.make, *weights), name, group=kind,
+          flops=model_flops(models[kind], length)[0], over=OVER.get(name, ''),
         ))  # fmt: skip
-      yield {'length': length, 'batch': batch}, found
+      yield {'length': length, 'batch': batch}, timed
 
 
 def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
-  """Returns time and FLOPs of a row against its tokens; [] of one length.
-
-  Equations (4) and (5) of EAT, measured. Bands are quartiles of the rounds.
-  """
+  """Returns time and FLOPs against tokens (EAT, equations 4 and 5)."""
   if len({row['length'] for row in table}) < 2:
     return []
   timed: dict[str, list[Line]] = {}
@@ -125,23 +115,19 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
   names = dict.fromkeys((row['candidate'], row['batch']) for row in table)
   for name, batch in names:
     rows = [r for r in table if (r['candidate'], r['batch']) == (name, batch)]
-    x = np.array([row['length'] for row in rows])
+    x, flops = (np.array([r[k] for r in rows]) for k in ('length', 'flops'))
     middle, *ends = 1e3 * np.array([row['seconds'] for row in rows]).T
-    lines = timed.setdefault(f'Batch {batch}', [])
-    number = counted[name].number if name in counted else len(counted)
-    lines.append(Line(name, x, middle, number, (ends[0], ends[1])))
-    flops = 1e-9 * np.array([row['flops'] for row in rows])
-    counted[name] = Line(name, x, flops, number)
+    number = [*counted, name].index(name)
+    counted[name] = Line(name, x, 1e-9 * flops, number)
+    line = Line(name, x, middle, number, (ends[0], ends[1]))
+    timed.setdefault(f'Batch {batch}', []).append(line)
   label = 'tokens of a row'
-  times = [Panel(k, 'ms per row', label, one) for k, one in timed.items()]
+  times = [Panel(k, 'ms per row', label, lines) for k, lines in timed.items()]
   return [*times, Panel('FLOPs', 'GFLOPs', label, [*counted.values()])]
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
-  """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive.
-
-  Raises ConfigError if the depth cannot be timed.
-  """
+  """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive."""
   model = EatClassifier(
     variant=flags.variant, depth=flags.depth or None,
     num_classes=2, dtype=jnp.dtype(flags.dtype),
@@ -186,8 +172,8 @@ def model_flops(
 
   `stay` is the share of the rows that reach each stage.
   """
-  given = length, model.static_sizes(length)
-  forms = (model.stage_flops(*given, count_cls) for count_cls in (False, True))
+  sizes = length, model.static_sizes(length)
+  forms = (model.stage_flops(*sizes, count_cls) for count_cls in (False, True))
   return [float(np.dot(flops, stay)) for flops in forms]
 
 
@@ -198,10 +184,9 @@ def token_rows(count: int, length: int) -> Int[np.ndarray, 'B L']:
 
 
 def random_params(model: Any) -> dict[str, Any]:
-  """Returns nested parameters, the same for the same path and shape.
+  """Returns the same parameters for the same path and shape.
 
-  Matrices are stored in the compute dtype, to avoid a cast per call: half the
-  memory traffic in bfloat16.
+  Matrices are stored in the compute dtype, to avoid a cast per call.
   """
   weights_key, noise_key = jax.random.split(jax.random.key(0))
   inputs = np.ones((2, 1, 2), np.int32)
@@ -248,17 +233,13 @@ def exits(count: int, rate: int) -> list[bool]:
 
 
 def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
-  """Returns the rows of one call of the engine: whole batches, exact rates.
-
-  The rows fill at least `fill` batches; at batch 1 `fill` is ignored.
-  """
+  """Returns rows of a call: whole batches, at least `fill`, and exact rates."""
   unit = math.lcm(batch, 100 // math.gcd(100, *rates))
   return unit * math.ceil((fill if batch > 1 else 1) * batch / unit)
 
 
 @functools.lru_cache(maxsize=1)
 def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
-  """Returns an engine of random parameters, warm."""
   variables = {'params': random_params(model)}
   chain = EatChain(model, variables, with_unpruned=False)
   # The rule is evaluated for every row, as in service.

@@ -1,7 +1,4 @@
-"""Exit rules of EATs, measured on recorded logits.
-
-Quality and cost of a rule follow row by row; no model is run again.
-"""
+"""Exit rules of EATs, measured on recorded logits; no model is run again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ from halting.row_rules import Never, RowRule
 
 DENSE = ('dense', 'student')  # runs that other libraries can run too
 MOST = 6  # points of the frontier that are timed
-# Rules that are swept, and those of a regression.
+# Rules to sweep for classes, and for a regression.
 SWEPT: Sequence[type[RowRule]] = (
   row_rules.Confidence, row_rules.Entropy, row_rules.Margin, row_rules.Patience
 )  # fmt: skip
@@ -26,8 +23,6 @@ OF_REGRESSIONS: Sequence[type[RowRule]] = (row_rules.Tolerance,)
 
 
 class Setting(NamedTuple):
-  """A model with an exit rule, measured on the rows of the split."""
-
   name: str  # `rule=value`; other models prefix their variant or run
   model: Model  # recorded
   rule: RowRule
@@ -38,14 +33,13 @@ class Setting(NamedTuple):
     return self._where_rows_leave(self.model.cost[measure])
 
   def metrics(self) -> dict[str, float]:
-    """Returns all metrics, the quality first, of a task with several."""
     model = self.model
     names = glue.TASK_METRICS.get(model.task, ())
     if len(names) < 2:
       return {}
     logits = self._where_rows_leave(model.calibrated.swapaxes(0, 1))
-    found = glue.compute(model.task, logits, model.records['label'])
-    return {name: found[name] for name in names}
+    values = glue.compute(model.task, logits, model.records['label'])
+    return {name: values[name] for name in names}
 
   def _where_rows_leave(self, values: np.ndarray) -> np.ndarray:
     exits = self.point.exits
@@ -67,10 +61,8 @@ def _rules(
   early = len(model.heads) - 1
   kinds = OF_REGRESSIONS if model.classes == 1 else swept
   for kind in kinds if early else ():
-    values: set[Any] = {*kind.sweep(model.classes, early)}
-    if kind is row_rules.Confidence:
-      values.add(tau)
-    for value in sorted(values):
+    extra = {tau} if kind is row_rules.Confidence else set()
+    for value in sorted({*kind.sweep(model.classes, early)} | extra):
       yield kind(**{kind.KNOB: value})
 
 
@@ -80,10 +72,7 @@ def measure(
   tau: float,
   swept: Sequence[type[RowRule]] = SWEPT,
 ) -> dict[str, Setting]:
-  """Measures all exit rules on recorded logits; returns them by name.
-
-  `full_flops` `[N]`: FLOPs of each row in the dense model.
-  """
+  """Returns all exit rules by name; `full_flops` `[N]` of the dense model."""
   recording = frontier.Recording(
     model.calibrated, model.records['label'], model.heads, model.cost['flops'],
     full_flops, frontier.main_number(model.task)[1],
@@ -100,7 +89,7 @@ def measure(
 def choose(
   settings: Mapping[str, Setting], text: str, default: str
 ) -> list[Setting]:
-  """Returns the settings to time; raises ConfigError for unknown names.
+  """Returns the settings to time.
 
   `text` is 'auto' (or 'none') for the full model, the default and points of the
   frontier of quality against FLOPs, spread evenly; 'all', or names.
@@ -111,7 +100,7 @@ def choose(
     listed = [*dict.fromkeys([*always, *settings])]
     points = [settings[name].point for name in listed]
     places = np.array([(point.flops, point.quality) for point in points])
-    # Equal points once; those of the unchanged model come first.
+    # Equal points once; the unchanged model comes first.
     places, first = np.unique(places, axis=0, return_index=True)
     best = [listed[n] for n in first[frontier.pareto(*places.T)]]
     best = [name for name in best if name not in always]
@@ -123,55 +112,56 @@ def choose(
   return [settings[name] for name in names]
 
 
-def sweep(
-  given: Mapping[str, Any],
-) -> tuple[dict[str, Setting], Setting, list[Setting]]:
-  """Records all models and measures all settings on their logits.
-
-  Returns (settings of all runs by name, default setting that the EAT is served
-  with, settings to time with the reference of the speed-ups first).
-  """
-  tau = given['tau']
-  swept = (
-    *SWEPT,
-    *(registry.locate(n, '--rules', RowRule) for n in given['rules']),
-  )
-  eat = load('EAT', given['workdir'], given, '--workdir', given['step'])
-  runs = {name: (given[name], f'--{name}') for name in DENSE if given[name]}
-  pairs = (item.split('=', 1) for item in given['ablation'])
-  runs |= {name: (directory, '--ablation') for name, directory in pairs}
-  others, labels = [], eat.records['label']
-  for name, (directory, flag) in runs.items():
-    other = load(name, directory, given, flag, None)
-    if not np.array_equal(other.records['label'], labels):
-      expected = f'a run on the same {len(labels)} rows as {given["workdir"]}'
+def _others(flags: Any, eat: Model, rows: Mapping[str, Any]) -> Iterator[Model]:
+  """Yields the other runs of the flags, recorded on the rows of the EAT."""
+  runs = [(n, getattr(flags, n), f'--{n}') for n in DENSE if getattr(flags, n)]
+  runs += [(*item.split('=', 1), '--ablation') for item in flags.ablation]
+  own = eat.records
+  for name, directory, flag in runs:
+    model = load(name, directory, flag, **rows)
+    if not np.array_equal(model.records['label'], own['label']):
+      count = len(own['label'])
+      expected = f'a run on the same {count} rows as {flags.workdir}'
       raise ConfigError(flag, directory, expected)
-    if not np.array_equal(other.records['length'], eat.records['length']):
+    if not np.array_equal(model.records['length'], own['length']):
       logging.warning(
         '%s %s: its rows are not as long as those of %s, so the tokenizer or '
-        'dataset.max_length differs', flag, directory, given['workdir'],
+        'dataset.max_length differs', flag, directory, flags.workdir,
       )  # fmt: skip
-    module = other.module
-    mechanisms = module.exit_layers, module.prune_layers, module.window
-    if name in DENSE and any(mechanisms):
+    module = model.module
+    adaptive = module.exit_layers, module.prune_layers, module.window
+    if name in DENSE and any(adaptive):
       expected = 'a run without exits, pruning and window'
       raise ConfigError(flag, directory, expected)
-    others.append(record(other))
-  recorded = [*variants(eat, given['prune_scales'])]
-  dense = (others if given['dense'] else recorded)[0].module.clone(
+    yield record(model)
+
+
+def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
+  """Measures all settings on recorded logits.
+
+  Returns (settings of all runs by name, default of the EAT, settings to time,
+  the reference of the speed-ups first).
+  """
+  tau, names = flags.tau, flags.rules
+  swept = *SWEPT, *(registry.locate(n, '--rules', RowRule) for n in names)
+  rows = {name: getattr(flags, name) for name in ('split', 'limit', 'lengths')}
+  eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
+  others = [*_others(flags, eat, rows)]
+  recorded = [*variants(eat, flags.prune_scales)]
+  dense = (others if flags.dense else recorded)[0].module.clone(
     prune_layers=(), prune_ratios=(), window=0, exit_layers=()
   )
   full = flops(dense, eat.records['length'])[:, -1]
-  settings: dict[str, Setting] = {}
   own: dict[str, Setting] = {}
   for model in recorded:
     own |= measure(model, full, tau, swept)
+  settings: dict[str, Setting] = {}
   for model in others:  # one setting of each
     name = f'{model.name}/{default_name(model, tau)}'
     settings[name] = measure(model, full, tau)[name]
   default = own[default_name(recorded[0], tau)]
-  timed = choose(own, given['time'], default.name)
+  timed = choose(own, flags.time, default.name)
   first = [settings.get('dense/never', own['never']), *settings.values()]
-  first += [default] * bool(given['ablation'])
-  every = {one.name: one for one in (*first, *timed)}
+  first += [default] * bool(flags.ablation)
+  every = {setting.name: setting for setting in (*first, *timed)}
   return settings | own, default, [*every.values()]

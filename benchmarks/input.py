@@ -3,9 +3,8 @@
   python -m benchmarks.input --root=DIRECTORY
 
 Ours reads a folder of images, TFRecord and ArrayRecord shards of the same
-bytes (the random access of TFDS). tf.data and PyTorch are what a user would
-write: tf.data with `decode_and_crop_jpeg` and AUTOTUNE, PyTorch with Pillow, a
-process for each core. Each call starts a fresh stream and takes its images.
+bytes. tf.data (`decode_and_crop_jpeg`, AUTOTUNE) and PyTorch (Pillow, a process
+for each core) are what a user would write. Each call takes a fresh stream.
 """
 
 import dataclasses
@@ -34,8 +33,6 @@ _SHARD = 'train-00000-of-00001'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  """Flags of this command."""
-
   root: str = flag('folder with train/CLASS/*.jpg', metavar='DIRECTORY')
   image_size: Positive = flag('side of the crops, in pixels', 224)
   images: Annotated[int, Interval(ge=BATCH)] = flag('images of a call', 2048)
@@ -43,13 +40,10 @@ class Flags(command.Timing):
 
 
 def cases(flags: Any) -> Iterator[tuple[dict[str, Any], list[Candidate]]]:
-  """Yields the candidates for a folder of JPEG images by class.
-
-  Raises ConfigError for fewer images than a batch has.
-  """
+  """Yields the candidates; raises ConfigError for fewer images than a batch."""
   if (count := len(_files(flags.root))) < BATCH:
     expected = f'a folder with {BATCH} or more files train/CLASS/*.jpg'
-    raise ConfigError('--root', f'{flags.root} with {count}', expected)
+    raise ConfigError('root', f'{flags.root} with {count}', expected)
   common = flags.root, flags.image_size, flags.images
   with tempfile.TemporaryDirectory() as folder:
     _write_shards(flags.root, pathlib.Path(folder))
@@ -58,23 +52,24 @@ def cases(flags: Any) -> Iterator[tuple[dict[str, Any], list[Candidate]]]:
                  num_classes=2**16, max_labels=0)
       for kind in ('tfrecord', 'array_record')
     }  # fmt: skip
-    given = {'folder': dict(name='folder', root=flags.root)} | records
-    ours = [
-      Candidate(f'ours, {name}', functools.partial(_ours, config, *common[1:]),
-                process='ours', throughput='images/s')
-      for name, config in given.items()
-    ]  # fmt: skip
-    rest = [
-      Candidate(
-        'tf.data, folder', functools.partial(_tf, *common), process='tf',
-        throughput='images/s', is_baseline=True,
+    configs = {'folder': dict(name='folder', root=flags.root)} | records
+    readers: dict[str, tuple[str, Any]] = {
+      f'ours, {name}': ('ours', functools.partial(_ours, config, *common[1:]))
+      for name, config in configs.items()
+    } | {
+      'tf.data, folder': ('tf', functools.partial(_tf, *common)),
+      'PyTorch and Pillow, folder': (
+        'torch',
+        functools.partial(_torch, *common),
       ),
-      Candidate(
-        'PyTorch and Pillow, folder', functools.partial(_torch, *common),
-        process='torch', throughput='images/s',
-      ),
-    ]  # fmt: skip
-    yield {'cores': builder.default_num_threads()}, [*ours, *rest]
+    }
+    yield (
+      {'cores': builder.default_num_threads()},
+      [
+        Candidate(name, make, process, process == 'tf', throughput='images/s')
+        for name, (process, make) in readers.items()
+      ],
+    )
 
 
 def _files(root: str) -> list[str]:
@@ -110,8 +105,7 @@ def _call(batches: Callable[[], Iterator[Any]], images: int) -> Call:
   def run() -> None:
     stream = batches()
     for _ in range(images // BATCH):
-      shape = np.shape(next(stream))
-      assert shape[0] == BATCH, shape
+      assert len(next(stream)) == BATCH
     if isinstance(stream, Generator):
       stream.close()
 
@@ -152,8 +146,6 @@ def _tf(root: str, size: int, images: int) -> Call:
 
 
 class _Images:
-  """The data set of PyTorch's loader."""
-
   def __init__(self, root: str, size: int):
     self._files, self._size = _files(root), size
 

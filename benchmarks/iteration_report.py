@@ -1,8 +1,12 @@
-"""The analysis as tables, curves and a page of coloured sentences.
+"""Iterations by kind of token, convergence of states, coloured sentences.
 
-Dependency labels as in Simoulin and Crabbe (2021), Tables 3 to 5: a token has
-the label of its word (footnote 7). Labels are marked if mean > mean of labels +
-standard deviation of labels.
+Simoulin and Crabbe (2021), section 4.1. A halted token keeps its state and has
+cosine 1, so only the mean over running tokens can show a fixed point. Halting
+selects these tokens, so their share is reported too. A small `lambda^n` also
+makes consecutive states similar.
+
+Dependency labels as in Tables 3 to 5: a token has the label of its word
+(footnote 7). Labels are marked if mean > mean of labels + standard deviation.
 """
 
 import collections
@@ -12,26 +16,37 @@ import html
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+import optax
+from jaxtyping import Array, Float, Int
 
 from albert_act.encoder import Albert
-from benchmarks import pictures, read_iterations
-from benchmarks.read_iterations import CURVES, DEPTH, Analysis
+from albert_act.token_kinds import KINDS, masks
+from benchmarks import pictures
 from core import files
 from core.errors import BadRecord, InvalidDataError
 from dataset_lib import builder, source, tagged_words, token_rows, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import plots
-from eval_lib.report import Table, write_csv
+from eval_lib.report import Table
+from halting import loop
 from train_lib.run_directory import TOKENIZER
 
 MODEL, SPLIT = Albert, 'validation'
+INPUTS = ('tokens', 'token_types', 'length')
+DEPTH = 'executed depth of a row'
+# Axes of the curves over the iterations, and suffixes of their columns.
+CURVES = {
+  'cosine, all tokens': '',
+  'cosine, still running': ' running',
+  'share still running': ' share',
+}
 _STEP = 32  # tokens; rows are padded to multiples, each of which is compiled
-
 _OPAQUE = 170  # of 255, at most iterations: light enough to read on
 _MARK = '▁'  # SentencePiece's space
 _SPECIAL = re.compile(r'\[.+\]|<.+>')
@@ -44,27 +59,96 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+# A batch, the iterations of its tokens, and cosines `[N, B, L]`.
+Traced = tuple[Mapping[str, Any], Int[np.ndarray, 'B L'], Any]
 Rows = list[dict[str, Any]]
 
 
-def tables(found: Analysis) -> list[Table]:
-  """Returns the iterations by kind of token and the similarity of states."""
+class Analysis(NamedTuple):
+  """The result of a pass over rows; kinds without tokens are left out."""
+
+  # (count, mean, standard deviation) by kind, and of the rows as `DEPTH`.
+  iterations: dict[str, tuple[int, float, float]]
+  # By the names in `CURVES`, then by kind; NaN of no tokens.
+  curves: dict[str, dict[str, Float[np.ndarray, ' N']]]
+
+
+def traced(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Iterator[Traced]:
+  """Yields (batch, iterations, cosines); padding has 0 iterations.
+
+  A cosine is that of the states before and after an iteration, 1 for a halted
+  token. A `dynamic` model has no trace.
+  """
+
+  def cosine(visit: loop.Visit) -> Array:
+    x, y = (s.astype(jnp.float32) for s in (visit.before, visit.after))
+    return optax.losses.cosine_similarity(x, y, epsilon=1e-12)
+
+  @jax.jit
+  def run(variables: Any, *inputs: Array) -> Any:
+    form: Any = dict(trace=cosine, method='encode')
+    encoded: Any = model.apply(variables, *inputs, **form)
+    steps = encoded.ponder['steps']
+    # By some rules the state goes on after a token has halted.
+    running = jnp.arange(model.max_iterations)[:, None, None] < steps[None]
+    return steps, jnp.where(running, encoded.trace, 1.0)
+
+  for batch in rows:
+    inputs = (jnp.asarray(batch[name]) for name in INPUTS)
+    yield batch, *jax.device_get(run(variables, *inputs))
+
+
+def analyse(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Analysis:
+  """Analyses batches, see `masks` and `traced`."""
+  limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
+  for batch, steps, cosines in traced(model, variables, rows):
+    flags = jax.device_get(find(dict(batch)))
+    # Mark the first deepest token of each row.
+    deepest = np.arange(steps.shape[1]) == steps.argmax(1)[:, None]
+    flags[DEPTH] = deepest & flags['all']
+    running = np.arange(limit)[:, None, None] < steps
+    moments = np.ones_like(steps), steps, np.square(steps)
+    values = [*moments, *cosines, *(running * cosines), *running]
+    tokens = [flags[kind] for kind in (*KINDS, DEPTH)]
+    sums = sums + np.einsum('kbl,vbl->kv', tokens, values, dtype=np.float64)
+  result = Analysis({}, {name: {} for name in CURVES})
+  for kind, row in zip((*KINDS, DEPTH), sums, strict=True):
+    count, total, squares = row[:3].tolist()
+    if not count:
+      continue
+    mean = total / count
+    std = max(squares / count - mean**2, 0.0) ** 0.5
+    result.iterations[kind] = int(count), mean, std
+    similar, still, share = row[3:].reshape(3, limit) / count
+    with np.errstate(invalid='ignore'):
+      lines = similar, still / share, share
+    for curve, line in zip(result.curves.values(), lines, strict=True):
+      if kind != DEPTH:
+        curve[kind] = line
+  return result
+
+
+def tables(analysis: Analysis) -> list[Table]:
   lines = {
-    f'{kind}{suffix}': found.curves[name][kind]
-    for kind in found.curves['cosine, all tokens']
+    f'{kind}{suffix}': analysis.curves[name][kind]
+    for kind in analysis.curves['cosine, all tokens']
     for name, suffix in CURVES.items()
   }
   limit = len(lines['all'])
   similarity = [
-    {'iteration': n + 1}
-    | {name: _rounded(line[n], 6) for name, line in lines.items()}
+    dict(iteration=n + 1, **{k: _rounded(y[n], 6) for k, y in lines.items()})
     for n in range(limit)
   ]
+  kinds = analysis.iterations
   iterations = [
     _row('tokens', kind, count, mean, std=_rounded(std))
-    for kind, (count, mean, std) in found.iterations.items()
+    for kind, (count, mean, std) in kinds.items()
   ]
-  tokens, depth = (found.iterations[kind][1] / limit for kind in ('all', DEPTH))
+  tokens, depth = (kinds[kind][1] / limit for kind in ('all', DEPTH))
   return [
     Table(
       'iterations', f'Iterations, at most {limit}', iterations,
@@ -98,44 +182,38 @@ def label_table(
   max_length: int,
   at_least: int = 1,
 ) -> Table:
-  """Analyses the sentences of a treebank with the masked form of a model.
+  """Analyses sentences, lists of (word, label), of a treebank.
 
-  A sentence is a list of (word, label). Subtypes of labels are merged, as
-  nmod:poss into nmod. Labels of less than `at_least` words, and words after
-  `max_length` tokens are left out.
+  Subtypes are merged, as nmod:poss into nmod. Labels of less than `at_least`
+  words, and words after `max_length` tokens are left out.
   """
   encoded, places = tagged_words.encode_words(
-    tokenizer, [[word for word, _ in one] for one in sentences], max_length
+    tokenizer, [[word for word, _ in pairs] for pairs in sentences], max_length
   )
-  buckets = token_rows.length_buckets(
-    range(_STEP, max_length, _STEP), max_length
-  )
+  padded = range(_STEP, max_length, _STEP)
   info = source.DatasetInfo(
     'tokens', (max_length,), 'int32', 1, (), len(sentences),
-    length_buckets=buckets,
+    length_buckets=token_rows.length_buckets(padded, max_length),
   )  # fmt: skip
   records = token_rows.TokenSource(
-    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id, str
+    info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()
   depths, words = [], []
-  for batch, steps, _ in read_iterations.traced(model, variables, batches):
+  for batch, steps, _ in traced(model, variables, batches):
     for row in np.flatnonzero(batch['mask']):
       number = batch['index'][row]
       depths.append(steps[row].max())
+      pairs = zip(sentences[number], places[number], strict=False)
       words += [
         (label.partition(':')[0], steps[row, start:stop])
-        for (_, label), (start, stop) in zip(
-          sentences[number], places[number], strict=False
-        )
+        for (_, label), (start, stop) in pairs
         if label != tagged_words.NO_TAG
       ]
-  left_out = sum(map(len, sentences)) - len(words)
   labels, below = label_rows(words, at_least)
-  below += [
-    _row('label', 'words left out', left_out),
-    _row('label', DEPTH, len(depths), np.mean(depths)),
-  ]
+  left_out = sum(map(len, sentences)) - len(words)
+  below.append(_row('label', 'words left out', left_out))
+  below.append(_row('label', DEPTH, len(depths), np.mean(depths)))
   return Table(
     'labels', f'Iterations by dependency label, {len(sentences)} sentences',
     labels + below,
@@ -150,39 +228,38 @@ def label_rows(
 ) -> tuple[Rows, Rows]:
   """Averages iterations over the tokens of the words of each label.
 
-  A word is a label and iterations; one without tokens does not count. Returns
-  rows of labels of `at_least` words, the most frequent first, and summary rows.
+  Returns rows of labels of `at_least` words, the most frequent first, and
+  summary rows. A word without tokens does not count.
   """
-  found: dict[str, list[Int[np.ndarray, ' T']]] = collections.defaultdict(list)
+  of_label: dict[str, list[Any]] = collections.defaultdict(list)
   for name, steps in words:
     if len(steps):
-      found[name].append(steps)
+      of_label[name].append(steps)
   means = {
-    name: float(np.concatenate(own).mean())
-    for name, own in found.items()
-    if len(own) >= at_least
+    name: float(np.concatenate(steps).mean())
+    for name, steps in of_label.items()
+    if len(steps) >= at_least
   }
   values = [*means.values()] or [np.nan]
-  mean, std = float(np.mean(values)), float(np.std(values))
-  high = mean + std
+  average, std = float(np.mean(values)), float(np.std(values))
   labels = [
-    _row('label', name, len(found[name]), own, high='*' if own > high else '')
-    for name, own in means.items()
-  ]
+    _row('label', name, len(of_label[name]), mean,
+         high='*' if mean > average + std else '')
+    for name, mean in means.items()
+  ]  # fmt: skip
   labels.sort(key=lambda row: (-row['count'], row['label']))
-  rare = sum(len(own) for name, own in found.items() if name not in means)
+  rare = sum(len(own) for name, own in of_label.items() if name not in means)
   return labels, [
-    _row('label', 'mean of the labels', len(labels), mean, high=''),
+    _row('label', 'mean of the labels', len(labels), average, high=''),
     _row('label', 'standard deviation of the labels', len(labels), std),
     _row('label', 'words of rarer labels', rare),
   ]
 
 
 def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
-  """Yields the text of each token, and whether it continues a word.
+  """Yields the text of each token, and if it continues a word.
 
-  In WordPiece a token that continues a word begins with '##'; in SentencePiece
-  one that begins a word has a '▁', which tells the two apart.
+  WordPiece marks such a token by '##', SentencePiece each other one by '▁'.
   """
   is_sentencepiece = any(name.startswith(_MARK) for name in names)
   for name in names:
@@ -195,15 +272,11 @@ def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 def page(
-  batches: Iterable[read_iterations.Traced],
+  batches: Iterable[Traced],
   names: Callable[[list[int]], Sequence[str]],
   most: int,
-) -> str:
-  """Returns the real rows of `read_iterations.traced` as HTML.
-
-  `names` are those of token ids. The colour of a token is denser for more
-  iterations, up to `most`.
-  """
+) -> bytes:
+  """Returns the real rows of `traced` as HTML; `names` of token ids."""
   numbers = range(1, most + 1)
   body = _paragraph('iterations', [*map(str, numbers)], numbers, most)
   for batch, steps, _ in batches:
@@ -212,7 +285,8 @@ def page(
       tokens = names(batch['tokens'][row, : len(spent)].tolist())
       title = f'mean {spent.mean():.1f}, executed {spent.max()}'
       body += _paragraph(title, tokens, spent.tolist(), most)
-  return _PAGE.format(body=body)
+  # A lone surrogate in a token cannot be encoded.
+  return _PAGE.format(body=body).encode(errors='xmlcharrefreplace')
 
 
 def _paragraph(
@@ -230,33 +304,32 @@ def _paragraph(
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
 ) -> list[Table]:
-  """Analyses a run, see `benchmarks.analyze`; writes tables, curves, a page."""
+  """Draws the curves and writes the page of a run; returns the tables."""
   labelled = read_treebank(flags.treebank)
   records = builder.build_source(config.dataset, split, loaded.task.info)
   words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   spread = functools.partial(builder.spread, records, seed=config.seed)
   rows = spread(flags.rows).batches()
-  found = read_iterations.analyse(model, loaded.variables, rows)
-  written = tables(found)
+  analysis = analyse(model, loaded.variables, rows)
+  result = tables(analysis)
   if labelled:
-    given = words, labelled, records.info.input_shape[0], flags.label_words
-    written.append(label_table(model, loaded.variables, *given))
-  text, most = '', model.max_iterations
+    limits = records.info.input_shape[0], flags.label_words
+    labels = label_table(model, loaded.variables, words, labelled, *limits)
+    result.append(labels)
   if flags.sentences:
     rows = spread(flags.sentences).batches()
-    shown = read_iterations.traced(model, loaded.variables, rows)
-    text = page(shown, words.names, most)
-  write_files(out, found, written, text)
-  return written
+    shown = traced(model, loaded.variables, rows)
+    content = page(shown, words.names, model.max_iterations)
+    files.write_bytes(out / 'sentences.html', content)
+  with plots.if_installed():
+    title = 'Similarity of consecutive states'
+    pictures.plot_iterations(out / 'similarity', analysis.curves, title)
+  return result
 
 
 def read_treebank(file: str) -> list[list[tuple[str, str]]]:
-  """Returns (word, dependency label) of each sentence; prints their faults.
-
-  No `file`: []. One without a good sentence is an InvalidDataError. A word
-  without a label has '_'.
-  """
+  """Returns (word, dependency label or '_') of each sentence; prints faults."""
   sentences, bad = [], []
   path = pathlib.Path(file).expanduser()
   rows = tagged_words.TaggedFile(path, 'deprel') if file else ()
@@ -267,24 +340,11 @@ def read_treebank(file: str) -> list[list[tuple[str, str]]]:
       bad.append(fault)
   if file and not sentences:
     first = f'; the first: {bad[0]}' if bad else ''
-    found = f'none of its {len(rows)} can be used{first}'
-    raise InvalidDataError(f'{file}: expected sentences in CoNLL-U, {found}')
+    raise InvalidDataError(
+      f'{file}: expected sentences in CoNLL-U, none of its {len(rows)} can be '
+      f'used{first}'
+    )
   if bad:
     line = f'{file}: {len(bad)} sentences with faults are left out; the first'
     print(f'{line}: {bad[0]}', file=sys.stderr)
   return sentences
-
-
-def write_files(
-  out: pathlib.Path, found: Analysis, written: Sequence[Table], page: str = ''
-) -> None:
-  """Writes tables, the curves of `found`, and a page if there is one."""
-  for table in written:
-    write_csv(out / f'{table.name}.csv', table.rows)
-  if page:
-    # A lone surrogate in a token cannot be written.
-    content = page.encode(errors='xmlcharrefreplace')
-    files.write_bytes(out / 'sentences.html', content)
-  title = 'Similarity of consecutive states'
-  with plots.if_installed():
-    pictures.plot_iterations(out / 'similarity', found.curves, title)

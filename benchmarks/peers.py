@@ -136,7 +136,6 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
 def _optimized(
   model: Any, names: Sequence[str], cores: int, wants_gpu: bool
 ) -> tuple[Any, str]:
-  """Runs the optimized graph for any batch and length."""
   import onnxruntime
   import torch
   from onnxruntime.transformers import optimizer

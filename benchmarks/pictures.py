@@ -18,6 +18,7 @@ from eval_lib.plots import Line, Panel, Path
 LENGTH_GROUPS = 12
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
+DASHED = {'linestyle': '--', 'marker': ''}
 
 
 def plot_frontier(
@@ -30,13 +31,8 @@ def plot_frontier(
 ) -> None:
   """Draws quality against cost; lines join the points of each Pareto set.
 
-  Args:
-    curves: (cost, quality) or (cost, quality, lowest, highest) by the name of
-      the model and of the point; the name of a single point is not written.
-    cost: label of the axis with its unit, e.g. 'latency (ms)'.
-    quality: label of the axis with its unit, e.g. 'accuracy (%)'.
-    is_rate: the first numbers are a rate, e.g. images/s, so that more is less
-      cost.
+  `curves` are (cost, quality) or (cost, quality, lowest, highest) by the name
+  of the model and of the point. Of a rate, as images/s, more is less cost.
   """
   lines = []
   for number, (name, points) in enumerate(curves.items()):
@@ -55,18 +51,14 @@ def plot_frontier(
 def plot_reliability(
   path: Path, tables: Mapping[str, Reliability], title: str = 'Reliability'
 ) -> None:
-  """Draws accuracy against confidence, above the share of the rows.
-
-  `tables` are by name, e.g. 'layer 4' and 'layer 4, T = 1.8'.
-  """
+  """Draws accuracy against confidence, above the share of the rows, by name."""
   dotted = dict(color=plots.GREY, linestyle=':', linewidth=1.2, marker='')
   top = [Line('', (0, 100), (0, 100), style=dotted)]
   bottom = []
   for number, (name, table) in enumerate(tables.items()):
     full = table.count > 0
     x, y = 100 * table.confidence[full], 100 * table.accuracy[full]
-    label = f'{name}: ECE {100 * table.error:.1f} %'
-    top.append(Line(label, x, y, number))
+    top.append(Line(f'{name}: ECE {100 * table.error:.1f} %', x, y, number))
     shares = 100 * table.count / table.count.sum()
     steps = {'drawstyle': 'steps-pre', 'marker': ''}
     edges = np.linspace(0, 100, len(shares) + 1)
@@ -85,18 +77,13 @@ def plot_retention(
   layers: Sequence[int],
   by_layer: Sequence[Mapping[str, Any]],
 ) -> None:
-  """Draws the share of the tokens left, by layer and by length.
-
-  EAT, Figures 2 and 5. `by_layer` has 'layer', 'scheduled' and 'observed', and
-  the quartiles 'p25' and 'p75'; by length, after each of `layers`: `grouped`.
-  """
+  """Draws the share of tokens left, by layer and length (EAT, Figures 2, 5)."""
   names = 'layer', 'scheduled', 'observed', 'p25', 'p75'
   x, *columns = (np.array([row[name] for row in by_layer]) for name in names)
   scheduled, observed, *ends = (100 * column for column in columns)
-  dashed = {'linestyle': '--', 'marker': ''}
   first = [
     Line('observed', x, observed, 0, (ends[0], ends[1])),
-    Line('scheduled', x, scheduled, 1, style=dashed),
+    Line('scheduled', x, scheduled, 1, style=DASHED),
   ]
   second = [
     grouped(f'after layer {layer}', number, length, 100 * share / length)
@@ -111,10 +98,7 @@ def plot_retention(
 
 
 def grouped(
-  label: str,
-  number: int,
-  x: Num[np.ndarray, ' N'],
-  y: Num[np.ndarray, ' N'],
+  label: str, number: int, x: Num[np.ndarray, ' N'], y: Num[np.ndarray, ' N']
 ) -> Line:
   """Returns medians of y over groups of rows of similar x, and quartiles."""
   shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
@@ -134,17 +118,13 @@ def plot_against(
   difficulties: Mapping[str, Num[np.ndarray, ' N']],
   title: str,
 ) -> None:
-  """Draws each cost of rows against each measure of their difficulty.
-
-  Names label the axes; see `grouped`.
-  """
+  """Draws each cost of rows against each of their difficulties, `grouped`."""
   panels = [
-    Panel(title if not row + column else '', name, label, [
-      grouped('', row, difficulty, cost)
-    ])
+    Panel('', name, label, [grouped('', row, difficulty, cost)])
     for row, (name, cost) in enumerate(costs.items())
-    for column, (label, difficulty) in enumerate(difficulties.items())
-  ]  # fmt: skip
+    for label, difficulty in difficulties.items()
+  ]
+  panels[0] = panels[0]._replace(title=title)
   columns = len(difficulties)
   size = 0.6 + 3.9 * columns, 0.4 + 2.9 * len(costs)
   plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
@@ -155,18 +135,14 @@ def plot_iterations(
   curves: Mapping[str, Mapping[str, Float[np.ndarray, ' N']]],
   title: str,
 ) -> None:
-  """Draws curves over the iterations, in panels one above the other.
-
-  `curves` are by the name of a panel, which labels its axis, and the name of a
-  kind of token; the same kinds in each. NaN is a gap.
-  """
+  """Draws curves, by axis and kind of token; NaN is a gap."""
   panels: list[Panel] = []
   for name, kinds in curves.items():
-    lines = []
-    for number, (kind, y) in enumerate(kinds.items()):
-      # One title and legend serve all panels.
-      label = '' if panels else kind
-      lines.append(Line(label, np.arange(1, len(y) + 1), y, number))
+    # One title and legend serve all panels.
+    lines = [
+      Line('' if panels else kind, np.arange(1, len(y) + 1), y, number)
+      for number, (kind, y) in enumerate(kinds.items())
+    ]
     panels.append(Panel('' if panels else title, name, '', lines, ticks=9))
   panels[-1] = panels[-1]._replace(x_label='iteration')
   size = 6.4, 1.6 + 2.4 * len(curves)
@@ -178,7 +154,6 @@ def plot_bars(
 ) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
-  `table` has rows by name and values by column, whose name labels the axis.
   Values with `median`, `low` and `high` have error bars.
   """
   columns = list(next(iter(table.values()), ()))
@@ -186,11 +161,10 @@ def plot_bars(
   with plots.figure(path, table, size) as drawn:
     panels = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
-      low, middle, high = np.array(
-        [
-          [getattr(row[column], end, row[column]) for row in table.values()]
-          for end in ('low', 'median', 'high')
-        ]
+      values = [row[column] for row in table.values()]
+      low, middle, high = (
+        np.array([getattr(value, end, value) for value in values])
+        for end in ('low', 'median', 'high')
       )
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
@@ -235,31 +209,10 @@ def plot_heatmap(
     bar.outline.set_visible(False)
 
 
-def plot_histogram(
-  path: Path, counts: Int[np.ndarray, ' V'], label: str, title: str
-) -> None:
-  """Draws the share of the rows of each value 0, 1, ..., and their mean."""
-  values, shares = np.arange(len(counts)), 100 * counts / counts.sum()
-  mean = float((values * shares).sum() / 100)
-  first = int(np.flatnonzero(counts)[0])
-  with plots.figure(path, counts, (3.9, 2.9)) as drawn:
-    axes = drawn.subplots()
-    axes.bar(values[first:], shares[first:], 0.8, color=plots.COLOURS[0])
-    axes.axvline(
-      mean, color=plots.COLOURS[1], linestyle='--', label=f'mean {mean:.2f}'
-    )
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel=label, ylabel='rows (%)', title=title)
-    axes.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0))
-
-
 def plot_examples(
   path: Path, groups: Mapping[str, Sequence[tuple[Any, str]]]
 ) -> None:
-  """Draws a line of examples for each group, below its name.
-
-  An example is an image `[Y, X, 3]` or a text, and a title.
-  """
+  """Draws a line of (image `[Y, X, 3]` or text, title) for each group."""
   columns = max(map(len, groups.values()), default=0)
   size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches
   with plots.figure(path, groups, size) as drawn:

@@ -20,7 +20,7 @@ from eat.model import EatClassifier
 from eat.policy import ExitPolicy
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
-from eval_lib.probabilities import scale
+from halting.row_rules import scale
 from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -52,7 +52,6 @@ class Model:
 
   @property
   def heads(self) -> tuple[int, ...]:
-    """Layers with a head."""
     return self.module.heads()
 
   @property
@@ -62,7 +61,6 @@ class Model:
 
   @property
   def calibrated(self) -> np.ndarray:
-    """Logits divided by the temperatures of the policy."""
     return scale(self.logits, self.policy.temperatures)
 
   @property
@@ -72,21 +70,15 @@ class Model:
 
   def items(self, rows: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
     """Returns rows of the split as the engine takes them."""
-    records = [self.data.source.record(int(row)) for row in rows]
-    return [{k: one[k] for k in ('tokens', 'token_types')} for one in records]
-
-  @functools.cached_property
-  def lengths(self) -> tuple[int, ...]:
-    """The length buckets that the rows need."""
-    longest, (*every,) = self.records['length'].max(), self.policy.lengths
-    return tuple(every[: np.searchsorted(every, longest) + 1])
+    records = (self.data.source.record(int(row)) for row in rows)
+    return [{k: row[k] for k in ('tokens', 'token_types')} for row in records]
 
   def start(self, batch: int) -> Engine:
     """Returns an engine for the lengths of the rows; no caller waits."""
-    engine = Engine(
-      self.policy.chain, self.policy, self.lengths, doubling(batch),
-      max_pending=10**7,
-    )  # fmt: skip
+    longest, (*every,) = self.records['length'].max(), self.policy.lengths
+    lengths = tuple(every[: np.searchsorted(every, longest) + 1])
+    chain, sizes = self.policy.chain, doubling(batch)
+    engine = Engine(chain, self.policy, lengths, sizes, max_pending=10**7)
     print(f'{self.name}: in {engine.warm_up(progress=True).backend}')
     return engine
 
@@ -98,67 +90,71 @@ class Model:
 
   @functools.cached_property
   def cost(self) -> dict[str, np.ndarray]:
-    """Measures of each row that leaves at each head, `[N, E]` each.
-
-    `retention` is the share of the tokens that is left; `flops` are by formula
-    at the row's own length.
-    """
+    """Share of tokens left, and FLOPs by formula, of rows by head, `[N, E]`."""
     length = self.records['length']
     # A head comes before a pruning at its layer.
     passed = [sum(p < h for p in self.module.prune_layers) for h in self.heads]
     tokens = np.concatenate([length[:, None], self.kept], axis=1)
-
     retention = tokens[:, passed] / length[:, None]
     return {'retention': retention, 'flops': flops(self.module, length)}
 
 
 def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
   """Returns the FLOPs of rows up to each head, `[N, E]`."""
-  found, places = np.unique(length, return_inverse=True)
-  table = []
-  for tokens in found.tolist():
-    sizes = module.static_sizes(tokens)
-    table.append(module.stage_flops(tokens, sizes, count_cls=True))
+  lengths, places = np.unique(length, return_inverse=True)
+  table = [
+    module.stage_flops(tokens, module.static_sizes(tokens), count_cls=True)
+    for tokens in lengths.tolist()
+  ]
   return np.cumsum(table, axis=1)[places]
 
 
 def load(
-  name: str, directory: str, given: Mapping[str, Any], flag: str, step: Any
+  name: str,
+  directory: str,
+  flag: str,
+  *,
+  step: Any = None,
+  split: str = '',
+  limit: int = 0,
+  lengths: tuple[int, ...] | None = None,
+  serve: Mapping[str, Any] | None = None,
 ) -> Model:
   """Reads a run and the rows of a split; `record` adds the logits.
 
-  `given` has the `split` and the `limit` of its rows and the `lengths` of the
-  buckets (None: the run's), and may have options to `serve` the run with; the
-  default is that no row leaves early.
-  Raises ConfigError, of the flag, if the directory has no run of a BERT, and
-  InvalidDataError if the labels are hidden.
+  Args:
+    flag: named by a ConfigError.
+    split: '' for that of the evaluation dev.
+    limit: number of first rows, 0 for all.
+    serve: options to serve the run with; by default no row leaves early.
   """
   config = loading.load_config(directory, flag)
   loaded = loading.restore(directory, config, step)
   step = loaded.saved.step
-  run = ServedRun(directory, step, lengths=given['lengths'])
   policy: Any
-  options = given.get('serve', {'rule': 'never'})
-  chain, policy = loaded.task.serve(loaded.variables, options, run)
+  chain, policy = loaded.task.serve(
+    loaded.variables, {'rule': 'never'} if serve is None else serve,
+    ServedRun(directory, step, lengths),
+  )  # fmt: skip
   if not isinstance(chain, EatChain):
     raise ConfigError(flag, directory, 'a run of an EAT or of a dense BERT')
-  own = config.evals.get('dev', {}).get('split', 'validation')
-  split, dataset = given['split'] or own, config.dataset.to_dict()
+  split = split or config.evals.get('dev', {}).get('split', 'validation')
+  dataset = config.dataset.to_dict()
   rows: Any = builder.build_source(dataset, split, loaded.task.info)
-  count = min(given['limit'] or len(rows), len(rows))
+  count = min(limit or len(rows), len(rows))
   records = rows.records(np.arange(count))
   if rows.sources:
     records['source'] = np.array(rows.sources[:count])
   if policy.class_names:
     most = len(policy.class_names) - 1
     predictions.check_labels(records['label'], most, f'split {split!r}')
-  if (longest := int(records['length'].max())) > policy.lengths[-1]:
+  length = records['length']
+  if (longest := int(length.max())) > policy.lengths[-1]:
     expected = f'at least the {longest} tokens of the longest row as the last'
     raise ConfigError('--lengths', policy.lengths, expected)
-  file = CalibrationFile(directory, step)
-  fitted, origin = _fitted(file, rows, dataset)
+  fitted, origin = _fitted(CalibrationFile(directory, step), rows, dataset)
   print(f'{name}: {directory}, step {step}, {count} rows of {split}')
-  task, length = glue.task_of('', dataset), records['length']
+  task = glue.task_of('', dataset)
   shares = {f'p{n}': float(np.percentile(length, n)) for n in (5, 50, 95)}
   facts = {
     'workdir': directory,
@@ -183,11 +179,10 @@ def _fitted(
   origin = 'calibration.json, which does not name the rows'
   if not file.values.get('temperatures'):
     origin = 'none'
-  elif (known := file.fitted_rows(dataset)) is not None:
+  elif (fitted := file.fitted_rows(dataset)) is not None:
     origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
-    used = known.places()
-  places = (rows.where(index) for index in range(len(rows)))
-  return np.array([place in used for place in places]), origin
+    used = fitted.places()
+  return np.array([rows.where(n) in used for n in range(len(rows))]), origin
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:
@@ -198,8 +193,8 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
   def outputs(variables: Any, batch: Any) -> dict[str, Any]:
     inputs = (batch[name] for name in ('tokens', 'token_types', 'length'))
     out = module.apply(variables, *inputs)[1]
-    found = {'logits': out['exits'], 'kept': out['kept']}
-    return {name: jnp.moveaxis(one, 0, 1) for name, one in found.items()}
+    heads = {'logits': out['exits'], 'kept': out['kept']}
+    return {name: jnp.moveaxis(values, 0, 1) for name, values in heads.items()}
 
   rows = predictions.collect(model.data, chain.variables, outputs)
   chain = EatChain(module, chain.variables, chain.reader, with_unpruned=False)
@@ -211,10 +206,7 @@ def record(model: Model, variant: str = '', **changes: Any) -> Model:
 
 
 def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
-  """Yields the model as trained and with other prune ratios.
-
-  Raises ConfigError if a scaled ratio is not below 1.
-  """
+  """Yields the model as trained and with other prune ratios."""
   yield record(model)
   trained = tuple(model.module.prune_ratios)
   for factor in scales if any(trained) else ():

@@ -2,7 +2,8 @@
 
 Written from their papers. All of them sweep one threshold of the confidence of
 the model as trained; a choice is the index of a setting of a `risk.Grid`, None
-for full depth.
+for full depth. RC-EENN: Jazbec, Timans, Veljkovic, Sakmann, Zhang, Naesseth and
+Nalisnick, 2024, "Fast yet Safe: Early-Exiting with Risk Control", section 4.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from eval_lib import bounds, risk
 from eval_lib.bounds import Losses
 from eval_lib.predictions import Labels
 from eval_lib.risk import Grid, Variant
+from halting.row_rules import softmax
 
 Choose = Callable[[Any], int | None]  # from the numbers of rows
 
@@ -27,10 +29,8 @@ def uncorrected(losses: Losses, epsilon: float) -> int | None:
 def rc_eenn_expectation(losses: Losses, epsilon: float) -> int | None:
   """Chooses as conformal risk control; losses at most B = 1.
 
-  Jazbec, Timans, Veljkovic, Sakmann, Zhang, Naesseth and Nalisnick, 2024,
-  "Fast yet Safe: Early-Exiting with Risk Control", section 4: the smallest
-  threshold with `mean <= (N + 1) / N epsilon - B / N`. It bounds the
-  expectation of the risk, not its probability to exceed epsilon.
+  The smallest threshold with `mean <= (N + 1) / N epsilon - B / N`. It bounds
+  the expectation of the risk, not its probability to exceed epsilon.
   """
   rows = len(losses)
   return _last(losses.mean(0) <= (rows + 1) / rows * epsilon - 1 / rows)
@@ -39,8 +39,8 @@ def rc_eenn_expectation(losses: Losses, epsilon: float) -> int | None:
 def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
   """Chooses the last setting before an upper bound that is above epsilon.
 
-  The same paper, section 4: the bound of Waudby-Smith and Ramdas with its bets
-  as published for losses in [0, 1] (prior mean 1/2, bets of at most 1).
+  The bound of Waudby-Smith and Ramdas with its bets as published for losses in
+  [0, 1] (prior mean 1/2, bets of at most 1).
   """
   p_values = bounds.betting(losses, epsilon, delta, prior=0.5, most=1.0)
   return _before_failure(p_values < delta)
@@ -52,9 +52,8 @@ def calm(losses: Losses, epsilon: float, delta: float) -> int | None:
   Schuster, Fisch, Gupta, Dehghani, Bahri, Tran, Tay and Metzler, 2022,
   "Confident Adaptive Language Modeling", section 4; losses in [0, 1].
   """
-  return _before_failure(
-    bounds.hoeffding_bentkus(losses, epsilon, delta) <= delta
-  )
+  p_values = bounds.hoeffding_bentkus(losses, epsilon, delta)
+  return _before_failure(p_values <= delta)
 
 
 def cats(
@@ -102,29 +101,29 @@ def choices(
   def ours(kind: str, method: str, grid: Grid) -> tuple[Grid, Choose]:
     return grid, lambda n: risk.choose(grid.take(n), kind, method, *limits)[0]
 
-  def peer(kind: str, choose: Any, *given: float) -> tuple[Grid, Choose]:
-    return grids[kind], lambda n: choose(grids[kind].losses[n], *given)
+  def peer(kind: str, choose: Any, *limits: float) -> tuple[Grid, Choose]:
+    return grids[kind], lambda n: choose(grids[kind].losses[n], *limits)
 
-  found = {(k, 'sequence'): ours(k, 'sequence', g) for k, g in grids.items()}
-  found[accuracy, 'pareto'] = ours(accuracy, 'pareto', grids[accuracy])
+  table = {(k, 'sequence'): ours(k, 'sequence', g) for k, g in grids.items()}
+  table[accuracy, 'pareto'] = ours(accuracy, 'pareto', grids[accuracy])
   if len(variants) > 1:
     both = risk.build_grid(variants, labels, accuracy, epsilon)
     for method in ('sequence', 'pareto'):
-      found[accuracy, f'{method} + models'] = ours(accuracy, method, both)
+      table[accuracy, f'{method} + models'] = ours(accuracy, method, both)
   for kind in (accuracy, disagreement):
-    found[kind, 'no correction'] = peer(kind, uncorrected, epsilon)
-    mean = peer(kind, rc_eenn_expectation, epsilon)
-    found[kind, 'RC-EENN, expectation'] = mean
-    found[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
-  found[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
-  heads, grid = variants[0].heads, grids[disagreement]
+    table[kind, 'no correction'] = peer(kind, uncorrected, epsilon)
+    expectation = peer(kind, rc_eenn_expectation, epsilon)
+    table[kind, 'RC-EENN, expectation'] = expectation
+    table[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
+  table[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
+  heads, grid = softmax(variants[0].logits), grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
-  found[disagreement, 'CATs'] = (
+  table[disagreement, 'CATs'] = (
     grid,
     lambda n: cats(sure[:, n], differs[:, n], grid.thresholds, epsilon),
   )
-  return found
+  return table
 
 
 def resample(
@@ -143,20 +142,20 @@ def resample(
   columns are means over the draws of the risk, the share of FLOPs `saved` and
   the share of rows that leave `early`, and the `worst` risk.
   """
-  rng, rows, table = np.random.default_rng(0), len(labels), []
-  samples = rng.integers(rows, size=(draws, rows))
-  for (kind, method), (grid, choose) in choices(
-    variants, labels, epsilon, delta
-  ).items():
+  rng, rows = np.random.default_rng(0), len(labels)
+  samples, table = rng.integers(rows, size=(draws, rows)), []
+  limits = {'epsilon': epsilon, 'delta': delta, 'rows': rows, 'draws': draws}
+  every = choices(variants, labels, epsilon, delta)
+  for (kind, method), (grid, choose) in every.items():
     settings = [grid.losses.mean(0), 1 - grid.cost.mean(0), grid.early]
     # Full depth has risk 0 and saves nothing.
     values = np.append(np.stack(settings, 1), [[0.0, 0.0, 0.0]], axis=0)
     chosen = [choose(sample) for sample in samples]
     risks, saved, early = values[[-1 if k is None else k for k in chosen]].T
-    row: dict[str, Any] = dict(risk=kind, method=method, epsilon=epsilon)
-    row |= {'delta': delta, 'rows': rows, 'draws': draws}
-    row |= {'exceeded': float((risks > epsilon).mean())}
-    row |= {'mean': float(risks.mean()), 'worst': float(risks.max())}
-    row |= {'saved': float(saved.mean()), 'early': float(early.mean())}
-    table.append(row)
+    table.append({
+      'risk': kind, 'method': method, **limits,
+      'exceeded': float((risks > epsilon).mean()),
+      'mean': float(risks.mean()), 'worst': float(risks.max()),
+      'saved': float(saved.mean()), 'early': float(early.mean()),
+    })  # fmt: skip
   return table

@@ -4,11 +4,10 @@
 
 Rows arrive at times drawn before, from which latencies count: a slow server
 does not slow its load (open loop; Schroeder et al. 2006, "Open versus closed").
-The rows of the split, with their lengths, are sent as token ids, in turn, to
-the EAT and the dense run in the engine, and to the dense run in other
-libraries, at the same rates and largest batch, without HTTP; no server waits
-while it is idle. The engine takes each row when it is due and sorts rows into
-length buckets. A library runs the rows that are due, padded to the longest.
+The rows of the split are sent as token ids, in turn, to the EAT and the dense
+run in the engine, and to the dense run in other libraries, with the same
+largest batch, without HTTP. The engine sorts rows into length buckets; a
+library runs the rows that are due, padded to the longest.
 """
 
 import concurrent.futures
@@ -43,8 +42,6 @@ Server = Callable[[Seconds], Seconds]  # of the arrivals of rows to latencies
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Served):
-  """Flags of this command."""
-
   workdir: str = flag('a run of an EAT', metavar='DIRECTORY')
   dense: str = flag('a dense run on the same data', metavar='DIRECTORY')
   out: command.File = flag(
@@ -113,9 +110,8 @@ def offer_batches(
   return latencies
 
 
-def offer_library(library: str, weights: str, *given: Any) -> Seconds:
-  """As `offer_batches`, for a library; see `peers.classifier`."""
-  return offer_batches(peers.classifier(library, weights), *given)
+def offer_library(library: str, weights: str, *rows: Any) -> Seconds:
+  return offer_batches(peers.classifier(library, weights), *rows)
 
 
 def measure(
@@ -129,10 +125,9 @@ def measure(
 ) -> list[dict[str, Any]]:
   """Measures the capacities, then all candidates in turns at each load.
 
-  `candidates` are by name, each with its process of `hosts`. `loads` are
-  percents of the capacity of each, its rate when `rows` rows arrive at once,
-  the second time. `seconds` is the length of a measurement, `goodput` the rate
-  of the answers within `deadline` seconds.
+  `candidates` are (process of `hosts`, server) by name. `loads` are percents of
+  the capacity: the rate when `rows` rows arrive at once, the second time.
+  `goodput` is the rate of the answers within `deadline` seconds.
   """
 
   def ask(name: str, times: Seconds) -> Any:
@@ -142,52 +137,51 @@ def measure(
   capacity: dict[str, float] = {}
   table: list[dict[str, Any]] = []
   for _, name in itertools.product(range(2), candidates):
-    if (found := ask(name, np.zeros(rows))) is not None:
-      capacity[name] = rows / float(found.max())
+    if (latencies := ask(name, np.zeros(rows))) is not None:
+      capacity[name] = rows / float(latencies.max())
   for kind, load, name in itertools.product(BURSTS, loads, capacity):
     rate = load / 100 * capacity[name]
     count = max(MIN_ROWS, round(rate * seconds))
     times = arrivals(rate, count, BURSTS[kind])
-    if (found := ask(name, times)) is None:
+    if (latencies := ask(name, times)) is None:
       continue
     rate = count / float(times[-1])
-    row: dict[str, Any] = dict(arrivals=kind, load=load, candidate=name)
-    row |= dict(capacity=capacity[name], rate=rate)
-    for percent in PERCENTS:
-      row[f'latency_p{percent}'] = float(np.percentile(found, percent))
-    table.append(row | {'goodput': rate * float((found <= deadline).mean())})
+    table.append({
+      'arrivals': kind, 'load': load, 'candidate': name,
+      'capacity': capacity[name], 'rate': rate,
+      **{f'latency_p{p}': float(np.percentile(latencies, p)) for p in PERCENTS},
+      'goodput': rate * float((latencies <= deadline).mean()),
+    })  # fmt: skip
   return table
 
 
 def draw(path: plots.Path, table: Sequence[Mapping[str, Any]]) -> None:
-  """Draws the 95th percentile and the goodput against the rate."""
   panels = []
-  names = dict.fromkeys(row['candidate'] for row in table)
+  names = [*dict.fromkeys(row['candidate'] for row in table)]
   labels = {'latency_p95': 'p95 (s)', 'goodput': 'goodput (rows/s)'}
   for column, kind in itertools.product(labels, BURSTS):
     lines = []
-    for number, name in enumerate(names):
-      key = kind, name
+    for number, key in enumerate(itertools.product([kind], names)):
       own = [r for r in table if (r['arrivals'], r['candidate']) == key]
       x, y = (np.array([r[axis] for r in own]) for axis in ('rate', column))
-      lines.append(plots.Line(name, x, y, number))
+      lines.append(plots.Line(key[1], x, y, number))
     title = f'{kind} arrivals'
     panels.append(plots.Panel(title, labels[column], 'rate (rows/s)', lines))
   plots.draw_panels(path, panels, (10.8, 7.4), 2)
 
 
 def write(flags: Any) -> None:
-  """Measures, prints, writes and draws what the flags describe."""
-  given: dict[str, Any] = {'split': flags.split, 'limit': flags.rows}
-  given['lengths'] = flags.lengths
+  of: Any = dict(split=flags.split, limit=flags.rows, lengths=flags.lengths)
   servers: dict[str, Any] = {}
   rows: list[Any] = []
   with contextlib.ExitStack() as stack:
     for name, flag, options in (
       ('EAT', 'workdir', {'tau': flags.tau}), ('dense', 'dense', {})
     ):  # fmt: skip
-      given['serve'], directory = options, getattr(flags, flag)
-      run = recorded_runs.load(name, directory, given, f'--{flag}', None)
+      directory = getattr(flags, flag)
+      run = recorded_runs.load(
+        name, directory, f'--{flag}', serve=options, **of
+      )
       run.policy.monitor.drift = None  # it would send rows to full depth
       rows = rows or run.items(range(len(run.fitted)))
       submit = stack.enter_context(run.start(flags.batch_size)).submit
@@ -197,9 +191,12 @@ def write(flags: Any) -> None:
     convert.save_model(folder, run.module, params)
     for library in peers.usable(flags.peers):
       name = f'dense, {peers.TITLES[library]}'
-      server = functools.partial(offer_library, library, folder)
-      server = functools.partial(server, flags.batch_size, rows)
-      servers[name] = name, server
+      servers[name] = (
+        name,
+        functools.partial(
+          offer_library, library, folder, flags.batch_size, rows
+        ),
+      )
     table = measure(
       servers, stack.enter_context(Hosts()), loads=flags.loads, rows=len(rows),
       seconds=flags.seconds, deadline=flags.deadline_ms / 1e3,

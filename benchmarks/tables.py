@@ -29,10 +29,7 @@ class Flags:
 
 
 def table(path: pathlib.Path) -> str:
-  """Returns a CSV file as a table in Markdown.
-
-  Raises InvalidDataError unless all its lines have as many cells as the first.
-  """
+  """Returns a CSV file as a table in Markdown."""
   with path.open(newline='', encoding='utf-8') as file:
     rows = list(csv.reader(file, strict=True))
   if len({*map(len, rows)}) != 1:
@@ -46,12 +43,9 @@ def table(path: pathlib.Path) -> str:
 
 
 def filled(text: str) -> str:
-  """Returns a page with its tables filled again.
-
-  Raises InvalidDataError for a table without its end.
-  """
+  """Returns a page with its tables filled again."""
   text, count = REGION.subn(
-    lambda found: found[1] + table(RESULTS / f'{found[2]}.csv'), text
+    lambda match: match[1] + table(RESULTS / f'{match[2]}.csv'), text
   )
   if count != text.count(START):
     starts = f'{text.count(START)} lines {START!r}'

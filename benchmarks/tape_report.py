@@ -21,7 +21,7 @@ from core.fields import ConfigLike
 from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from dataset_lib.synthetic import NAMES
-from eval_lib import plots, predictions, report
+from eval_lib import plots, predictions
 from eval_lib.plots import Line, Panel
 from eval_lib.report import Table
 from model_lib import flops
@@ -34,8 +34,6 @@ READ_BY = 'rows that read it (%)'
 
 @dataclasses.dataclass(frozen=True)
 class Tapes:
-  """The tapes of N rows."""
-
   index: Int[np.ndarray, ' N']  # of each row in its split
   # Class of each row, or its classes padded with -1.
   label: Int[np.ndarray, 'N ...']
@@ -54,42 +52,28 @@ class Tapes:
 
 
 def read(task: Any, variables: Any, data: builder.Dataset) -> Tapes:
-  """Reads and classifies every row of `data` without noise.
-
-  `task` has a `TapeClassifier`. Raises ConfigError for a model without a bank.
-  """
-  model, sizes = task.model, dict[str, int]()
+  """Reads and classifies every row of `data` without noise."""
+  model, sizes = task.model, dict[str, Any]()
   if model.reading() is None:
     expected = 'a model with a bank; without one there is nothing to analyse'
     raise ConfigError('model.bank', model.bank, expected)
 
   @jax.jit
   def run(variables: Any, batch: Any) -> dict[str, Any]:
-    given = {'params': variables['params'], **variables['model_state']}
-    x, tape, size = model.apply(given, task.inputs(batch), method='read')
+    tree = {'params': variables['params'], **variables['model_state']}
+    x, tape, size = model.apply(tree, task.inputs(batch), method='read')
     sizes.update(input_tokens=x.shape[1], bank_size=size)
-    logits, _ = model.apply(given, x, tape.tokens, tape.mask, method='classify')
-    on_tape = tape.mask[..., None] > 0
-    picks = jnp.where(on_tape, tape.indices, -1)
+    logits, _ = model.apply(tree, x, tape.tokens, tape.mask, method='classify')
+    picks = jnp.where(tape.mask[..., None] > 0, tape.indices, -1)
     return {'logits': logits, 'length': tape.length, 'picks': picks}
 
-  found = predictions.collect(data, variables, run)
-  return Tapes(
-    index=found['index'],
-    label=found['label'],
-    correct=predictions.correct(found['logits'], found['label']),
-    length=found['length'],
-    picks=found['picks'],
-    max_steps=model.max_steps,
-    **sizes,
-  )
+  rows: Any = predictions.collect(data, variables, run)
+  correct = predictions.correct(rows.pop('logits'), rows['label'])
+  return Tapes(correct=correct, max_steps=model.max_steps, **rows, **sizes)
 
 
 def most_read(counts: Int[np.ndarray, ' C'], share: float) -> tuple[int, ...]:
-  """Returns the most frequent bank tokens, ascending; of equal ones the first.
-
-  At least one is kept.
-  """
+  """Returns the most frequent bank tokens, ascending, at least one."""
   kept = max(1, round(share * len(counts)))
   order = np.argsort(-counts, kind='stable')
   return tuple(np.sort(order[:kept]).tolist())
@@ -113,10 +97,7 @@ def chosen_inputs(source: Any, records: Int[np.ndarray, ' N']) -> list[Any]:
 
 
 def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:
-  """Returns rows and columns of a bank made from the input.
-
-  `(1, N)` for a bank of N symbols, `(0, 0)` for one that is learned.
-  """
+  """Returns the shape of a bank of the input, (0, 0) of a learned one."""
   if len(input_shape) == 1:
     return 1, input_shape[0]
   if model.bank != 'input':
@@ -129,32 +110,22 @@ def bank_grid(model: Any, input_shape: tuple[int, ...]) -> tuple[int, int]:
 def write(
   flags: Any, config: Any, split: str, loaded: Any, out: pathlib.Path
 ) -> list[Table]:
-  """Analyses a run, see `benchmarks.analyze`; writes tables and pictures.
-
-  Returns the tables to print. Raises ConfigError for a model without a bank.
-  """
+  """Draws the tapes of a run; returns the tables."""
   task, names = loaded.task, loaded.task.label_names
   data = spread_rows(config.dataset, split, flags.rows, task.info)
   tapes = read(task, loaded.variables, data)
   grid = bank_grid(task.model, task.info.input_shape)
-  found = tables(tapes, grid, names)
   rows, shown = examples(tapes, data.source, flags.images, names)
-  found.append(Table('examples', '', rows, ''))
-  for table in found:
-    report.write_csv(out / f'{table.name}.csv', table.rows)
   with plots.if_installed():
     draw(out, tapes, grid)
     pictures.plot_examples(out / 'examples', shown)
-  return found[:2]
+  return [*tables(tapes, grid, names), Table('examples', '', rows)]
 
 
 def tables(
   tapes: Tapes, grid: tuple[int, int], names: tuple[str, ...]
 ) -> list[Table]:
-  """Returns summary, lengths, classes and bank.
-
-  Bank tokens have their places (y, x) if the bank is a `grid` over the input.
-  """
+  """Returns summary, lengths, classes and bank, with places on a `grid`."""
   both = {'tape tokens': 0, 'sequence length': tapes.input_tokens}
   summary = [
     {'of a row': name, **_moments(tapes.length + more)}
@@ -188,9 +159,9 @@ def tables(
   title = f'{len(tapes.label)} rows, accuracy {tapes.correct.mean():.2%}'
   return [
     Table('summary', title, summary, note),
-    Table('lengths', 'Tape lengths', lengths, ''),
-    Table('classes', '', classes, ''),
-    Table('bank', '', bank, ''),
+    Table('lengths', 'Tape lengths', lengths),
+    Table('classes', '', classes),
+    Table('bank', '', bank),
   ]
 
 
@@ -214,10 +185,7 @@ def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
 def examples(
   tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-  """Returns rows and pictures of the shortest and the longest tapes.
-
-  No row of the split is both, unless there is only one.
-  """
+  """Returns rows and pictures of the shortest and the longest tapes."""
   order = np.argsort(tapes.length, kind='stable')
   count = min(count, max(1, len(order) // 2))
   groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
@@ -228,9 +196,10 @@ def examples(
     for place, value in zip(places, inputs, strict=True):
       name = predictions.label_text(tapes.label[place], names)
       length = int(tapes.length[place])
-      row = {'tape': kind, 'index': int(tapes.index[place]), 'class': name}
-      correct = bool(tapes.correct[place])
-      rows.append(row | {'tape length': length, 'correct': correct})
+      rows.append({
+        'tape': kind, 'index': int(tapes.index[place]), 'class': name,
+        'tape length': length, 'correct': bool(tapes.correct[place]),
+      })  # fmt: skip
       example = _lines(value), f'{name[:16]}\ntape {length}'
       shown.setdefault(f'{kind} tapes', []).append(example)
   return rows, shown
@@ -241,26 +210,32 @@ def _lines(value: Any) -> Any:
   if value.ndim > 1:
     return value
   across = max(4, math.ceil(len(value) ** 0.5))
-  names = [NAMES[one] for one in value]
-  signs = ['-' if name == '-1' else name for name in names]
+  signs = ['-' if NAMES[symbol] == '-1' else NAMES[symbol] for symbol in value]
   starts = range(0, len(signs), across)
   return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
 
 
 def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
-  """Draws heatmap, distribution and tape lengths."""
   percent = 100 * tapes.counts / len(tapes.label)
   if grid[0]:
     cells, title = percent.reshape(grid), 'Input read as tape'
     pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
-  ranks, look = np.arange(1, len(percent) + 1), {'marker': ''}
-  uniform, dashed = np.full(2, percent.mean()), {**look, 'linestyle': '--'}
-  lines = [
-    Line('by frequency', ranks, np.sort(percent)[::-1], 0, style=look),
-    Line('if all were equal', ranks[[0, -1]], uniform, 1, style=dashed),
-  ]
-  labels = 'Selection distribution', READ_BY, 'bank token, by frequency'
-  panel = Panel(*labels, lines, y_limits=(0, None), ticks=5)
-  plots.draw_panels(out / 'distribution', [panel], (3.9, 2.9))
-  lengths, label = np.bincount(tapes.length), 'tape tokens of a row'
-  pictures.plot_histogram(out / 'lengths', lengths, label, 'Tape length')
+  ranks, uniform = np.arange(1, len(percent) + 1), np.full(2, percent.mean())
+  ordered, dashed = np.sort(percent)[::-1], pictures.DASHED
+  lengths = np.bincount(tapes.length, minlength=tapes.length.max() + 2)
+  mean, bars = tapes.length.mean(), {'marker': '', 'drawstyle': 'steps-mid'}
+  panels = {
+    'distribution': Panel(
+      'Selection distribution', READ_BY, 'bank token, by frequency',
+      [Line('by frequency', ranks, ordered, 0, style={'marker': ''}),
+       Line('if all were equal', ranks[[0, -1]], uniform, 1, style=dashed)],
+    ),
+    'lengths': Panel(
+      f'Tape length, mean {mean:.2f}', 'rows (%)', 'tape tokens of a row',
+      [Line('', np.arange(len(lengths)), 100 * lengths / len(tapes.length), 0,
+            style=bars)],
+    ),
+  }  # fmt: skip
+  for name, panel in panels.items():
+    panel = panel._replace(y_limits=(0, None), ticks=5)
+    plots.draw_panels(out / name, [panel], (3.9, 2.9))

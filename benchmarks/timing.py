@@ -43,18 +43,14 @@ _ERROR_LINES = 30
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A prepared candidate."""
-
   run: Any  # the timed function; returned jax arrays are blocked on
   rows: int = 1  # examples that one call processes; seconds are divided by it
-  output: Any = None  # compared with those of the group, or None
+  output: Any = None  # compared within the group, or None
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """Something to time."""
-
   name: str  # unique in the benchmark
   make: Callable[[], Call]  # can be pickled where `process` is given
   process: str = ''  # to run in, which candidates may share; '' for this one
@@ -168,13 +164,8 @@ def run(
 ) -> tuple[list[dict[str, Any]], Samples]:
   """Prepares and times candidates; returns (see `rows`, seconds of the calls).
 
-  Args:
-    candidates: in the order of the even rounds; odd rounds are reversed.
-    case: labels such as the batch size, by column.
-    hosts: the processes; a lost one loses the results of its candidates.
-    rounds: that count, after `warmup` rounds.
-    min_seconds: of a round; the number of calls is set from the last warm-up
-      round.
+  Odd rounds are in reverse order. `warmup` rounds do not count; the last one
+  sets the number of calls that take `min_seconds` in a round.
   """
   prepared: dict[str, Any] = {}
   for one in candidates:

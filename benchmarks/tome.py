@@ -52,10 +52,10 @@ def _logits(model: ViT, weights: Mapping[str, Any], images: Any) -> Any:
       for name in ('query', 'key', 'value')
     )
     bias = None if sizes is None else sizes.log()[:, None, None, :, 0]
-    found = functional.scaled_dot_product_attention(
+    mixed = functional.scaled_dot_product_attention(
       query, key, value, attn_mask=bias
     )
-    x = x + _linear(attention['out'], found.transpose(1, 2).flatten(2))
+    x = x + _linear(attention['out'], mixed.transpose(1, 2).flatten(2))
     if sizes is not None:
       x, sizes = merged(x, sizes, key.mean(1), model.merge_count)
     hidden = _linear(block['mlp']['hidden'], _norm(block['mlp_norm'], x))

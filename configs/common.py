@@ -1,12 +1,14 @@
 """Arguments of configuration files, `config.py:n=32,model=transformer`.
 
 Arguments choose the structure of a configuration: model, task, size, data,
-checkpoint. Every other field is overridden by `--config.field=value`.
-Fields that a configuration does not set have their defaults in
-`train_lib.config_schema` and in the classes that it names.
+checkpoint. Every other field is overridden by `--config.field=value`. Fields
+that a configuration does not set have the defaults of `train_lib.config_schema`
+and of the classes that it names.
 """
 
 import difflib
+import json
+import pathlib
 from typing import Any
 
 import ml_collections
@@ -35,6 +37,20 @@ def glue(a: ml_collections.ConfigDict, **fields: Any) -> dict[str, Any]:
   )
 
 
+def images(root: str, builder: str, **fields: Any) -> dict[str, Any]:
+  """Returns a data set of images in a folder, or of TFDS without one."""
+  if root:
+    return dict(name='folder', root=root, **fields)
+  return dict(name='tfds', builder=builder, **fields)
+
+
+def held_out(percent: int) -> tuple[str, str]:
+  """Returns the splits to train and evaluate on; 0 % holds nothing out."""
+  if not percent:
+    return 'train', 'validation'
+  return f'train[:{100 - percent}%]', f'train[{100 - percent}%:]'
+
+
 def adamw(lr: float) -> dict[str, Any]:
   """Returns the optimizer that BERT is fine-tuned with."""
   return dict(
@@ -61,8 +77,7 @@ def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
 
   `defaults` are the legal names with their default values; a value is read with
   the type of its default. A tuple lists the legal values of a name, the first
-  being the default. Raises ValueError, naming the legal ones, for an unknown
-  name or an illegal value.
+  being the default. Raises ValueError for another name or value.
   """
   values = {k: v[0] if isinstance(v, tuple) else v for k, v in defaults.items()}
   for item in filter(None, (arg or '').split(',')):
@@ -76,14 +91,11 @@ def parse_arg(arg: str, **defaults: Any) -> ml_collections.ConfigDict:
       )
     kind, legal = type(values[name]), defaults[name]
     try:
-      value = kind(text)
+      values[name] = kind(text)
     except ValueError:
-      raise ValueError(
-        f'config argument {name}: expected {kind.__name__}, got {text!r}'
-      ) from None
+      expect(False, name, kind.__name__, text)
     if isinstance(legal, tuple):
-      expect(value in legal, name, f'one of {list(legal)}', text)
-    values[name] = value
+      expect(values[name] in legal, name, f'one of {list(legal)}', text)
   return ml_collections.ConfigDict(values)
 
 
@@ -92,3 +104,31 @@ def expect(is_legal: bool, name: str, expected: str, given: Any) -> None:
   if not is_legal:
     message = f'config argument {name}: expected {expected}, got {given!r}'
     raise ValueError(message)
+
+
+def layers(name: str, text: str) -> tuple[int, ...]:
+  """Reads an argument such as '2-3-4'."""
+  items = text.split('-') if text else []
+  is_legal = all(item.isdecimal() for item in items)
+  expect(is_legal, name, 'layers such as 2-3-4', text)
+  return tuple(map(int, items))
+
+
+def depth_of(checkpoint: str) -> int:
+  """Reads the number of layers of a run or of a Hugging Face model."""
+  try:
+    path = pathlib.Path(checkpoint, 'config.json')
+    if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
+      raise ValueError('config.json: expected a regular file of JSON')
+    content = json.loads(path.read_bytes())
+    content = content.get('model', content)
+    names = 'depth', 'num_hidden_layers', 'n_layers'
+    return int(next(content[name] for name in names if name in content))
+  except (
+    OSError, ValueError, TypeError, AttributeError, StopIteration,
+    RecursionError,
+  ) as error:  # fmt: skip
+    raise ValueError(
+      'config argument pretrained or teacher: expected the directory of a run '
+      f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'
+    ) from error

@@ -11,13 +11,18 @@ def shortened(message: object, most: int = MAX_MESSAGE) -> str:
   return text if len(text) <= most else f'{text[:half]}...{text[-half:]}'
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+  """An expected error: a command prints its line and ends with `exit_code`."""
+
+  exit_code = 2
+  in_all_processes = False  # of a training, at the same step
+
+
+class ConfigError(UserError, ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
 
   `field` is dotted, as 'dataset.image_size'; `expected` are the legal values.
   """
-
-  exit_code = 2  # of a command that ends with the error
 
   def __init__(self, field: str, given: Any, expected: str):
     message = f'{field}: expected {expected}, got {_shown(given)}'
@@ -42,7 +47,7 @@ def _shown(given: Any) -> str:
   return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}...'
 
 
-class MissingDataError(FileNotFoundError):
+class MissingDataError(UserError, FileNotFoundError):
   """The data set, or one of its splits, is not where it should be."""
 
   exit_code = 4
@@ -51,7 +56,7 @@ class MissingDataError(FileNotFoundError):
     super().__init__(shortened(message))
 
 
-class InvalidDataError(ValueError):
+class InvalidDataError(UserError, ValueError):
   """The data set as a whole is not usable: its layout, index or class list."""
 
   exit_code = 4
@@ -60,7 +65,7 @@ class InvalidDataError(ValueError):
     super().__init__(shortened(message))
 
 
-class WriteError(OSError):
+class WriteError(UserError, OSError):
   """A file cannot be written, e.g. because the disk is full."""
 
   exit_code = 6

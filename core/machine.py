@@ -32,11 +32,16 @@ def use_threads(count: int) -> None:
       os.environ.setdefault(name, str(cores()))
 
 
-def _available() -> int:
+def affinity() -> list[int]:
+  """Returns the cores that this process may run on, [] if it is not known."""
   try:
-    return len(os.sched_getaffinity(0))
+    return sorted(os.sched_getaffinity(0))
   except AttributeError:  # not on every system
-    return os.cpu_count() or 1
+    return []
+
+
+def _available() -> int:
+  return len(affinity()) or os.cpu_count() or 1
 
 
 def _quotas() -> Iterator[float]:

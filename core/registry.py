@@ -86,6 +86,13 @@ def locate(
   return target
 
 
+def with_moved(text: str) -> str:
+  """Returns JSON with the names that classes of `MOVED` modules have now."""
+  for old, new in MOVED.items():
+    text = text.replace(f'"{old}:', f'"{new}:')
+  return text
+
+
 def build(cls: type, values: Any, **others: Any) -> Any:
   """Returns an object with checked fields; builds those that name a class."""
   hints = fields.hints(cls)

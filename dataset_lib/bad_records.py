@@ -4,54 +4,52 @@ import copy
 import threading
 from typing import Any
 
-from core.errors import BadRecord
+from core.errors import BadRecord, UserError
 
 
-class TooManyBadRecordsError(RuntimeError):
+class TooManyBadRecordsError(UserError):
   """More bad records than the configuration tolerates."""
 
   exit_code = 4
 
 
 class FaultCounts:
-  """Counts faults by kind and keeps the places of the first few of each."""
+  """Counts of faults by kind, and places of the first few; thread-safe."""
 
   SHOWN = 5
 
   def __init__(self) -> None:
     self._kinds: dict[str, dict[str, Any]] = {}
+    self._lock = threading.RLock()
 
   def add(self, kind: str, **place: Any) -> None:
     """Counts one fault; `place`: keywords such as file, row, message."""
-    entry = self._kinds.setdefault(kind, {'count': 0, 'first': []})
-    entry['count'] += 1
-    if len(entry['first']) < self.SHOWN:
-      entry['first'].append(place)
+    with self._lock:
+      entry = self._kinds.setdefault(kind, {'count': 0, 'first': []})
+      entry['count'] += 1
+      if len(entry['first']) < self.SHOWN:
+        entry['first'].append(place)
 
   def summary(self) -> dict[str, dict[str, Any]]:
     """Returns {kind: {'count', 'first': [place]}}, kinds sorted."""
-    return copy.deepcopy(dict(sorted(self._kinds.items())))
+    with self._lock:
+      return copy.deepcopy(dict(sorted(self._kinds.items())))
 
 
 class BadRecords(FaultCounts):
-  """Thread-safe count of distinct bad records by kind.
-
-  The share `max_share` of the split is tolerated. A record counts once, so that
-  reading it again, in a later epoch or another thread, does not stop the run.
-  """
+  """Counts distinct bad records of a split, of which a share is tolerated."""
 
   def __init__(self, num_examples: int, max_share: float):
     super().__init__()
     self._num_examples, self._max_share = num_examples, max_share
     self._rows: set[int] = set()
-    self._lock = threading.Lock()
 
   def count(self, bad: BadRecord, where: str, row: int) -> None:
     """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
     size = self._num_examples
     tolerated = min(int(size * self._max_share), size - 1)
     with self._lock:
-      if row not in self._rows:
+      if row not in self._rows:  # not read again, as in a later epoch
         self._rows.add(row)
         self.add(bad.kind, file=where, row=row, message=bad.message)
       if len(self._rows) <= tolerated:
@@ -64,13 +62,5 @@ class BadRecords(FaultCounts):
       lines.append(f'  {kind}: {entry["count"]}')
       place = '    {file} (row {row}): {message}'
       lines += [place.format(**first) for first in entry['first']]
-    raise TooManyBadRecordsError(
-      '\n'.join(lines) + '\nRepair or remove these records; for training, '
-      'dataset.max_bad_share sets the tolerated share. Evaluation tolerates '
-      'none.'
-    )
-
-  def summary(self) -> dict[str, dict[str, Any]]:
-    """Returns {kind: {'count', 'first': [{'file', 'row', 'message'}]}}."""
-    with self._lock:
-      return super().summary()
+    advice = 'Repair or remove them; dataset.max_bad_share is for training.'
+    raise TooManyBadRecordsError('\n'.join([*lines, advice]))

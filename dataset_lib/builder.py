@@ -17,7 +17,7 @@ from dataset_lib import bad_records, contract
 from dataset_lib.order import Order
 from dataset_lib.source import DatasetInfo, Source
 
-# Short names of data sets; a configuration may name any other as module:Class.
+# Short names; a configuration may name any other class as module:Class.
 SOURCES = {
   'parity': 'dataset_lib.synthetic:Parity',
   'digits': 'dataset_lib.synthetic:Digits',
@@ -31,6 +31,7 @@ SOURCES = {
 }
 
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
+RowShapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes
 
 # Fields that determine how evaluation prepares an input.
 _PREPARATION = (
@@ -40,10 +41,7 @@ _MAX_THREADS = 32  # more threads are limited by the GIL
 
 
 def validate(config: Any) -> dict[str, Any]:
-  """Returns a configuration completed with defaults, without reading data.
-
-  Raises ConfigError if a field is not legal.
-  """
+  """Returns a configuration with its defaults; ConfigError if it is illegal."""
   if not isinstance(config, ConfigLike):
     raise ConfigError('dataset', config, "a mapping with a field 'name'")
   values = dict(config.items())
@@ -54,10 +52,10 @@ def validate(config: Any) -> dict[str, Any]:
   return {'name': str(name), **complete}
 
 
-def check_split(config: ConfigLike, split: Any) -> None:
-  """Raises ConfigError for the field 'split' if the data cannot have it."""
+def check_split(config: ConfigLike, split: Any, field: str = 'split') -> None:
+  """Raises ConfigError for a field if the data cannot have the split."""
   legal = fields.hints(source_class(config['name']))['split']
-  fields.check_value('split', split, legal)
+  fields.check_value(field, split, legal)
 
 
 def source_class(name: Any) -> Any:
@@ -68,35 +66,28 @@ def source_class(name: Any) -> Any:
   kind = registry.locate(
     SOURCES.get(name, name), 'dataset.name', Source, expected
   )
-  if not (
-    dataclasses.is_dataclass(kind)
-    and 'split' in {field.name for field in dataclasses.fields(kind)}
-  ):
+  parameters = inspect.signature(kind).parameters
+  if not dataclasses.is_dataclass(kind) or 'split' not in parameters:
     raise ConfigError('dataset.name', name, expected)
   return kind
 
 
 def prepared_alike(config: ConfigLike, run: ConfigLike) -> dict[str, Any]:
-  """Returns a data set that prepares inputs as a run does, unless it says how.
-
-  `run` is the complete configuration of the run's data set.
-  """
-  given, run = dict(config.items()), dict(run.items())
-  legal = inspect.signature(source_class(given.get('name'))).parameters
+  """Returns a data set that prepares inputs as that of a run, if not stated."""
+  stated = dict(config.items())
+  legal = inspect.signature(source_class(stated.get('name'))).parameters
   # A data set of images without the field has no central crop.
-  known = {'resize_small': run.get('image_size')} | run
+  values = {'resize_small': run.get('image_size'), **dict(run.items())}
   return {
-    name: known[name] for name in _PREPARATION
-    if name in legal and known.get(name) is not None
-  } | given  # fmt: skip
+    name: values[name] for name in _PREPARATION
+    if name in legal and values.get(name) is not None
+  } | stated  # fmt: skip
 
 
 def preprocessing(config: ConfigLike) -> dict[str, Any]:
   """Returns how a legal configuration prepares inputs, as a `DatasetInfo`."""
   values = dict(config.items())
-  # The tokenizer is that of a file.
-  kind, no_file = source_class(values['name']), {'tokenizer': ''}
-  return kind.prepared(values | no_file)
+  return source_class(values['name']).prepared(values | {'tokenizer': ''})
 
 
 def build_source(
@@ -107,14 +98,13 @@ def build_source(
 ) -> Source:
   """Opens the raw records of a split, for a `run` of its inputs and classes.
 
-  `is_checked`: by `validate` and `check_split`, as those of a run are. Raises
-  ConfigError, MissingDataError if the data is not there, or InvalidDataError if
-  its layout is not usable.
+  `is_checked`: the configuration was, by `validate` and `check_split`. Raises
+  ConfigError, MissingDataError or InvalidDataError.
   """
-  given = dict(config.items()) if is_checked else validate(config)
+  values = dict(config.items()) if is_checked else validate(config)
   if not is_checked:
-    check_split(given, split)
-  opened = source_class(given.pop('name'))(split=split, **given)
+    check_split(values, split)
+  opened = source_class(values.pop('name'))(split=split, **values)
   if run is not None:
     contract.check_inputs(run, opened.info)
     contract.check(run, opened.info, contract.LABELS, 'dataset')
@@ -142,11 +132,10 @@ def build(
   """Builds the data set of one split; raises the errors of `build_source`.
 
   Args:
-    train: True for the infinite shuffled stream with augmentation by
-      `seed` and tolerance for bad records, False for one ordered pass.
+    train: True for the infinite shuffled stream with augmentation and tolerance
+      for bad records, False for one ordered pass.
     batch_size: rows of the GLOBAL batch, a multiple of host_count.
     num_threads: reading threads; None for one per core, 0 reads in the caller.
-    is_checked: see `build_source`.
   """
   size, rest = divmod(batch_size, host_count)
   if rest:
@@ -154,37 +143,51 @@ def build(
     raise ConfigError('batch_size', batch_size, expected)
   rows = range(host_index * size, (host_index + 1) * size)
   source = build_source(config, split, is_checked=is_checked)
-  threads = default_num_threads() if num_threads is None else num_threads
-  return Dataset(source, batch_size, seed, train, rows, threads, prefetch)
+  return Dataset(source, batch_size, seed, train, rows, num_threads, prefetch)
 
 
 def chosen(
   source: Source, records: Int[np.ndarray, ' N'], batch_size: int, seed: int = 0
 ) -> 'Dataset':
   """Opens given records of a source; `seed` is for one that draws its rows."""
-  reading = range(batch_size), default_num_threads(), 2
-  return Dataset(source, batch_size, seed, False, *reading, records)
+  rows = range(batch_size)
+  return Dataset(source, batch_size, seed, False, rows, records=records)
 
 
 def spread(
   source: Any, rows: int, batch_size: int = 64, seed: int = 0
 ) -> 'Dataset':
-  """Opens at most `rows` records from all parts of a source; see `chosen`.
-
-  The first ones are not representative: a folder of images is sorted by class.
-  A batch has no more rows than there are.
-  """
-  total = len(source)
-  count = min(rows, total)
-  records = np.arange(count, dtype=np.int64) * total // max(count, 1)
+  """Opens at most `rows` evenly spaced records of a source; see `chosen`."""
+  count = min(rows, len(source))
+  records = np.arange(count, dtype=np.int64) * len(source) // max(count, 1)
   return chosen(source, records, max(1, min(batch_size, count)), seed)
 
 
-class Dataset:
-  """Global batches of one split, or of given records; made by `build`.
+def sketch(
+  config: Any, split: str, classes: int, examples: int
+) -> tuple[DatasetInfo, RowShapes]:
+  """Describes a data set without its data, to compile for another machine.
 
-  For `steps_per_epoch` see `Order`. Grain's threads read blocks rather than
-  single rows, so that its overhead is paid per block.
+  Generated data are opened. Rows of texts have the greatest length; `classes`
+  is for a data set whose fields do not tell.
+  """
+  if not {'root', 'directory', 'data_dir'} & {*config}:
+    data = build(
+      config, split=split, train=True, seed=0, batch_size=1, num_threads=0
+    )
+    return data.info, data.row_shapes()
+  info, more = source_class(config['name']).sketch(config, classes, examples)
+  rows: RowShapes = {
+    info.input_key: (info.input_shape, info.input_dtype),
+    'label': (info.label_shape, info.label_dtype),
+  }
+  return info, rows | more | {'mask': ((), 'float32'), 'index': ((), 'int32')}
+
+
+class Dataset:
+  """Global batches of one split, or of some `records`; made by `build`.
+
+  Grain's threads read blocks of rows, so that its overhead is paid per block.
   """
 
   def __init__(
@@ -194,23 +197,23 @@ class Dataset:
     seed: int,
     train: bool,
     rows: range,
-    threads: int,
-    prefetch: int,
+    threads: int | None = None,
+    prefetch: int = 2,
     records: Int[np.ndarray, ' N'] | None = None,
   ):
     self.source, self._rows, self._records = source, rows, records
     self.info = source.info
-    count = len(source) if records is None else len(records)
-    lengths = source.lengths
-    lengths = (
-      lengths if records is None or lengths is None else lengths[records]
-    )
+    count, lengths = len(source), source.lengths
+    if records is not None:
+      count = len(records)
+      lengths = None if lengths is None else lengths[records]
     buckets = self.info.length_buckets
     self._order = Order(count, batch_size, seed, train, lengths, buckets)
     self._class_ids: Int[np.ndarray, ' C'] | None = None
     self.steps_per_epoch = self._order.steps_per_epoch
     self._block_rows = min(len(rows), source.block_rows or len(rows))
     self._per_batch = -(-len(rows) // self._block_rows)
+    threads = default_num_threads() if threads is None else threads
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
     # Rows of text are read, and found bad, before the first batch.
@@ -227,15 +230,15 @@ class Dataset:
 
   def label_as(self, run: DatasetInfo) -> None:
     """Makes batches have the labels of a run; see `contract.class_ids`."""
-    ids, classes = contract.class_ids(run, self.info), run.num_classes
+    ids = contract.class_ids(run, self.info)
     # -1, no label, reads the last one.
     self._class_ids = None if ids is None else np.append(ids, np.int32(-1))
     names = run.class_names or self.info.class_names
     self.info = dataclasses.replace(
-      self.info, num_classes=classes, class_names=names
+      self.info, num_classes=run.num_classes, class_names=names
     )
 
-  def row_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+  def row_shapes(self) -> RowShapes:
     """Returns shape and dtype of a row of each array, of the longest rows."""
     with contextlib.closing(self.batches()) as batches:
       rows = {k: (v.shape[1:], str(v.dtype)) for k, v in next(batches).items()}
@@ -249,13 +252,11 @@ class Dataset:
   def batches(self, start_step: int = 0) -> Generator[Batch, None, None]:
     """Yields this host's rows of every global batch from `start_step` on.
 
-    Any step is reached at once, without replay. Batches are {input_key,
-    'label', 'mask', 'index'} with leading axis batch_size / host_count:
-    infinite for training, one pass for evaluation with the last batch padded
-    (mask 0, index -1). Rows without a label have mask 0, too. 'label' is `[B]`,
-    or `[B, max_labels]` padded with -1 where `info.max_labels` > 0, or `[B, L]`
-    of tags. Rows of text also have 'token_types' and 'length', and batches
-    differ in their padded length.
+    Batches are {input_key, 'label', 'mask', 'index'}, and what the source adds,
+    with leading axis batch_size / host_count: infinite for training, one pass
+    for evaluation with the last batch padded (mask 0, index -1). Rows without a
+    label have mask 0. 'label' is `[B]`, or `[B, max_labels]` padded with -1, or
+    `[B, L]` of tags. Batches of texts differ in their padded length.
     `close()` stops the threads, as do exhaustion and garbage collection. Raises
     TooManyBadRecordsError.
     """

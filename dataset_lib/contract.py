@@ -1,8 +1,6 @@
-"""The contract of a run: what its inputs and labels are, compared by field.
+"""Compares the inputs and labels of a run, its `DatasetInfo`, with others.
 
-The data set builds it, as `DatasetInfo`, and the run saves it. Whatever uses
-the run passes here: what differs is named, and refused, or mapped where only
-one mapping is possible. What one side does not know is not compared.
+Fields that one side does not know are not compared.
 """
 
 from collections.abc import Collection, Sequence
@@ -47,13 +45,11 @@ def differences(
   fields: Collection[str] = ALL,
   is_copy: bool = False,
 ) -> list[Difference]:
-  """Returns the known fields of some data that are not those of a run.
-
-  With `is_copy`, a field that `data` lacks differs, too.
-  """
+  """Returns the fields that differ; with `is_copy` also those `data` lacks."""
   different = []
   for field in fields:
-    expected, given = (_value(info, field) for info in (run, data))
+    infos: Any = ({**info.preprocessing, **vars(info)} for info in (run, data))
+    expected, given = (values.get(field) for values in infos)
     if expected and (given or is_copy) and expected != given:
       if field == 'class_names':
         expected, given = _shown(expected, given), _shown(given, expected)
@@ -83,11 +79,10 @@ def check_inputs(
 
   Rows of texts, which are padded, may be shorter than those of the run.
   """
-  both = run.length_buckets and data.length_buckets
-  if both and data.input_shape < run.input_shape:
-    check(run, data, ('input_key', 'input_dtype', *TOKENS), place, whose)
-  else:
-    check(run, data, (*INPUTS, *TOKENS), place, whose)
+  are_padded = run.length_buckets and data.length_buckets
+  is_shorter = are_padded and data.input_shape < run.input_shape
+  inputs = ('input_key', 'input_dtype') if is_shorter else INPUTS
+  check(run, data, (*inputs, *TOKENS), place, whose)
   for field in ('vocab_size', 'token_types'):
     expected, given = getattr(run, field), getattr(data, field)
     if given > expected > 0:
@@ -103,18 +98,17 @@ def class_ids(
   """Returns the run's id of each class of other data; None if they agree.
 
   Classes are matched by name, and the data may lack some. Raises ConfigError
-  for another kind of labels or a class that the run does not have, and without
-  names for another number of classes.
+  for other kinds or classes, without names for another number of classes.
   """
   check(run, data, ('label_kind',), place, whose)
   if bool(run.max_labels) != bool(data.max_labels):
     difference = Difference('max_labels', run.max_labels, data.max_labels)
     raise difference.error(place, whose)
-  known, names = run.class_names, data.class_names
-  unique = all(len({*one}) == len(one) for one in (known, names))
-  if names and unique and {*names} <= {*known}:
-    is_same = names == known[: len(names)]
-    return None if is_same else np.array([*map(known.index, names)], np.int32)
+  theirs, names = run.class_names, data.class_names
+  unique = all(len({*each}) == len(each) for each in (theirs, names))
+  if names and unique and {*names} <= {*theirs}:
+    is_same = names == theirs[: len(names)]
+    return None if is_same else np.array([*map(theirs.index, names)], np.int32)
   check(run, data, ('class_names', 'num_classes'), place, whose)
   return None
 
@@ -122,8 +116,7 @@ def class_ids(
 def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
   """Returns the columns of a published head in the order of our classes.
 
-  Names that only one has are compared with nothing. Raises ValueError where a
-  name has another place, and the order is not certain.
+  Raises ValueError where a name has another place, and the order is uncertain.
   """
   if not theirs or not ours or theirs == ours:
     return slice(None)
@@ -139,11 +132,6 @@ def order_of_head(theirs: Sequence[str], ours: Sequence[str]) -> Any:
   expected = f'classes {", ".join(ours[:SHOWN])}, ...'
   skip = 'warm_start.skip=("^head/",) keeps a fresh head'
   raise ValueError(f'its head: expected {expected}, got {theirs[:9]}; {skip}')
-
-
-def _value(info: DatasetInfo, field: str) -> Any:
-  """Returns the value of a field; a false one is unknown."""
-  return {**info.preprocessing, **vars(info)}.get(field)
 
 
 def _shown(names: Sequence[str], others: Sequence[str]) -> str:

@@ -1,13 +1,11 @@
 """Images in folders: root/split/class/image.jpg, with no preparation step.
 
-The classes are the sorted folders of `train`, so that the labels of every
-split agree; without a `train` folder they are the sorted union over all
-splits. Hidden files and folders and files that are no images are left out.
-Ambiguous layouts raise an error.
+The classes are the sorted folders of `train`, or, without one, of all splits.
+Hidden files and folders and files that are no images are left out.
 
-A part of a split, as 'train[:90%]', has the same share of each class: rows
-of a class are ordered by a checksum of their names, and classes interleaved.
-The rows of a part are then sorted again by class and name.
+A part of a split, as 'train[:90%]', has the same share of each class: rows of a
+class are ordered by a checksum of their names, and classes interleaved. The
+rows of a part are then sorted again by class and name.
 """
 
 import dataclasses
@@ -57,29 +55,26 @@ class ImageFolder(ImageOptions):
 
     def opened(name: str) -> list[Row]:
       if name not in splits:
-        others = ', '.join(splits) or 'no folders'
-        raise MissingDataError(
-          f'no split {name!r} in {root}, which has {others}; {LAYOUT}'
-        )
-      return self._open(splits[name], splits.get(TRAIN, ''))
+        problem = f'no split {name!r} in {root}, which has {[*splits]}'
+        raise MissingDataError(f'{problem}; {LAYOUT}')
+      return self._open(splits[name])
 
     self._rows: list[Row] = []
     for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
       self._rows += _part(rows, part)
     self.describe(len(self._classes), self._classes, len(self._rows))
 
-  def _open(self, folder: str, train: str) -> list[Row]:
+  def _open(self, folder: str) -> list[Row]:
     """Returns label and path of the images of a split, sorted."""
     present = self._folders(folder)
-    unknown = sorted({*present} - {*self._classes})
-    if unknown:
-      raise InvalidDataError(
-        f'{folder} has classes that {train} lacks: '
-        f'{", ".join(unknown[:5])}; give both splits the same class folders'
-      )
-    paths = [e for e in self._entries(folder) if not os.path.isdir(e)]
-    if stray := [file.path for file in paths if _is_image(file)]:
-      raise InvalidDataError(f'{stray[0]} lies in no class folder; {LAYOUT}')
+    if unknown := sorted({*present} - {*self._classes}):
+      names = ', '.join(unknown[:5])
+      problem = f'{folder} has classes that {TRAIN} lacks: {names}'
+      raise InvalidDataError(f'{problem}; give both the same class folders')
+    entries = self._entries(folder)
+    strays = [e.path for e in entries if _is_image(e) and not os.path.isdir(e)]
+    if strays:
+      raise InvalidDataError(f'{strays[0]} lies in no class folder; {LAYOUT}')
     if not present:
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
     return [
@@ -111,14 +106,11 @@ class ImageFolder(ImageOptions):
       problem = f'is a folder inside a class folder; {LAYOUT}'
       raise InvalidDataError(f'{nested[0]} {problem}')
     if not images:
-      kinds = ', '.join(EXTENSIONS)
-      raise InvalidDataError(
-        f'class folder {folder} holds no images ({kinds}); fill or remove it'
-      )
+      problem = f'holds no images ({", ".join(EXTENSIONS)}); fill or remove it'
+      raise InvalidDataError(f'class folder {folder} {problem}')
     if strays:
-      count = len(strays)
-      name = files.printable(folder)
-      logging.warning('%s: left out %d files that are no images', name, count)
+      name, message = files.printable(folder), '%s: left out %d other files'
+      logging.warning(message, name, len(strays))
     return images
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:

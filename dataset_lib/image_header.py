@@ -28,16 +28,13 @@ _MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
 
 
 def count_pixels(data: bytes) -> int:
-  """Returns the pixels that are decoded of an image, by its header.
-
-  Those of a JPEG once for every `SCANS` scans. Raises BadRecord as `header`.
-  """
+  """Returns the pixels that are decoded of an image; BadRecord as `header`."""
   scans = count_scans(data) if data.startswith(JPEG_START) else 0
   return math.prod(header(data).size) * passes(scans)
 
 
 def passes(scans: int | None) -> int:
-  """Returns how many times a JPEG of some scans is decoded."""
+  """Returns how many times the pixels of a JPEG count, by its scans."""
   return max((scans or 0) // SCANS, 1)
 
 
@@ -56,19 +53,16 @@ def count_scans(data: bytes) -> int | None:
 
 def header(data: bytes) -> Picture:
   """Opens an image without its pixels; raises BadRecord if that fails."""
-  is_jpeg = data.startswith(JPEG_START)
-  read: Any = JpegImageFile if is_jpeg else _open
+  file = io.BytesIO(data)
   try:
+    if data.startswith(JPEG_START):
+      return JpegImageFile(file)
     if data.startswith(_PNG_START):
       _check_chunks(data)
-    return read(io.BytesIO(data))
+    return PIL.Image.open(file, formats=_FORMATS)
   except Exception as error:  # Pillow raises nothing narrower
     message = f'no image Pillow can read, begins {data[:8]!r}'
     raise BadRecord('undecodable', '', message) from error
-
-
-def _open(file: io.BytesIO) -> Picture:
-  return PIL.Image.open(file, formats=_FORMATS)
 
 
 def _check_chunks(data: bytes) -> None:

@@ -1,8 +1,4 @@
-"""Image decoding and augmentation: uint8 RGB in, uint8 RGB out.
-
-Every random number comes from a generator that is a function of (seed, epoch,
-index), so an augmented image is the same on every run, host and thread.
-"""
+"""Image decoding and augmentation: uint8 RGB in, uint8 RGB out."""
 
 import contextlib
 import dataclasses
@@ -92,8 +88,6 @@ class Preparation:
     """Returns the image augmented with `rng`, else the evaluation view.
 
     Without an inception crop the short side is resized and the centre cropped.
-    A flip mirrors left and right with probability one half; then follow the
-    operations of RandAugment.
     """
     if rng and 'inception_crop' in self.augment:
       image = self._inception_crop(value, rng)
@@ -106,8 +100,7 @@ class Preparation:
     return image
 
   def _central_crop(self, image: Image) -> Reframed:
-    # The ends of a very long image would be cropped away anyway, and enlarging
-    # a line of one pixel to the full short side would take gigabytes.
+    # Enlarging a line of one pixel to the full short side takes gigabytes.
     longest, size = 4 * min(image.shape[:2]), self.image_size
     height, width = (min(side, longest) for side in image.shape[:2])
     short_side = self.short_side
@@ -119,7 +112,7 @@ class Preparation:
   def _inception_crop(
     self, image: Encoded, rng: np.random.Generator
   ) -> Reframed:
-    """Crops a box of random size and ratio, resized to image_size squared.
+    """Crops a random box, resized to image_size squared.
 
     A JPEG much larger than that is decoded at 1/2, 1/4 or 1/8 of its size.
     """
@@ -148,7 +141,7 @@ class ImageOptions(Preparation, Indexed):
 
   @staticmethod
   def sketch(config: Any, classes: int, examples: int) -> Any:
-    """Returns info and no other arrays; see `dataset_lib.sketch`."""
+    """See `Source`."""
     shape = config['image_size'], config['image_size'], 3
     info = DatasetInfo(
       'image', shape, 'uint8', config.get('num_classes', classes), (), examples,
@@ -158,7 +151,7 @@ class ImageOptions(Preparation, Indexed):
 
   @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
-    """Raises ConfigError where values contradict each other."""
+    """See `Source`."""
     size, augment = config['image_size'], config['augment']
     short_side = config.get('resize_small', 0)
     if 0 < short_side < size:
@@ -193,17 +186,14 @@ def decode(
 ) -> Image:
   """Decodes a JPEG, PNG, WebP, BMP or GIF file to RGB, upright by its EXIF tag.
 
-  Greyscale is repeated over the channels, CMYK converted, 16 bits scaled to 8,
-  an alpha channel dropped. A JPEG is decoded at 1 / `reduction` of its size.
-  Raises BadRecord if it is empty, truncated, not an image, or has more than
-  `max_pixels`, see `count_pixels`.
+  A JPEG is decoded at 1 / `reduction` of its size. Raises BadRecord if it is
+  empty, truncated, not an image, or has more than `max_pixels`.
   """
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
   is_jpeg, flags = data.startswith(JPEG_START), _FLAGS[reduction]
   scans = count_scans(data) if is_jpeg else 0
-  early = f'JPEG ends early, at {len(data)} bytes'
-  require(scans is not None, 'truncated', early)
+  require(scans is not None, 'truncated', f'JPEG ends at {len(data)} bytes')
   picture = header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
   pixels = height * width * passes(scans)
@@ -217,8 +207,7 @@ def decode(
     image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
   except cv2.error as error:
     raise BadRecord('undecodable', '', str(error).strip()) from error
-  begins = f'no image OpenCV can decode, begins {data[:8]!r}'
-  require(image is not None, 'undecodable', begins)
+  require(image is not None, 'undecodable', f'begins {data[:8]!r}')
   turn = _orientation(picture) if is_jpeg else 1
   image = cv2.transpose(image) if turn > 4 else image
   image = cv2.flip(image, _FLIPS[turn]) if turn in _FLIPS else image
@@ -280,9 +269,8 @@ def inception_box(
 ) -> tuple[int, int, int, int]:
   """Draws a box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
 
-  Its area is uniform in [min_area, 1] of the image, its ratio between 3/4 and
-  4/3 (uniform in the logarithm). After 10 boxes that do not fit: the largest
-  central box of a legal ratio.
+  Its area is uniform in [min_area, 1] of the image, the logarithm of its ratio
+  between 3/4 and 4/3. After 10 that do not fit: the largest central box.
   """
   low, high = (math.log(ratio) for ratio in CROP_RATIOS)
   for _ in range(CROP_ATTEMPTS):

@@ -1,10 +1,8 @@
 """Order of records and random numbers: pure functions of integers.
 
-Training is one infinite stream of positions. Position p is epoch p // N, and
-within the epoch entry p % N of a random permutation of the N records.
-Global batch s holds positions [s B, (s + 1) B), host h of H its rows
-[h B / H, (h + 1) B / H): the order follows from (seed, step) alone, for any
-number of hosts and without replay on resume.
+Training is an infinite stream of positions. Position p is entry p % N of the
+random permutation of epoch p // N. Global batch s holds positions
+[s B, (s + 1) B): the order follows from (seed, step), for any number of hosts.
 """
 
 import functools
@@ -14,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
-# Up to this size the permutation of an epoch is a table of at most 4 MiB;
-# beyond, Grain's index_shuffle computes it entry by entry in constant memory:
-# 4 us per entry at 1e6 records, but milliseconds per entry at 10 records.
+# Up to this size an epoch's permutation is a table; beyond, Grain's
+# index_shuffle computes each entry: 4 us at 1e6 records, but ms at 10 records.
 _TABLE_EXAMPLES = 2**20
 _SHUFFLE_ROUNDS = 4  # Grain's own choice
 _BATCHES = 1  # separates the order of the batches from that of the records
@@ -80,11 +77,10 @@ class Order:
 
   `steps_per_epoch`: in training full batches, at least 1; else all batches.
 
-  With `lengths` a batch has records of similar length. An epoch of training is
-  then a random permutation of the records, sorted stably by length bucket and
-  cut into global batches, which are shuffled. Each epoch leaves out N % B
-  records, different ones each time; a set smaller than a batch is repeated
-  within the batch. Evaluation is one pass in ascending length.
+  With `lengths` an epoch of training is a random permutation, sorted stably by
+  length bucket and cut into global batches, which are shuffled. It leaves out
+  N % B records, different ones each time; a set smaller than a batch is
+  repeated within the batch. Evaluation is one pass in ascending length.
   """
 
   def __init__(

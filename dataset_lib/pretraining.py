@@ -3,10 +3,9 @@
 A record is a row of consecutive sentences of one document. In each epoch it is
 1. split in two segments at a border of sentences, else of words, and with
    probability `short_share` shortened,
-2. framed as [CLS] a [SEP] b [SEP], with probability 0.5 with the segments
-   swapped (Lan et al., 2020, section 3.1), and padded,
+2. framed as [CLS] a [SEP] b [SEP], the segments swapped with probability 0.5
+   (Lan et al., 2020, section 3.1), and padded,
 3. masked (section 4.1).
-The result depends on (seed, epoch, index) only; an ordered pass is epoch 0.
 """
 
 import dataclasses
@@ -53,11 +52,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Pretraining(Drawn):
-  """Rows of one split of a corpus that `launch.prepare_corpus` wrote.
-
-  Raises ConfigError if its rows were cut for another `max_length`; and see
-  `preparation.open_split`.
-  """
+  """Rows of one split of a corpus that `launch.prepare_corpus` wrote."""
 
   split: Annotated[
     str,
@@ -74,7 +69,7 @@ class Pretraining(Drawn):
 
   @staticmethod
   def sketch(config: Any, classes: int, examples: int) -> Any:
-    """See `TextRows.sketch`; also the arrays of `mask`."""
+    """See `Source`; also the arrays of `mask`."""
     info, rows = TextRows.sketch(config, 2, examples)
     slots = (math.ceil(config['mask_share'] * config['max_length']),)
     dtypes = dict.fromkeys(('positions', 'labels', 'kind'), 'int32')
@@ -94,29 +89,28 @@ class Pretraining(Drawn):
       expected = f'{length}, for which {folder} was prepared; another is made '
       expected += f'by launch.prepare_corpus --max_length={self.max_length}'
       raise ConfigError('dataset.max_length', self.max_length, expected)
-    given: Any = tokenizer.load(folder / preparation.TOKENIZER_FILE)
-    if given.vocab_size != vocab_size or given.mask_id is None:
+    loaded: Any = tokenizer.load(folder / preparation.TOKENIZER_FILE)
+    if loaded.vocab_size != vocab_size or loaded.mask_id is None:
       expected = f'expected {vocab_size} tokens and [MASK]'
-      got = f'got {given.vocab_size} tokens; prepare it again'
+      got = f'got {loaded.vocab_size} tokens; prepare it again'
       raise InvalidDataError(f'tokenizer.json of {folder}: {expected}, {got}')
-    self._tokenizer, self._begins_word = given, given.word_starts()
-    ordinary = np.setdiff1d(np.arange(vocab_size), given.special_ids)
+    self._tokenizer, self._begins_word = loaded, loaded.word_starts()
+    ordinary = np.setdiff1d(np.arange(vocab_size), loaded.special_ids)
     self._ordinary = ordinary.astype(np.int32)
     self.info = DatasetInfo(
       'tokens', (length,), 'int32', 2, ('in_order', 'swapped'),
       num_examples=len(self._rows.rows) - 1, vocab_size=vocab_size,
-      label_kind='class', preprocessing=given.preprocessing(length),
+      label_kind='class', preprocessing=loaded.preprocessing(length),
       token_types=2,
     )  # fmt: skip
 
   def draw(
     self, seed: int, epochs: Numbers, indices: Numbers
   ) -> dict[str, np.ndarray]:
-    """Returns rows as they are in the given epochs.
+    """Returns the arrays of `mask`, P being ceil(mask_share * max_length).
 
-    They are {'token_types': int32 [B, L]; 'length', 'label': int32 [B], the
-    label 1 where segments are swapped; and the arrays of `mask`, whose P is
-    ceil(mask_share * max_length)}.
+    Also {'token_types': int32 [B, L]; 'length', 'label': int32 [B], the label 1
+    where segments are swapped}.
     """
     slots = math.ceil(self.mask_share * self.max_length)
     count = _DRAWS + 2 * (self.max_length + slots)
@@ -202,8 +196,8 @@ def uniform(
 def _segments(given: Rows, short_share: float, draws: Uniform) -> Spans:
   """Splits rows; a share is shortened to about a length uniform in [2, L].
 
-  Each end of a shortened row moves towards the split to a sentence border. If
-  there is none, the end moves outwards to the border of its word.
+  Each end of a shortened row moves inwards to a sentence border, or, if there
+  is none, outwards to the border of its word.
   """
   _, inside, word, sentence = given
   lengths, limit = inside.sum(axis=1), inside.shape[1]
@@ -251,15 +245,13 @@ def mask(
   """Masks `budgets` tokens of each row, in n-grams of up to `max_ngram` words.
 
   N-grams of random lengths, p(n) proportional to 1 / n, are taken in random
-  order up to the budget. From the last n-gram only words that fit are taken;
-  single words fill the rest. 80 % of the tokens become [MASK], 10 % a random
-  one and 10 % stay (BERT; Devlin et al., 2019, section 3.1).
+  order up to the budget; single words fill the rest. 80 % of the tokens become
+  [MASK], 10 % a random one, 10 % stay (BERT; Devlin et al., 2019, section 3.1).
 
   Returns:
     {'tokens': int32 [B, L]; 'mlm_positions', 'mlm_labels', 'mlm_kind': int32
-    [B, P], the place of each chosen token, ascending, its id before masking,
-    and MASKED, REPLACED or KEPT; 'mlm_weights': float32 [B, P], 1 for a chosen
-    token and 0 for an unused slot, whose other values are 0}.
+    [B, P], places, ascending, ids before masking, and MASKED, REPLACED or KEPT;
+    'mlm_weights': float32 [B, P], 0 for an unused slot, as its other values}.
   """
   length = rows.tokens.shape[1]
   size = uniform.shape[1] // 2 - length

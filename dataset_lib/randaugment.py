@@ -1,10 +1,8 @@
 """RandAugment (Cubuk et al., 2020, arXiv:1909.13719) of uint8 RGB images.
 
-Operations and magnitudes are those of big_vision, from which the settings
-(2, 10) and (2, 15) of AdaTape's Table 5 come: 10 is the strongest magnitude of
-AutoAugment, and RandAugment allows 30. As there, posterizing gets weaker with
-the magnitude, and solarizing does nothing from 10 on. Distances are shares of
-the image, equal to big_vision's pixels at 224 x 224.
+Operations and magnitudes are as in big_vision: posterizing gets weaker with the
+magnitude, and solarizing does nothing from 10 on. Distances are shares of the
+image, equal to big_vision's pixels at 224 x 224.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""SentencePiece unigram models: trained from text, read by `tokenizers`.
-
-Text is normalised as ALBERT's: quotes, accents, case, then the model's rules.
-"""
+"""SentencePiece unigram models: trained from text, read by `tokenizers`."""
 
 import heapq
 import io
@@ -25,10 +22,9 @@ SPACE = '▁'  # U+2581, SentencePiece's space before a word
 SPECIAL_TOKENS = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
 # Always pieces of their own, as in ALBERT's vocabulary.
 OWN_PIECES = ('(', ')', '"', '-', '.', '–', '£', '€')  # noqa: RUF001
-# In characters; the trainer leaves out texts longer than 4,192 bytes.
-MAX_TRAINING_TEXT = 1024
-# Of all texts together: the trainer takes about 20 bytes for each.
-MAX_TRAINING_CHARACTERS = 10**8
+# In characters; the trainer leaves out texts longer than 4,192 bytes, and takes
+# about 20 bytes for each of all texts together.
+MAX_TRAINING_TEXT, MAX_TRAINING_CHARACTERS = 1024, 10**8
 # The rest of a text, or text up to a space, or a part of a longer word.
 _TRAINING_TEXT = re.compile(
   rf'.{{1,{MAX_TRAINING_TEXT}}}\Z|.{{0,{MAX_TRAINING_TEXT - 1}}} |'
@@ -44,17 +40,16 @@ _NUMBER_COMMA = re.compile(r'.*\d,', re.DOTALL)
 def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   """Trains a lower-case unigram vocabulary; the same texts give the same bytes.
 
-  It keeps a random sample of at most `max_texts` texts; long ones are several.
-  Texts that do not give a vocabulary of that size are a ConfigError, no text is
-  an InvalidDataError.
+  It reads a random sample of at most `max_texts` texts; long ones are several.
+  Raises ConfigError for a size that the texts do not give, InvalidDataError
+  without text.
   """
   import sentencepiece
 
   # Normalised before they are cut: a character may become several.
   normalized = map(normalizer_of().normalize_str, texts)
   parts = (part for text in normalized for part in _TRAINING_TEXT.findall(text))
-  # A list, because the trainer turns exceptions of an iterator, even Ctrl-C,
-  # into RuntimeError.
+  # A list: the trainer turns an iterator's exceptions into RuntimeError.
   sample = _sample(filter(None, map(str.strip, parts)), max_texts)
   if not sample:
     reason = 'a corpus of one document needs --validation_share=0'
@@ -114,10 +109,7 @@ def normalizer_of(
 
 
 def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
-  """Converts a model, and its tokenizer_config.json, to `tokenizers`' object.
-
-  Raises InvalidDataError for a model of another kind or that ends early.
-  """
+  """Converts a model, and its tokenizer_config.json, for `tokenizers`."""
   from sentencepiece import sentencepiece_model_pb2
 
   proto: Any = sentencepiece_model_pb2
@@ -154,7 +146,7 @@ def read(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Any:
 
 
 def begins_word(piece: str) -> bool:
-  """Returns whether a piece begins a word, as in ALBERT's data generator.
+  """Whether a piece begins a word, as in ALBERT's data generator.
 
   A piece with a space does, punctuation, and text of a script without spaces.
   """
@@ -165,10 +157,7 @@ def begins_word(piece: str) -> bool:
 
 
 def keep_as_text(library: Any, names: Iterable[str]) -> None:
-  """Cuts typed special tokens after their first character; changes `library`.
-
-  A unigram model would read a typed "<pad>" as that piece, and so as padding.
-  """
+  """Makes `library` cut typed special tokens, as "<pad>", at their start."""
   pattern = '|'.join(
     f'{re.escape(name[0])}(?={re.escape(name[1:])})'
     for name in sorted(names)

@@ -1,8 +1,7 @@
 """Random access to the records of one split, and their description.
 
-A data set is a dataclass that extends `Indexed`, `Batched` or `Drawn`; its
-annotated fields, `split` among them, are its configuration, which names it as
-'package.module:Class' or by a short name in `builder.SOURCES`.
+A data set is a dataclass that extends `Indexed`, `Batched` or `Drawn`. Its
+annotated fields, one of them `split`, are its configuration.
 """
 
 import abc
@@ -58,8 +57,7 @@ _PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 class DatasetInfo:
   """What a model is built from; saved as the contract of a run.
 
-  `dataset_lib.contract` compares two of them. A run that was saved before a
-  field was added has its default, which is unknown and not compared.
+  A default, as of a run saved before the field was added, is not compared.
   """
 
   input_key: Annotated[str, MinLen(1)]  # 'image' or 'tokens'
@@ -70,19 +68,16 @@ class DatasetInfo:
   num_examples: int
   vocab_size: int = 0  # token ids; 0 for images
   label_dtype: NumberType = 'int32'  # 'float32' for a regression
-  # Lengths that batches are padded to, ascending, the last one being that of
-  # `input_shape`; () where all examples have one shape.
+  # Padded lengths of batches, up to that of `input_shape`; (): one shape.
   length_buckets: tuple[int, ...] = ()
   # Rows of several labels: int32 [max_labels], padded with -1; 0: one label.
   max_labels: int = 0
   label_kind: LabelKind = ''
-  # Rows may lack a label, which is then -1, or NaN for a number.
-  unlabelled: bool = False
+  unlabelled: bool = False  # rows may lack a label: -1, or NaN for a number
   # Of pixels / 255, of all channels or of each: inputs are (x - mean) / std.
   mean: Annotated[tuple[float, ...], MinLen(1)] = (0.5,)
   std: tuple[Annotated[float, Gt(0.0)], ...] = (0.5,)
-  # How evaluation prepares an input, by the names of the data set's fields;
-  # 'tokenizer' is a `Tokenizer.digest`.
+  # Of evaluation, by the data set's fields; 'tokenizer': `Tokenizer.digest`.
   preprocessing: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
@@ -101,10 +96,7 @@ class DatasetInfo:
   def labelled(
     self, labels: Shaped[np.ndarray, 'B ...']
   ) -> Float32[np.ndarray, ' B']:
-    """Returns 1 for each row of a batch that has a label, 0 for the others.
-
-    A number is one if it is finite; a row of tags always has a label.
-    """
+    """Returns 1 for each row that has a label; a row of tags always has one."""
     numbers = self.label_kind == 'number' or labels.dtype.kind == 'f'
     has = np.isfinite(labels) if numbers else labels >= 0
     has |= labels.shape[1:] != self.label_shape
@@ -112,10 +104,7 @@ class DatasetInfo:
 
 
 class Source(abc.ABC):
-  """The raw records of one split, read at random from several threads.
-
-  A data set extends `Indexed`, `Batched` or `Drawn`, and sets `info`.
-  """
+  """The raw records of one split, read at random from several threads."""
 
   info: DatasetInfo
   split: str
@@ -137,7 +126,7 @@ class Source(abc.ABC):
 
   @staticmethod
   def sketch(config: Any, classes: int, examples: int) -> Any:
-    """Returns info and more arrays of a row; see `dataset_lib.sketch`."""
+    """Returns info and more arrays of a row; see `builder.sketch`."""
     raise ConfigError('dataset.name', config['name'], 'one with a sketch')
 
   def __len__(self) -> int:
@@ -154,20 +143,17 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def record(self, index: int) -> dict[str, Any]:
-    """Returns {input_key: value, 'label': int}; may raise BadRecord.
+    """Returns {input_key: value, 'label'}; may raise BadRecord.
 
-    An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]. If
-    `info.max_labels` > 0, 'label' is a sequence of int, also an empty one.
+    An image is encoded bytes or uint8 [H, W, 3 or 1], tokens are int32 [L]; the
+    label is an int, or, if `info.max_labels` > 0, a sequence of int.
     """
 
   @abc.abstractmethod
   def read(
     self, places: Places, seed: int, train: bool, count: Count
   ) -> tuple[Indices, Arrays]:
-    """Returns the indices that were read, and arrays [B, ...], B may be 0.
-
-    `count` is `BadRecords.count`, which raises if there are too many.
-    """
+    """Returns the indices that were read, and arrays [B, ...], B may be 0."""
 
 
 class Indexed(Source):
@@ -235,7 +221,7 @@ class Drawn(Source):
   def record(self, index: int) -> dict[str, Any]:
     """See `Source`; the row of epoch 0 and seed 0."""
     drawn = self.draw(0, np.zeros(1, np.int64), np.array([index]))
-    return {name: values[0] for name, values in drawn.items()}
+    return {k: v[0] for k, v in drawn.items()}
 
   def read(
     self, places: Places, seed: int, *how: Any
@@ -270,10 +256,7 @@ def check_label(label: Any, num_classes: int) -> int:
 
 
 def check_labels(labels: Any, info: DatasetInfo) -> Any:
-  """Returns the label; if a row has several, int32 `[max_labels]`, -1 padded.
-
-  Raises BadRecord for one that is no class, or for too many.
-  """
+  """Returns the label, or int32 `[max_labels]`, padded; or raises BadRecord."""
   if info.unlabelled and np.array_equal(labels, -1):
     return labels
   if not info.max_labels:
@@ -287,11 +270,10 @@ def check_labels(labels: Any, info: DatasetInfo) -> Any:
 
 def check_input(value: np.ndarray, info: DatasetInfo) -> None:
   """Raises BadRecord for a wrong shape or dtype, or an unknown token id."""
-  for kind, expected, given in (
-    ('wrong_dtype', info.input_dtype, value.dtype),
-    ('wrong_shape', info.input_shape, value.shape),
-  ):
-    require(given == expected, kind, f'expected {expected}, got {given}')
+  for name in ('dtype', 'shape'):
+    expected, given = getattr(info, f'input_{name}'), getattr(value, name)
+    message = f'expected {expected}, got {given}'
+    require(given == expected, f'wrong_{name}', message)
   if info.vocab_size:
     low, high, limit = value.min(), value.max(), info.vocab_size - 1
     message = f'token ids {low}..{high} not in [0, {limit}]'
@@ -306,10 +288,7 @@ class Part(NamedTuple):
   last: str | None
 
   def rows(self, size: int) -> range:
-    """Returns its rows of `size`; percentages round to the nearest row.
-
-    -1% is 99%, so that [:-1%] and [-1%:] are a partition, as [:n] and [n:].
-    """
+    """Returns its rows of `size`; percentages are rounded, -1% is 99%."""
 
     def row(bound: str | None) -> int | None:
       if bound and bound.endswith('%'):
@@ -321,7 +300,7 @@ class Part(NamedTuple):
 
 
 def parts(split: str, names: str = r'\w+') -> list[Part]:
-  """Returns the parts of 'train[:95%]+validation'; [] if it is no such split.
+  """Returns the parts of 'train[:95%]+validation', [] if it is no split.
 
   `names` is a pattern, without groups, of the legal names.
   """
@@ -333,10 +312,9 @@ def parts(split: str, names: str = r'\w+') -> list[Part]:
 def selected(
   split: str, opened: Callable[[str], Sized], names: str = r'\w+'
 ) -> list[tuple[str, Any, range]]:
-  """Returns (name, whole split, rows) of each part; the rule of every source.
+  """Returns (name, `opened(name)`: a whole split, rows) of each part.
 
-  `opened(name)` returns a whole split. Raises ConfigError for a part that has
-  none of its rows.
+  Raises ConfigError for a part that has none of its rows.
   """
   result, opened = [], functools.cache(opened)
   for part in parts(split, names):

@@ -27,10 +27,7 @@ _SPLIT_SEED = 0
 class Parity(Batched):
   """Parity of the number of 1s in a sequence (AdaTape, section 3.2).
 
-  Symbols are uniform, as ids in `SYMBOLS`. Train and test draw from separate
-  streams of `data_seed`, but may share short sequences. Runs of any seed share
-  one test set.
-
+  Symbols are uniform, as ids in `SYMBOLS`. Splits may share short sequences.
   With `letters`, rows differ in difficulty k, uniform in 1 .. length: k places
   hold 1, and the others different letters, ids from `len(SYMBOLS)`.
   """
@@ -52,17 +49,14 @@ class Parity(Batched):
 
   @staticmethod
   def check_fields(config: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless a row can have different letters."""
+    """See `Source`: a row has different letters."""
     length, letters = config['length'], config['letters']
     if 0 < letters < length - 1:
       expected = f'0, or at least {length - 1} for {length} symbols'
       raise ConfigError('dataset.letters', letters, expected)
 
   def records(self, indices: Int[np.ndarray, ' B']) -> dict[str, np.ndarray]:
-    """Returns tokens int32 [B, length] and labels int32 [B].
-
-    With `letters` also 'difficulty' int32 [B].
-    """
+    """Returns tokens int32 [B, length], labels and 'difficulty' int32 [B]."""
     key = self.data_seed, int(self.split == 'test')
     extra = {}
     if self.letters:

@@ -1,9 +1,8 @@
 """Words with tags, in CoNLL-U and other CoNLL files, as rows of token ids.
 
-A line is a word, its columns separated by tabs, in other files than CoNLL-U
-also by spaces; an empty line ends a sentence. The first piece of a word has the
-tag, as in BERT's recipe for named entities (Devlin et al., 2019, section 5.3).
-All other tokens, and words whose tag is `_`, have the label -1.
+A line is a word, its columns separated by tabs, or spaces where it is not
+CoNLL-U; an empty line ends a sentence. The first piece of a word has the tag,
+as in BERT (Devlin et al., 2019, section 5.3); other tokens the label -1.
 """
 
 import dataclasses
@@ -37,36 +36,13 @@ _ID = re.compile(r'[1-9]\d{,8}|[1-9]\d{,8}-[1-9]\d{,8}|\d{1,9}\.[1-9]\d*', re.A)
 _NUMBER = re.compile(r'-?\d{1,3}', re.A)
 
 
-def conllu_columns(line: bytes, number: int) -> list[str]:
-  """Returns the columns of a word of universaldependencies.org/format.html.
-
-  [] for a comment, a multiword token (`1-2`) and an empty node (`1.1`). A word
-  must have the `number`, from 1, so that a lost line is noticed.
-  """
-  columns = decoded(line).split('\t')
-  name = columns[0]
-  if name.startswith('#'):
-    return []
-  message = f'expected {_COLUMNS} columns, got {len(columns)}'
-  require(len(columns) == _COLUMNS, 'wrong_columns', message)
-  message = f'expected a number like 1, 1-2 or 1.1, got {name!r:.40}'
-  require(_ID.fullmatch(name), 'illegal_id', message)
-  if not name.isdigit():
-    return []
-  message = f'expected number {number}, got {name}'
-  require(int(name) == number, 'wrong_order', message)
-  require(columns[1].strip(), 'empty_form', 'expected a form, got nothing')
-  return columns
-
-
 def encode_words(
   tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int
 ) -> tuple[Encoded, list[Int32[np.ndarray, '_ 2']]]:
-  """Encodes sentences given as words to rows `[CLS] words [SEP]`.
+  """Encodes sentences to rows `[CLS] words [SEP]`; also returns words' spans.
 
-  Returns the rows, and for each sentence the first token and the end of each
-  word. Words that do not fit are left out, from the `truncation_side` on; at
-  the left they have an empty span.
+  Words that do not fit are left out, from the `truncation_side` on; at the left
+  they have an empty span.
   """
   tokens, lengths = tokenizer.encode_plain(list(itertools.chain(*sentences)))
   rows, places, first, start = [], [], 0, 0
@@ -90,11 +66,7 @@ def encode_words(
 
 
 class TaggedFile:
-  """Sentences of a file as lists of (word, tag); see `TaggedWords.column`.
-
-  Opening raises the errors of `text_rows.read_lines`, a sentence with an
-  invalid line BadRecord.
-  """
+  """Sentences of a file as lists of (word, tag); see `TaggedWords.column`."""
 
   def __init__(self, path: Path, column: str):
     self._path, self._column = path, column
@@ -127,11 +99,27 @@ class TaggedFile:
     return f'{self._path}, line {self._blocks[row][0][0]}'
 
   def _columns(self, line: bytes, number: int) -> list[str]:
-    if not _NUMBER.fullmatch(self._column):
-      return conllu_columns(line, number)
-    # Bytes: a no-break space is part of a word.
-    columns = line.split(b'\t') if b'\t' in line else line.split()
-    return list(map(decoded, columns))
+    """Returns the columns of a line.
+
+    Of CoNLL-U (universaldependencies.org/format.html), word `number`, or [] for
+    a comment, a multiword token (`1-2`) and an empty node (`1.1`).
+    """
+    if _NUMBER.fullmatch(self._column):
+      # Bytes: a no-break space is part of a word.
+      return [*map(decoded, line.split(b'\t' if b'\t' in line else None))]
+    columns = decoded(line).split('\t')
+    if (name := columns[0]).startswith('#'):
+      return []
+    message = f'expected {_COLUMNS} columns, got {len(columns)}'
+    require(len(columns) == _COLUMNS, 'wrong_columns', message)
+    message = f'expected a number like 1, 1-2 or 1.1, got {name!r:.40}'
+    require(_ID.fullmatch(name), 'illegal_id', message)
+    if not name.isdigit():
+      return []
+    message = f'expected number {number}, got {name}'
+    require(int(name) == number, 'wrong_order', message)
+    require(columns[1].strip(), 'empty_form', 'expected a form, got nothing')
+    return columns
 
   def _pair(self, columns: Sequence[str]) -> tuple[str, str]:
     """Returns a word and its tag, `NO_TAG` for a key that MISC lacks."""
@@ -156,8 +144,7 @@ class TaggedWords(TextRows):
   """Sentences whose words have tags.
 
   Reads `<split>.conllu` and `<language>-ud-<split>.conllu`, or `<split>` with
-  another ending, or one file as the train split. The classes are the sorted
-  tags of the whole train split; a sentence with another tag is a bad row.
+  another ending, or one file as the train split, whose tags are the classes.
   """
 
   split: source.TextSplit
@@ -192,7 +179,7 @@ class TaggedWords(TextRows):
         require(tag in ids, 'illegal_label', message)
       return [word for word, _ in pairs], [ids[tag] for _, tag in pairs]
 
-    rows, where, bad_rows = self._good_rows('tags', self._file, read)
+    rows = self._read('tags', self._file, read)
     texts = [text for text, _ in rows]
     encoded, places = encode_words(loaded, texts, self.max_length)
     self._tags: list[Int32[np.ndarray, ' L']] = []
@@ -205,7 +192,7 @@ class TaggedWords(TextRows):
       tagged = sum(tag != IGNORED for tag in tags)
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
-    self._hold(loaded, names, encoded, left_out, where, bad_rows, 'tags')
+    self._hold(loaded, names, encoded, left_out, 'tags')
     self.padding = {**self.padding, 'label': IGNORED}
 
   def records(
@@ -213,8 +200,7 @@ class TaggedWords(TextRows):
   ) -> dict[str, np.ndarray]:
     """Returns rows as `TokenSource`, with 'label' int32 `[B, L]`.
 
-    'left_out' `[B]` counts the tagged words without a token: those that do not
-    fit, and those that the tokenizer deletes.
+    'left_out' `[B]` counts the tagged words without a token.
     """
     arrays = super().records(indices, length)
     arrays['left_out'] = arrays.pop('label')

@@ -1,8 +1,7 @@
 """Files of labelled texts, read as rows of token ids.
 
-TSV files have no quoting: a `"` is a character of the text. A line is a row, a
-tab ends a column. Each line is decoded by itself, so that a bad row does not
-affect other rows.
+TSV files have no quoting. Each line is decoded by itself, so that a bad row
+does not affect others.
 """
 
 import contextlib
@@ -80,7 +79,7 @@ class TextTask:
   @property
   def num_classes(self) -> int:
     """Number of outputs: 1 for a regression."""
-    return max(len(self.class_names), 1)
+    return len(self.class_names) or 1
 
   def columns(self, given: Collection[str], where: str = '') -> tuple[str, ...]:
     """Returns the columns of texts and label; InvalidDataError without them."""
@@ -91,18 +90,16 @@ class TextTask:
       wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {wanted_columns}')
     chosen = *texts[0], *labels[:1]
-    if repeated := [
-      name for name in (*chosen, *SOURCES) if [*given].count(name) > 1
-    ]:
-      expected = f'one column {repeated[0]!r}, got several'
-      raise InvalidDataError(f'{where}: expected {expected}')
+    for name in (*chosen, *SOURCES):
+      if [*given].count(name) > 1:
+        raise InvalidDataError(f'{where}: expected one column {name!r}')
     return chosen
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
     values = (fields[name] for name in self.columns(fields))
     texts = [
-      decoded(one) if isinstance(one, bytes) else str(one) for one in values
+      decoded(text) if isinstance(text, bytes) else str(text) for text in values
     ]
     if not self.label:
       return texts, ''  # also of an empty text: every row is to be answered
@@ -144,10 +141,8 @@ def decoded(text: bytes) -> str:
 def read_lines(path: Path) -> list[Line]:
   """Reads lines, plain or gzip; MissingDataError if the file is missing.
 
-  InvalidDataError if it is damaged or empty, or has more than `MAX_TEXT` bytes,
-  unpacked, or `MAX_LINES` lines.
+  InvalidDataError if it is damaged, empty or larger than the limits.
   """
-  limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
   data = files.read_bytes(path, MAX_TEXT)
   try:
     if path.suffix == '.gz':
@@ -157,6 +152,7 @@ def read_lines(path: Path) -> list[Line]:
     message = f'{path} is damaged or cut short, copy it again: {error}'
     raise InvalidDataError(message) from error
   if len(data) > MAX_TEXT or data.count(b'\n') > MAX_LINES:
+    limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
     raise InvalidDataError(f'{path}: expected {limits}, got more; split it')
   data = data.removeprefix(b'\xef\xbb\xbf')
   if not data.strip():
@@ -185,11 +181,10 @@ Buckets = Annotated[
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class TextRows(TokenSource):
-  """Fields and reading of every source of texts in files.
+  """Texts in files, all tokenised when the split is opened.
 
-  All rows are tokenised when the split is opened. Files are ordered, so a part
-  like 'train[:95%]' is a slice of one fixed permutation. `max_examples` selects
-  that many rows of a training split in the same way; 0 selects all.
+  Files are ordered, so a part like 'train[:95%]' is a slice of one fixed
+  permutation, as are `max_examples` rows of a training split; 0: all.
   """
 
   split: str
@@ -204,48 +199,52 @@ class TextRows(TokenSource):
 
   @classmethod
   def sketch(cls, config: Any, classes: int, examples: int) -> Any:
-    """Returns info and the other arrays; see `dataset_lib.sketch`."""
+    """See `Source`."""
     shape = (config['max_length'],)
     info = DatasetInfo('tokens', shape, 'int32', classes, (), examples)
     return info, {'token_types': (shape, 'int32'), 'length': ((), 'int32')}
 
-  def _good_rows(
+  def where(self, index: int) -> str:
+    """Returns the file of a row and its line there."""
+    records, row = self._places[index]
+    return records.where(row)
+
+  def _read(
     self,
     name: str,
     open_split: Callable[[str], Any],
     read: Callable[[Any], Any],
-  ) -> tuple[list[Any], Callable[[int], str], list[tuple[int, BadRecord]]]:
-    """Returns `read` of all good rows, their `where`, and the bad rows.
+  ) -> list[Any]:
+    """Returns `read` of all good rows; sets their places, and the bad rows.
 
     `open_split(split)` is like a `TextFile`; `name` is for errors.
     """
     rows = self._rows(open_split)
-    values, good, bad_rows = [], [], []
+    values, bad_rows = [], []
+    self._places: list[tuple[Any, int]] = []
     for number, (records, row) in enumerate(rows):
       try:
         values.append(read(records[row]))
-        good.append((records, row))
+        self._places.append((records, row))
       except BadRecord as bad:
         placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
-    if not good:
+    if not values:
       problem = f'has {len(rows)} rows, of which none can be used; the first: '
       problem = problem + str(bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
-    return values, lambda at: good[at][0].where(good[at][1]), bad_rows
+    self.bad_rows = tuple(bad_rows)
+    return values
 
   def _class_names(
     self, rows: Any, names_of: Callable[[Any], set[str]], most: int, what: str
   ) -> tuple[str, ...]:
-    """Returns the sorted names of the classes of the whole train split.
-
-    Raises InvalidDataError for fewer than 2 or more than `most`; 0: no limit.
-    """
-    found: set[str] = set()
+    """Returns the sorted classes of the train split, 2 to `most`, 0: any."""
+    unique: set[str] = set()
     for row in range(len(rows)):
       with contextlib.suppress(BadRecord):  # reported where it is used
-        found |= names_of(rows[row])
-    names = sorted(found)
+        unique |= names_of(rows[row])
+    names = sorted(unique)
     if not 2 <= len(names) <= (most or len(names)):
       expected = f'2 to {most} {what}' if most else f'2 {what} or more'
       got = f'got {len(names)}: {", ".join(names[:10])}'
@@ -258,26 +257,18 @@ class TextRows(TokenSource):
     class_names: Sequence[str],
     encoded: Encoded,
     labels: Any,
-    where: Callable[[int], str],
-    bad_rows: Sequence[tuple[int, BadRecord]],
     kind: source.LabelKind = '',
   ) -> None:
     """Initializes the source; without classes the labels are numbers."""
     info = DatasetInfo(
-      'tokens',
-      (self.max_length,),
-      'int32',
-      max(len(class_names), 1),
-      tuple(class_names),
-      len(encoded.lengths),
-      words.vocab_size,
+      'tokens', (self.max_length,), 'int32', len(class_names) or 1,
+      tuple(class_names), len(encoded.lengths), words.vocab_size,
       'int32' if class_names else 'float32',
       length_buckets(self.length_buckets, self.max_length),
       label_kind=kind or ('class' if class_names else 'number'),
       preprocessing=words.preprocessing(self.max_length),
-    )
-    labels = np.asarray(labels)
-    super().__init__(info, encoded, labels, words.pad_id, where, bad_rows)
+    )  # fmt: skip
+    super().__init__(info, encoded, np.asarray(labels), words.pad_id)
 
   def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
     rows: list[tuple[Any, int]] = []
@@ -290,10 +281,7 @@ class TextRows(TokenSource):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LabelledTexts(TextRows):
-  """A source of texts, or pairs of texts, with one label each.
-
-  `sources` is the column 'genre', else 'source', of each row; '' without one.
-  """
+  """Texts or pairs with a label; `sources`: the columns 'genre' or 'source'."""
 
   task: str
 
@@ -304,17 +292,14 @@ class LabelledTexts(TextRows):
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
       origin = next((fields[name] for name in SOURCES if name in fields), '')
-      # Few names, many rows.
       return texts, task.read_label(label), sys.intern(origin)
 
     loaded = tokenizer.load(self.tokenizer)
-    rows, where, bad_rows = self._good_rows(self.task, open_split, read)
-    texts, labels, sources = zip(*rows, strict=True)
-    self.sources = [*sources]
+    rows = self._read(self.task, open_split, read)
+    texts, labels, self.sources = zip(*rows, strict=True)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = loaded.encode(first, second, self.max_length)
-    held = loaded, task.class_names, encoded, labels
-    self._hold(*held, where, bad_rows)
+    self._hold(loaded, task.class_names, encoded, labels)
 
 
 def _subset(size: int, part: range) -> list[int]:

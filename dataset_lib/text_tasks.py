@@ -1,8 +1,7 @@
 """Tasks of labelled texts: GLUE (Wang et al., 2019), probing (Conneau, 2018).
 
 Splits are 'train', 'validation' (or 'dev'), 'test', for MNLI also
-'validation_mismatched', 'test_mismatched' and 'ax' (GLUE's diagnostic rows),
-and parts and sums: 'train[:95%]+validation'.
+'validation_mismatched', 'test_mismatched' and 'ax' (GLUE's diagnostic rows).
 """
 
 import contextlib
@@ -54,8 +53,7 @@ GLUE = {
   'rte': TextTask((_PAIR,), ('label',), _ENTAILMENT, 'RTE'),
   'wnli': TextTask((_PAIR,), ('label',), _ENTAILMENT[::-1], 'WNLI'),
 }  # fmt: skip
-# Rows of one split share a premise, a question or an article, so they are not
-# independent.
+# Rows share a premise, a question or an article: they are not independent.
 REPEATED_TEXTS = ('mnli', 'qqp', 'qnli', 'wnli')
 # SentEval's ten tasks: (maximum number of classes, meaning of the classes).
 PROBING = {
@@ -117,9 +115,9 @@ def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
     task.columns(columns, str(path))
   except InvalidDataError as error:
     is_test = task.folder and split.startswith(('test', 'ax'))
-    if not is_test or not task.label or {*columns} & {*task.label}:
-      raise
-    raise _unlabelled(split, error) from error
+    if is_test and task.label and not {*columns} & {*task.label}:
+      raise _unlabelled(split, error) from error
+    raise
   return TextFile(path, lines, columns)
 
 
@@ -139,8 +137,7 @@ def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
     expected = f'the classes {task.class_names}'
     raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
   rows = tfds.Examples(builder, split, columns)
-  with contextlib.suppress(BadRecord):
-    # All of a split has labels or none of it has.
+  with contextlib.suppress(BadRecord):  # all rows have labels, or none has
     if rows[0][columns[-1]] == UNLABELLED:
       raise _unlabelled(split, rows.where(0))
   return rows
@@ -227,9 +224,8 @@ class GlueTexts(Glue):
 class Probing(LabelledTexts):
   """Rows of a probing task.
 
-  Reads SentEval's files `<task>.txt`, which hold all splits, and TSV files of
-  one split with the columns 'sentence' and 'label'. The classes are the sorted
-  labels of the whole train split; a row with another label is a bad one.
+  Reads SentEval's `<task>.txt`, which have all splits, and TSV files of a split
+  with 'sentence' and 'label'. The classes are the labels of the train split.
   """
 
   split: TextSplit

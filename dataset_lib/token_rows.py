@@ -1,28 +1,23 @@
 """Rows of token ids of different lengths, padded in batches."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
-from core.errors import BadRecord
 from dataset_lib.order import Places
 from dataset_lib.source import Arrays, Batched, DatasetInfo, Indices
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """Rows of token ids of different lengths, concatenated.
-
-  Row i is `tokens[offsets[i]:offsets[i + 1]]`; `token_types` is the segment of
-  each token, 0 or 1.
-  """
+  """Concatenated rows of token ids; `token_types` are segments, 0 or 1."""
 
   tokens: Int32[np.ndarray, ' M']
   token_types: Int32[np.ndarray, ' M']
-  offsets: Int64[np.ndarray, ' O']
+  offsets: Int64[np.ndarray, ' O']  # starts of the rows, and the last end
 
   @property
   def lengths(self) -> Int32[np.ndarray, ' N']:
@@ -31,10 +26,7 @@ class Encoded:
 
 
 class TokenSource(Batched):
-  """Records that are rows of token ids, kept without padding.
-
-  The last length bucket of `info` holds every row.
-  """
+  """Rows of token ids, padded when read; the last length bucket holds all."""
 
   def __init__(
     self,
@@ -42,30 +34,21 @@ class TokenSource(Batched):
     encoded: Encoded,
     labels: Shaped[np.ndarray, ' N'],
     pad_id: int,
-    where: Callable[[int], str],
-    bad_rows: Sequence[tuple[int, BadRecord]] = (),
   ):
     segments = int(encoded.token_types.max(initial=0)) + 1
     self.info = dataclasses.replace(info, token_types=segments)
-    self._where, self.bad_rows = where, tuple(bad_rows)
     self.lengths = encoded.lengths
-    # Padding values other than 0.
     self.padding = {'tokens': pad_id, 'length': 1}
     self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
-
-  def where(self, index: int) -> str:
-    """See `Source`."""
-    return self._where(index)
 
   def read(self, places: Places, *how: Any) -> tuple[Indices, Arrays]:
     """See `Source`."""
     return places.indices, self.records(places.indices, places.length or None)
 
   def records(self, indices: Indices, length: int | None = None) -> Arrays:
-    """Returns records padded to `length`, or to the bucket that holds them.
+    """Returns rows padded to `length`, or to the bucket that holds them.
 
-    They are {'tokens', 'token_types': int32 [B, length], 'length': int32 [B],
-    'label': `label_dtype` [B]}.
+    {'tokens', 'token_types': int32 [B, length], 'length': int32 [B], 'label'}.
     """
     lengths = self.lengths[indices]
     if length is None:

@@ -33,8 +33,7 @@ from dataset_lib.tokenizer_files import (
 )
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
-# Characters encoded at once, and of a text at least: the library's objects take
-# a hundred times the memory of the ids.
+# Characters encoded at once, and of a text at least; bounds the memory.
 CHUNK, CHUNK_TEXT = 2**22, 2**10
 MAX_VOCABULARY = 2**22  # ids; a model has a row of parameters for each
 PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
@@ -53,7 +52,7 @@ class Tokenizer:
   """A WordPiece or SentencePiece tokenizer; threads may share it.
 
   `library` is a `tokenizers.Tokenizer`, `special` the ids of its special tokens
-  in the order of `SPECIAL`, the last one None if there is no [MASK].
+  in the order of `ROLES`; that of [MASK] may be None.
   """
 
   def __init__(self, library: Any, special: Sequence[Any], side: str = 'right'):
@@ -76,9 +75,8 @@ class Tokenizer:
   ) -> Encoded:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
-    A row longer than `max_length` loses tokens from the `truncation_side` of
-    its longer text first. Raises ValueError if a text cannot be encoded, the
-    numbers of texts differ, or max_length has no room for special tokens.
+    A row longer than `max_length` loses tokens of its longer text first. Raises
+    ValueError if a text cannot be encoded, or max_length is too small.
     """
     items = texts if pairs is None else [*zip(texts, pairs, strict=True)]
     tokens, types, lengths = _encode(self._truncating(max_length), items, True)
@@ -88,9 +86,8 @@ class Tokenizer:
   def shortened(self, text: str, max_length: int) -> str:
     """Returns a part of a text, or all, from which `encode` gives equal rows.
 
-    Its cost grows with `max_length`, and with the characters that become no
-    tokens. Exceptions: the tokens of a SentencePiece word that is longer than
-    the row; and if both texts of a pair are, which of them keeps an odd token.
+    Exceptions: the tokens of a SentencePiece word that is longer than the row;
+    and if both texts of a pair are, which of them keeps an odd token.
     """
     size = PART * max_length
     while len(text) > size:
@@ -127,7 +124,7 @@ class Tokenizer:
     return self._library.decode(ids.tolist(), skip_special_tokens=False)
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes one `tokenizer.json` from which `load` gives this tokenizer."""
+    """Writes a `tokenizer.json` from which `load` gives this tokenizer."""
     files.write_text(path, self.to_json())
 
   def to_json(self) -> str:
@@ -138,10 +135,7 @@ class Tokenizer:
 
   @functools.cached_property
   def digest(self) -> str:
-    """A checksum of all that determines the ids of a text.
-
-    Equal for a file and for the tokenizer.json that is saved of it.
-    """
+    """A checksum of what determines the ids of a text; equal when saved."""
     # The library reads scores back with another last digit.
     text = self._library.to_str()
     parts = json.loads(text, parse_float=lambda one: f'{float(one):.5g}')
@@ -204,28 +198,25 @@ def _named(
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-  """Reads a tokenizer from its directory or file.
+  """Reads a tokenizer like BERT's or ALBERT's from its directory or file.
 
-  Raises MissingDataError if there is none, InvalidDataError if it is damaged,
-  or not like BERT's or ALBERT's.
+  Raises MissingDataError or InvalidDataError.
   """
   folder = pathlib.Path(path).expanduser()
   names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
   paths = [folder, *(folder / name for name in names)]
   file = next(filter(pathlib.Path.is_file, paths), None)
   if not file:
-    raise MissingDataError(
-      f'no tokenizer at {folder}: expected a directory with {names[2]}, '
-      f'{JSON_FILE} or {VOCABULARY_FILE}, or such a file'
-    )
+    expected = f'{names[2]}, {JSON_FILE} or {VOCABULARY_FILE}'
+    raise MissingDataError(f'no tokenizer at {folder}: expected {expected}')
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
       config |= files.read_object(part)
+  if file.suffix == '.json':
+    return from_json(files.read_bytes(file), str(file), config)
   with _named(f'{file} is damaged'):
-    if file.suffix == '.json':
-      library = _read_json(files.read_bytes(file))
-    elif file.suffix == '.model':
+    if file.suffix == '.model':
       library = sentencepiece_model.read(file, config)
       tokenizer_files.check(library.to_str().encode())
     else:
@@ -233,31 +224,28 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     return _completed(library, file, config)
 
 
-def from_json(content: bytes, place: str) -> Tokenizer:
-  """Reads a `tokenizer.json`; `place` is for errors, which are as of `load`."""
+def from_json(
+  content: bytes, place: str, config: Mapping[str, Any] | None = None
+) -> Tokenizer:
+  """Reads a `tokenizer.json`; `place` is for errors, as of `load`."""
   with _named(f'{place} is damaged'):
-    return _completed(_read_json(content), pathlib.Path(place), {})
-
-
-def _read_json(content: bytes) -> Any:
-  """Reads a `tokenizer.json` within the limits of `tokenizer_files`."""
-  tokenizer_files.check(content)
-  return tokenizers.Tokenizer.from_buffer(content)
+    tokenizer_files.check(content)
+    library = tokenizers.Tokenizer.from_buffer(content)
+    return _completed(library, pathlib.Path(place), config or {})
 
 
 def _frame(special: Sequence[str], ids: Sequence[Any]) -> Any:
-  """Returns what sets a text between [CLS] and [SEP], also a second one."""
   first, last = special[2:4]
-  # Those of the frame, and what `tokenizer_files.saved_roles` reads.
-  own: list[Any] = [(first, ids[2]), (last, ids[3])]
-  own += [
+  # The ids of the frame, and what `tokenizer_files.saved_roles` reads.
+  tokens: list[Any] = [(first, ids[2]), (last, ids[3])]
+  tokens += [
     {'id': role, 'ids': [number], 'tokens': [name]}
     for role, number, name in zip(ROLES, ids, special, strict=True)
     if number is not None
   ]
   single = f'{first} $A {last}'
   return processors.TemplateProcessing(
-    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=own
+    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=tokens
   )
 
 
@@ -292,14 +280,14 @@ def _completed(
   library.encode_special_tokens = True
   frame, rows = _frame(special, ids), []
   # A file's own is not used: it might give other types to other texts.
-  for one in (library.post_processor or frame, frame):
-    library.post_processor = one
+  for processor in (library.post_processor or frame, frame):
+    library.post_processor = processor
     rows += [library.encode('a'), library.encode('a', 'b')]
-  if [one.ids for one in rows[:2]] != [one.ids for one in rows[2:]]:
+  if [row.ids for row in rows[:2]] != [row.ids for row in rows[2:]]:
     expected = 'a text framed as [CLS] a [SEP], a pair as [CLS] a [SEP] b [SEP]'
     got = f'got {rows[0].tokens}, {rows[1].tokens}'
     raise InvalidDataError(f'{file}: expected {expected}, {got}')
-  types = [one.type_ids for one in rows]
+  types = [row.type_ids for row in rows]
   numbers, probe = library.get_vocab().values(), library.encode(*_PROBE)
   for field, is_legal, expected in (
     ('truncation_side', side in ('left', 'right'), 'left or right'),

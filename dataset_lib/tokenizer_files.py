@@ -37,10 +37,9 @@ _GROWTH = {'BertNormalizer': 3.0, 'ByteLevel': 4.0}
 
 
 def check(content: bytes) -> None:
-  """Raises ValueError where steps of a `tokenizer.json` may take for ever.
+  """Raises ValueError unless a `tokenizer.json` takes linear time and memory.
 
-  Patterns must be matched in linear time, and all steps together make a text
-  longer `MAX_GROWTH` times at most.
+  That of its patterns, and a text grows `MAX_GROWTH` times at most.
   """
   files.parse(content)  # refuses values that are nested too deeply
   objects: list[dict[str, Any]] = []
@@ -86,10 +85,8 @@ def word_piece(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
     ('tokenizer_class', not _OTHERS.match(config.get('tokenizer_class') or '')),
   ):
     if not is_legal:
-      raise InvalidDataError(
-        f'{file}: {name}={config[name]} is not supported with '
-        f'{VOCABULARY_FILE}; save the tokenizer as {JSON_FILE}'
-      )
+      problem = f'{name}={config[name]} is not supported'
+      raise InvalidDataError(f'{file}: {problem}; save it as {JSON_FILE}')
   text = files.read_bytes(file).decode('utf-8-sig').replace('\r\n', '\n')
   # A line's number is the token's id; `splitlines` also splits elsewhere.
   lines = text.removesuffix('\n').split('\n')

@@ -1,9 +1,8 @@
 """EAT as a chain of stages whose shapes shrink, and how a run is served.
 
-A stage ends at a head. Pruned tokens are cropped at static sizes, and rows that
-satisfy the exit rule leave before the next stage. At a head only [CLS] goes
-through the last block (about a sixth of the block's FLOPs). Keys and values of
-the block are kept for the next stage, which computes the other tokens of the
+A stage ends at a head. Pruned tokens are cropped at static sizes. At a head
+only [CLS] goes through the last block (about a sixth of its FLOPs); its keys
+and values are kept for the next stage, which computes the other tokens of the
 rows that continue.
 """
 
@@ -23,18 +22,17 @@ from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from serve_lib import certified, classifier
 from serve_lib.certified import CertificateFile
-from serve_lib.chain import Stage, compile_in_turn
+from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
 from serve_lib.items import TOKEN_IDS, TextReader
 
 
-class EatChain:
+class EatChain(Resizable):
   """An `EatClassifier` as `serve_lib.chain.Chain`.
 
-  The variant 'pruned' is the model as configured. The variant 'unpruned' keeps
-  all tokens, for sources that must not lose any and for models that prune
-  nothing. `with_unpruned=False` compiles only 'pruned'. `others` are further
-  variants, with other prune ratios. A stage ends at each of the layers `heads`.
+  The variant 'unpruned' keeps all tokens, for sources that must not lose any
+  and for models that prune nothing. `with_unpruned=False` compiles only
+  'pruned'. `others` are variants with other prune ratios.
   """
 
   alone = True
@@ -56,29 +54,15 @@ class EatChain:
       self.variants = (PRUNED, UNPRUNED) if with_unpruned else (PRUNED,)
     self.variants += tuple(others)
 
-  def stage(self, index: int, variant: str, length: int) -> Stage:
-    """Returns the pure function of a stage; see `serve_lib.chain.Chain`."""
-    return self._stage(index, variant, self.sizes(variant, length))
-
-  def programs(
-    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
-  ) -> Any:
-    """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
-    given = variant, sizes, alone
-    stages = [self._stage(index, *given) for index in range(self.num_stages)]
-    return compile_in_turn(stages, inputs, compile)
-
-  def _stage(
+  def sized(
     self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
   ) -> Stage:
     """Returns the stage for lengths after each pruning, maybe symbolic.
 
     A short row `alone` goes through the block of a head with all of its tokens:
-    reading the weights of the block takes longer than computing with them, and
-    the next stage would read them again.
-
-    Outputs are `'logits'` float32 `[B, O]` of the stage's head and `'kept'`
-    int32 `[B]`, the valid tokens at its end.
+    reading its weights takes longer than computing with them, and the next
+    stage would read them again. Outputs are 'logits' float32 `[B, O]` and
+    'kept' int32 `[B]`, the valid tokens at the end.
     """
     first, last = (1, *self.heads)[index], self.heads[index]
     first += alone and index > 0
@@ -115,11 +99,7 @@ class EatChain:
 
 
 def as_adaptive(model: Any) -> EatClassifier:
-  """Returns a dense BERT as an `EatClassifier` with the same parameters.
-
-  It has one stage: no pruning, window or exits. Raises ConfigError if the model
-  is neither of the two.
-  """
+  """Returns a dense BERT as an `EatClassifier` of one stage."""
   if isinstance(model, EatClassifier):
     return model
   if not isinstance(model, BertClassifier):
@@ -133,9 +113,8 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   """Serves with exits and pruning; options: `eat.policy.Options`.
 
   Temperatures and the reference of the drift check come from the run's
-  `calibration.json`, with tau=guaranteed thresholds, prune ratios and the
-  references of each source from its `certificate.json`. `policy.warnings`
-  lists what could not be checked and options without effect.
+  `calibration.json`; with tau=guaranteed thresholds, prune ratios and the
+  references of each source from its `certificate.json`.
   """
   file, names = CalibrationFile(run.directory, run.step), task.label_names
   certificate = CertificateFile(run.directory, run.step)
@@ -183,16 +162,13 @@ def warnings_of(
   given: Options,
   longest: int,
 ) -> Iterator[str]:
-  """Yields warnings: missing checks and options without effect.
+  """Yields what could not be checked, and options without effect.
 
   `longest` is the row that the run was trained on, in tokens.
   """
   values, repair = file.values, file.repair()
   if values and 'parameters' not in values:
-    yield (
-      f'{file.path} does not say of which checkpoint it is: if not of this '
-      f'one, temperatures and thresholds are wrong; {repair}'
-    )
+    yield f'{file.path} does not name its checkpoint; {repair}'
   if not policy.class_names:
     yield 'no drift check: a regression has no confidences'
   elif policy.monitor.drift is None:
@@ -206,20 +182,17 @@ def warnings_of(
     )
   if values and policy.lengths[-1] < longest:
     yield (
-      f'texts are cut off after {policy.lengths[-1]} tokens, those of the '
+      f'texts are cut off after {policy.lengths[-1]} tokens, in the '
       f'calibration after {longest}: temperatures and drift check may not fit'
     )
   rule, early = policy.rule, policy.heads[:-1]
   needed = rule.heads_needed or 0
   if needed > len(early):
-    why = 'the model has no head before its last layer'
-    if early:
-      name = f'rule={rule.name}' if policy.class_names else 'a regression'
-      why = (
-        f'{name} needs {needed} heads, and '
-        f'{len(early)} are before the last layer (at '
-        f'{", ".join(map(str, early))})'
-      )
+    name = f'rule={rule.name}' if policy.class_names else 'a regression'
+    where = f'are before the last layer (at {", ".join(map(str, early))})'
+    why = f'{name} needs {needed} heads, and {len(early)} {where}'
+    if not early:
+      why = 'the model has no head before its last layer'
     yield f'no row will ever leave early: {why}'
   if given.tau != GUARANTEED:
     return
@@ -232,7 +205,6 @@ def warnings_of(
   tasks = {str(entry.get('dataset', {}).get('task')) for entry in entries}
   if tasks & {*REPEATED_TEXTS}:
     yield (
-      'the rows that the threshold was certified on share texts, and the '
-      'certificate assumes independent rows: the bound may fail more often '
-      'than its delta says'
+      'the rows that the threshold was certified on share texts and are not '
+      'independent: the bound may fail more often than its delta says'
     )

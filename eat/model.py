@@ -1,8 +1,7 @@
 """BERT with token pruning, window attention and early exits: the masked form.
 
 EAT, sections 4 and 5 (Algorithm 1). Pruned tokens follow the kept ones and are
-masked, so that the pruned share may be traced. `eat.chain` crops them; both
-forms run `encode` below. Without pruning, window and exits this is BERT.
+masked, so that the pruned share may be traced. `eat.chain` crops them.
 """
 
 import functools
@@ -43,16 +42,14 @@ class Head(nn.Module):
     pooler = Pooler(self.pooler_activation, name='pooler', dtype=self.dtype)
     pooled = pooler(cls).astype(jnp.float32)
     rate = self.classifier_dropout
-    return classifier(self.num_classes)(
-      row_random.drop(pooled, rate, row_keys, 'classifier')
-    )
+    dropped = row_random.drop(pooled, rate, row_keys, 'classifier')
+    return classifier(self.num_classes)(dropped)
 
 
 class TokenScorer(nn.Module):
   """A learned score of every token, trained through a straight-through gate.
 
-  Forward: the identity. Backward: as `x * (1 + sigmoid(score))`. [CLS] is never
-  pruned and has no gate.
+  Forward: the identity. Backward: as `x * (1 + sigmoid(score))`, but for [CLS].
   """
 
   @nn.compact
@@ -81,8 +78,7 @@ class Encoded(NamedTuple):
 class EatClassifier(TextEncoder, kw_only=True):
   """BERT with token pruning, window attention and exits; see `TextEncoder`.
 
-  Layers are counted from 1, as in the paper: pruning "after layer 2" happens
-  between the second block and the third.
+  Layers are counted from 1: pruning "after layer 2" is before the third block.
   """
 
   depth: Size = None  # number of blocks
@@ -146,32 +142,25 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Classifies rows of token ids, padded after `length`, with all heads.
 
     `row_keys` turn dropout on; `prune_scale` in [0, 1] multiplies
-    `prune_ratios` and may be traced. Returns (logits of the last head, out),
-    with `out['exits']` `[E, B, O]` of all `heads()`, `out['kept']` `[P, B]`
-    tokens left after each pruning, `out['positions']` `[B, L]`, of which the
-    first `out['length']` `[B]` are the kept tokens', `out['features']` `[B, D]`
-    of the last head, and with `restore` `out['tokens']` `[B, L, D]`.
+    `prune_ratios` and may be traced. Returns (logits of the last head, out):
+    'exits' `[E, B, O]` of all `heads()`, 'kept' `[P, B]` tokens left after each
+    pruning, 'positions' `[B, L]`, of which the first 'length' `[B]` are the
+    kept tokens', 'features' `[B, D]` of the last head, and with `restore`
+    'tokens' `[B, L, D]`.
     """
-    heads = self.heads()
+    *early, depth = heads = self.heads()
     start = self.embed(tokens, token_types, length, row_keys)
     options: Any = dict(heads=heads, row_keys=row_keys, prune_scale=prune_scale)
-    encoded = self.encode(start, 1, heads[-1], **options)
-    exits = [
-      self.head_logits(encoded.cls[layer], layer, row_keys)
-      for layer in heads[:-1]
-    ]
-    logits, features = self.classify(encoded.cls[heads[-1]], row_keys)
-    none_kept = jnp.zeros((0, length.shape[0]), jnp.int32)
-    out = {
-      'exits': jnp.stack([*exits, logits]),
-      'kept': jnp.stack(encoded.kept) if encoded.kept else none_kept,
-      'positions': encoded.tokens.positions,
-      'length': encoded.tokens.length,
-      'features': features,
-    }
+    encoded = self.encode(start, 1, depth, **options)
+    left, cls = encoded.tokens, encoded.cls
+    exits = [self.head_logits(cls[n], n, row_keys) for n in early]
+    logits, features = self.classify(cls[depth], row_keys)
+    kept = jnp.asarray(encoded.kept, jnp.int32).reshape(-1, len(length))
+    out = {'exits': jnp.stack([*exits, logits]), 'kept': kept}
+    out |= {'positions': left.positions, 'length': left.length}
     if self.restore:
-      out['tokens'] = pruning.restore(encoded.full, encoded.tokens)
-    return logits, out
+      out['tokens'] = pruning.restore(encoded.full, left)
+    return logits, out | {'features': features}
 
   def embed(
     self,
@@ -198,10 +187,9 @@ class EatClassifier(TextEncoder, kw_only=True):
   ) -> Encoded:
     """Runs the blocks `first` to `last`, with the pruning after each.
 
-    The inputs of the `heads` are returned. `sizes` are static lengths after
-    each of `prune_layers` (the gathered form); None keeps shapes (the masked
-    form), `()` turns pruning off. `keys_values` are those of block `first`, if
-    `cls_after` has computed them.
+    `sizes` are static lengths after each of `prune_layers` (the gathered form);
+    None keeps shapes (the masked form), `()` turns pruning off. `keys_values`
+    are of block `first`, if `cls_after` has computed them.
     """
     cls, kept, full = {}, [], tokens.x if self.restore else None
     for layer in range(first, last + 1):
@@ -253,10 +241,8 @@ class EatClassifier(TextEncoder, kw_only=True):
     out = self.block[layer - 1](tokens.x, mask, num_queries=1)
     return self._read(out.x[:, 0], tokens, layer), out.keys_values
 
-  def _read(
-    self, cls: Float[Array, 'B D'], below: Tokens, layer: int
-  ) -> Float[Array, 'B D']:
-    """Returns what the head of a layer reads; see `exit_mean`."""
+  def _read(self, cls: Array, below: Tokens, layer: int) -> Array:
+    """Returns what the head of a layer reads `[B, D]`; see `exit_mean`."""
     if not self.exit_mean or layer == self.depth:
       return cls
     valid = valid_tokens(below.x, below.length)[..., None]
@@ -294,9 +280,8 @@ class EatClassifier(TextEncoder, kw_only=True):
     """Returns the FLOPs of one row in each stage, from one head to the next.
 
     `sizes` are the tokens after each pruning. `count_cls` counts as the chain
-    computes: only [CLS], keys and values of the block before a head; it counts
-    the other tokens of that block in the next stage. Else, as in papers, every
-    block counts before its head.
+    computes: the other tokens of the block before a head in the next stage.
+    Else, as in papers, every block counts before its head.
     """
     width = self.width
     head = flops.dense(1, width, width + self.num_classes)
@@ -327,10 +312,9 @@ def branch(
   """Returns the states for a head, and for the layers that follow.
 
   Both are equal to `x`, but pass back a share of their gradients: all of it if
-  'joint'; with 'sweet' nothing from the `later` heads, so that a layer learns
-  for the next head only (Rotem et al. 2023); with 'equilibrium' 1 / (later + 1)
-  from the head and the rest from the later ones, so that the gradients of all
-  heads weigh the same in every layer (Li et al. 2019, section 3.1).
+  'joint'; with 'sweet' (Rotem et al. 2023) nothing from the `later` heads; with
+  'equilibrium' (Li et al. 2019, section 3.1) 1 / (later + 1) from the head and
+  the rest from the later ones, so that all heads weigh the same in every layer.
   """
   shares = {
     'joint': (1.0, 1.0),

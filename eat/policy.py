@@ -1,9 +1,7 @@
 """Policy and options of a served EAT.
 
 Thresholds, minimum retention and the switch to full depth (EAT, sections 7.4
-and 10) are values of the host; changing them never recompiles. The evaluator
-'calibration' writes `calibration.json`: temperatures and the reference of the
-drift check; 'certificate' writes `certificate.json`.
+and 10) are values of the host; changing them never recompiles.
 """
 
 import dataclasses
@@ -17,7 +15,6 @@ from jaxtyping import Bool, Float
 
 from core import fields, registry
 from core.errors import ConfigError
-from eval_lib.probabilities import scale
 from halting import older
 from halting.row_rules import (
   ClassRule,
@@ -28,6 +25,7 @@ from halting.row_rules import (
   ThresholdRule,
   Tolerance,
   margin,
+  scale,
 )
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of
@@ -44,11 +42,9 @@ Share = Annotated[float, Interval(ge=0.0, le=1.0)]
 class ExitPolicy(ClassifierPolicy):
   """Rows leave at the heads of a chain, by a rule of `halting.row_rules`.
 
-  An item may have 'minimum_retention', its own instead of that of its source;
-  the chain needs the variant 'unpruned' for it. See `Options` for the fields.
-
-  While the monitor finds drift, all rows run to full depth. Thresholds and the
-  rule are values of the host: they may be set between batches.
+  An item may have a 'minimum_retention' of its own; the chain needs the variant
+  'unpruned' for it. See `Options` for the fields. While the monitor finds
+  drift, all rows run to full depth.
   """
 
   rule: RowRule = dataclasses.field(default_factory=Confidence)
@@ -73,8 +69,8 @@ class ExitPolicy(ClassifierPolicy):
       expected = f'none with the rule {self.rule.name}'
       raise ConfigError('policy.thresholds', self.thresholds, expected)
     if PRUNED in self.chain.variants and len(self.kept_tokens) < longest:
-      known = len(self.kept_tokens)
-      raise ConfigError('policy.kept_tokens', known, f'{longest} numbers')
+      expected = f'{longest} numbers'
+      raise ConfigError('policy.kept_tokens', len(self.kept_tokens), expected)
 
   def encode(self, item: Any) -> Encoded:
     """Tokenises an item; see `serve_lib.items.TextReader`."""
@@ -104,12 +100,10 @@ class ExitPolicy(ClassifierPolicy):
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
     """Returns which rows leave by the rule; see `serve_lib.chain.Policy`."""
-    thresholds = self.thresholds
     rule: Any = self.rule
-    if thresholds:
-      taus = [
-        thresholds.get(row.encoded.context['source'], rule.tau) for row in rows
-      ]
+    if self.thresholds:
+      sources = [row.encoded.context['source'] for row in rows]
+      taus = [self.thresholds.get(source, rule.tau) for source in sources]
       rule = dataclasses.replace(rule, tau=np.asarray(taus, np.float32))
     willing = rule.leaves_at(self._calibrated(rows))
     for row, leaves in zip(rows, willing, strict=True):
@@ -153,8 +147,7 @@ class Options(TextOptions):
   """Options of serving an EAT.
 
   `tau`, `patience` and `veto_margin` are fields of the rule if it has them, and
-  `rule.NAME` is any field of it; `tolerance` and `patience` are those of a
-  regression, whatever the rule.
+  `rule.NAME` is any field of it; a regression reads `tolerance` and `patience`.
   """
 
   # confidence, entropy, margin, patience, combined, never, or
@@ -183,8 +176,7 @@ def read_options(
 ) -> tuple[Options, RowRule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `certified` are the certificates of the run by source; `classes` is 0 for a
-  regression.
+  `certified` has certificates by source; `classes` is 0 for a regression.
   """
   own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
   given = {k: v for k, v in given.items() if not k.startswith('rule.')}
@@ -203,10 +195,10 @@ def read_options(
   if issubclass(kind, ThresholdRule):
     tau: Any = options.tau
     if tau is None:  # rows of a regression exit by `tolerance`
-      tau = getattr(kind if classes else Confidence, 'tau', None)
-    if tau is None:
-      words = kind.legal(classes)[1]
-      expected = f'{words}: rule={options.rule} has no default, add tau=...'
+      has_tau: Any = kind if classes else Confidence
+      tau = has_tau.__dataclass_fields__['tau'].default
+    if tau is dataclasses.MISSING:
+      expected = f'{_range(kind, classes)}, as {options.rule} has no default'
       raise ConfigError('serve.tau', 'nothing', expected)
     _check_tau('serve.tau', tau, kind, classes)
     options = dataclasses.replace(options, tau=tau)
@@ -220,16 +212,13 @@ def read_options(
   # A rule of a user has defaults of its own.
   names = {'tau', *given} if kind.__module__ != RowRule.__module__ else _BESIDE
   values = {n: getattr(options, n) for n in _BESIDE if n in names}
-  legal = fields.hints(kind)
-  beside = {n: v for n, v in values.items() if n in legal and v is not None}
-  name = registry.name_of(kind)
-  return options, registry.named(
-    {'name': name, **beside, **own}, 'serve.rule', RowRule
-  )
+  known = fields.hints(kind)
+  beside = {n: v for n, v in values.items() if n in known and v is not None}
+  described = {'name': registry.name_of(kind), **beside, **own}
+  return options, registry.named(described, 'serve.rule', RowRule)
 
 
 def _class_of(name: str) -> type[RowRule]:
-  """Returns the class that `Options.rule` names."""
   expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
   full = older.EXITS.get(name, name)
   return registry.locate(full, 'serve.rule', RowRule, expected)
@@ -238,7 +227,6 @@ def _class_of(name: str) -> type[RowRule]:
 def _guaranteed(
   options: Options, kind: type[RowRule], certified: Mapping[str, Any]
 ) -> tuple[Options, RowRule]:
-  """Returns the options and the rule of certificates."""
   if not certified or kind is not Confidence:
     command = 'python -m launch.evaluate --workdir=... --evals=certificate'
     expected = f'rule=confidence and a certificate.json: run {command}'
@@ -258,7 +246,6 @@ def _guaranteed(
 
 
 def _refuse(options: Options, names: str, expected: str) -> None:
-  """Raises ConfigError if one of the options is given."""
   for name in names.split():
     if value := getattr(options, name):
       raise ConfigError(f'serve.{name}', value, expected)
@@ -268,7 +255,11 @@ def _check_tau(
   field: str, tau: Any, kind: type[ThresholdRule], classes: int
 ) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  most, words = kind.legal(classes)
-  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
+  is_number = fields.accepts(float, tau)
+  is_legal = is_number and 0 <= tau <= kind.largest(classes)
   if tau != kind.NEVER and not is_legal:
-    raise ConfigError(field, tau, words)
+    raise ConfigError(field, tau, _range(kind, classes))
+
+
+def _range(kind: type[ThresholdRule], classes: int) -> str:
+  return f'{kind.UNIT} in [0, {kind.largest(classes):.4g}]'

@@ -42,9 +42,8 @@ class EatTagger(EatClassifier, kw_only=True):
   ) -> tuple[Float[Array, 'B L O'], dict[str, Any]]:
     """Classifies the tokens of rows; arguments as of `EatClassifier`.
 
-    Returns (logits, out) with the restored states `out['tokens']` `[B, L, D]`,
-    that of [CLS] `out['features']` `[B, D]`, and for each pruning the tokens
-    left, `[B]`, in `out['kept']`.
+    Returns (logits, out): 'tokens' `[B, L, D]` restored, 'features' `[B, D]` of
+    [CLS], and 'kept' `[B]` of each pruning.
     """
     start = self.embed(tokens, token_types, length, row_keys)
     options: Any = dict(row_keys=row_keys, prune_scale=prune_scale)
@@ -64,10 +63,7 @@ class EatTagger(EatClassifier, kw_only=True):
 
 
 class Tagging(TextClassification):
-  """Mean cross-entropy of the tagged words of a batch; data set `tags`.
-
-  The knob `prune_scale` multiplies the model's prune ratios while training.
-  """
+  """Mean cross-entropy of tagged words; knob `prune_scale` as in `FineTune`."""
 
   MODEL = EatTagger
   KNOBS = MODEL_KNOBS = ('prune_scale',)
@@ -85,10 +81,7 @@ class Tagging(TextClassification):
     return (Term(losses, over='words'),)
 
   def metrics(self, forward):
-    """Returns metrics of tagged words, and the share that has no token.
-
-    If the classes are tags of spans, such as B-PER, also F1 over spans.
-    """
+    """Returns metrics of tagged words; of tags as B-PER also F1 over spans."""
     batch, tags = forward.batch, forward.batch['label']
     words, predicted = forward.masks['words'], forward.logits.argmax(-1)
     losses = self.cross_entropy(forward.logits, batch)

@@ -1,8 +1,7 @@
 """Fine-tuning with exits: joint loss, distillation, annealed pruning.
 
 EAT, equations (1)-(3): `sum_l lambda_l CE(P_l, y) + mu T^2 KL(P_teacher^T ||
-P_L^T)`. The same task trains a dense model (one head) and a distilled student
-(one head and a teacher).
+P_L^T)`. The same task trains dense models and distilled students of one head.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from jaxtyping import Array, Float
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from eval_lib.metrics import Average
-from train_lib.distillation import TEACHER, Student
+from train_lib.distillation import TEACHER, Student, Teacher
 from train_lib.task import construct
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -31,8 +30,7 @@ class FineTune(Student, TextClassification):
 
   The knob `prune_scale` multiplies the model's prune ratios while training,
   `exit_scale` the weights of all heads but the last: ('alternate', 0, 1) trains
-  the last head alone in every other step (BERxiT, Xin et al. 2021). The two
-  distillation weights override the configuration's.
+  the last head alone in every other step (BERxiT, Xin et al. 2021).
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,7 @@ class FineTune(Student, TextClassification):
 
     exit_weights: Annotated[tuple[Weight, ...], MinLen(1)] | None = None
     temperature: Annotated[float, Interval(ge=0.01, le=100.0)] = 2.0
-    teacher: Annotated[str, "the directory of a run, or ''"] = ''
+    teacher: Teacher = ''
     distill_weight: Weight = 0.5  # distillation from teacher to last head
     self_distill_weight: Weight = 0.0  # from later heads to each exit
     # The last head, or all later ones, which then count the same.
@@ -54,12 +52,9 @@ class FineTune(Student, TextClassification):
   @classmethod
   def validate_config(cls, config) -> None:
     """Also checks the teacher, and that there is a weight for each head."""
-    if teacher := config['loss'].get('teacher'):
-      from train_lib import loading  # it imports build, which imports tasks
-
-      loading.load_config(teacher, key=TEACHER)
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     super().validate_config(config)
+    if teacher := config['loss']['teacher']:
+      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:
@@ -172,12 +167,7 @@ def check_tokenizer(teacher: str, own: str) -> None:
   try:
     theirs = tokenizer.load(path)
   except (MissingDataError, InvalidDataError) as error:
-    wrong = f'{expected} ({error})'
-    raise ConfigError(TEACHER, teacher, wrong) from error
+    raise ConfigError(TEACHER, teacher, f'{expected} ({error})') from error
   if ours.preprocessing(0) != theirs.preprocessing(0):
-    raise ConfigError(
-      TEACHER,
-      teacher,
-      f'{expected}; fine-tune a teacher with this tokenizer, or leave '
-      "dataset.tokenizer empty for the teacher's",
-    )
+    expected += "; leave dataset.tokenizer empty for the teacher's"
+    raise ConfigError(TEACHER, teacher, expected)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from core.errors import ConfigError, check_option
 from model_lib.attention import MASKED_SCORE, mean_received
 
 # From this length 'auto' computes in blocks. ms of dense / block on a CPU, 12
@@ -41,14 +40,10 @@ def window_attend(
   """Computes `model_lib.attention.attend` within a window.
 
   Queries, keys and values are of the same tokens; queries without a valid key
-  get zeros. `window` is the width k: k / 2 neighbours on each side;
+  get zeros. `window` is the even width k: k / 2 neighbours on each side;
   `implementation` 'auto' is 'block' from `BLOCK_FROM` tokens. `drop` is called
   once; dropout masks differ between implementations.
   """
-  if window < 2 or window % 2:
-    raise ConfigError('window', window, 'an even number >= 2')
-  legal = ('auto', 'block', 'dense')
-  check_option('implementation', implementation, legal)
   length = query.shape[2]
   if valid is None:
     valid = jnp.ones((query.shape[0], length), bool)
@@ -61,11 +56,7 @@ def window_attend(
 
 
 def window_scores(tokens: int, window: int, implementation: str) -> int:
-  """Returns the number of scores that `window_attend` computes per head.
-
-  The block form also computes the masked scores of each block's span, and the
-  scores of a padded last block.
-  """
+  """Returns the number of scores per head, masked and padded ones included."""
   if not _is_in_blocks(tokens, implementation):
     return tokens**2
   half = window // 2
@@ -85,10 +76,8 @@ def _attend_densely(query, key, value, valid, drop, received, half):
   place = jnp.arange(query.shape[2])
   mine, theirs = place[:, None], place[None]
   near = (jnp.abs(mine - theirs) <= half) | (mine == 0) | (theirs == 0)
-  weights = _weights(
-    _product('bnlh,bnsh->bnls', query, key),
-    (near[None] & valid[:, None, :])[:, None],
-  )
+  scores = _product('bnlh,bnsh->bnls', query, key)
+  weights = _weights(scores, (near[None] & valid[:, None, :])[:, None])
   mean = mean_received(weights, valid) if received else None
   if drop is not None:
     weights = drop(weights)
@@ -102,19 +91,18 @@ def _attend_in_blocks(query, key, value, valid, drop, received, half):
   size = max(_BLOCK, half)
   queries = _blocks(query, size)[:, :, 1:-1]
   can_read = _spans(valid[:, None, :, None], size, half)[..., 0]
-  band = _weights(
-    _product('bnqih,bnqjh->bnqij', queries, _spans(key, size, half)),
-    _in_window(queries.shape[2], size, half)[None, None]
-    & can_read[:, :, :, None],
-  )
+  near = _in_window(queries.shape[2], size, half)[None, None]
+  scores = _product('bnqih,bnqjh->bnqij', queries, _spans(key, size, half))
+  band = _weights(scores, near & can_read[:, :, :, None])
   cls = _weights(_product('bnh,bnsh->bns', query[:, :, 0], key), valid[:, None])
   mean = _received_in_blocks(band, cls, valid, half) if received else None
   if drop is not None:
     band, cls = _drop_both(drop, band, cls)
-  attended = jnp.einsum(
-    'bnqij,bnqjh->bnqih', band.astype(value.dtype), _spans(value, size, half)
-  ).reshape(batch, heads, -1, width)
-  of_cls = jnp.einsum('bns,bnsh->bnh', cls.astype(value.dtype), value)
+  band, cls = band.astype(value.dtype), cls.astype(value.dtype)
+  span = _spans(value, size, half)
+  attended = jnp.einsum('bnqij,bnqjh->bnqih', band, span)
+  attended = attended.reshape(batch, heads, -1, width)
+  of_cls = jnp.einsum('bns,bnsh->bnh', cls, value)
   parts = of_cls[:, :, None], attended[:, :, 1:length]
   return jnp.concatenate(parts, axis=2), mean
 

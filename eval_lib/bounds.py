@@ -84,37 +84,26 @@ def least_rows(test: Test, epsilon: float, delta: float) -> int:
   Of `binomial` that is `log(delta) / log(1 - epsilon)`, of others more. At most
   `MANY_ROWS`.
   """
-
-  def rejects(rows: int) -> bool:
-    return bool(test(np.zeros((rows, 1)), epsilon, delta)[0] <= delta)
-
-  high = 1
-  while not rejects(high):
-    high *= 2
-    if high > MANY_ROWS:
-      return MANY_ROWS
-  return bisect.bisect_left(range(high), True, 1, key=rejects)
+  return bisect.bisect_left(
+    range(MANY_ROWS), True, 1,
+    key=lambda n: bool(test(np.zeros((n, 1)), epsilon, delta)[0] <= delta),
+  )  # fmt: skip
 
 
 def upper(
-  test: Test,
-  losses: Shaped[np.ndarray, ' N'],
-  delta: float,
-  at: Callable[[Any, float], Any] = lambda losses, epsilon: losses,
+  test: Test, losses: Callable[[float], Shaped[np.ndarray, ' N']], delta: float
 ) -> float:
   """Returns the upper confidence bound of the mean, at level 1 - delta.
 
-  That is the largest epsilon that the test does not reject; of `binomial` the
-  bound of Clopper and Pearson. `at(losses, epsilon)` are losses that depend on
-  epsilon.
+  It is the largest epsilon that the test does not reject of `losses(epsilon)`,
+  of `binomial` the bound of Clopper and Pearson.
   """
   from scipy import optimize  # slow to import
 
   def excess(epsilon: float) -> float:
-    column = at(losses, epsilon)[:, None]
-    return float(test(column, epsilon, delta)[0]) - delta
+    return float(test(losses(epsilon)[:, None], epsilon, delta)[0]) - delta
 
-  low, high = float(min(at(losses, 0.0).min(), 0)), 1.0 - 1e-9
+  low, high = float(min(losses(0.0).min(), 0)), 1.0 - 1e-9
   if excess(high) > 0:
     return 1.0
   return float(optimize.brentq(excess, low, high))

@@ -1,9 +1,8 @@
 """Calibration of exit heads: expected calibration error and temperature.
 
-An exit threshold on `max_c P` can be trusted only if the confidence equals the
-probability of being right. EAT, section 7.2, measures that by the ECE over 15
-equal-width bins and, where it is above 2 %, scales the head's logits by a
-temperature (Guo, Pleiss, Sun and Weinberger, 2017) before sweeping thresholds.
+EAT, section 7.2, measures by the ECE over 15 equal-width bins if confidences
+`max_c P` are probabilities of being right; where it is above 2 %, it scales the
+head's logits by a temperature (Guo, Pleiss, Sun and Weinberger, 2017).
 """
 
 import contextlib
@@ -25,9 +24,9 @@ from jaxtyping import Float, Int
 from core import fields, files
 from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder
-from eval_lib import evaluator, predictions
+from eval_lib import evaluator, heads
 from eval_lib.predictions import Heads, Labels, PerHead
-from eval_lib.probabilities import Temperature
+from halting.row_rules import Temperature, scale, softmax
 
 FILE = 'calibration.json'  # in the directory of a run
 BINS = 15
@@ -36,7 +35,6 @@ COLUMNS = {
   'temperature': 'temperatures', 'ece': 'ece',
   'ece_calibrated': 'ece_calibrated',
 }  # fmt: skip
-ONLY_ABOVE = 0.02
 # Bounds are needed, because on data that the head separates without error the
 # likelihood keeps growing as the temperature falls.
 TEMPERATURES = (0.1, 10.0)
@@ -61,29 +59,17 @@ class Reliability:
   @property
   def error(self) -> float:
     """ECE, EAT's equation in section 7.2: in [0, 1]; empty bins add 0."""
-    full = self.count > 0
-    gaps = np.abs(self.accuracy[full] - self.confidence[full])
-    return float((self.count[full] * gaps).sum() / self.count.sum())
+    gaps = self.count * np.abs(self.accuracy - self.confidence)
+    return float(np.nansum(gaps) / self.count.sum())
 
 
 def reliability(
   probabilities: Float[np.ndarray, 'N C'], labels: Labels, bins: int = BINS
 ) -> Reliability:
-  """Sorts the rows of a head into bins of confidence `max_c P`.
-
-  Raises ValueError without rows, or for confidences outside of [0, 1].
-  """
+  """Sorts the rows of a head into bins of confidence `max_c P`."""
   confidence = probabilities.max(-1).astype(np.float64)
-  # In float32 a softmax may exceed 1 by rounding.
-  if not len(labels) or not ((confidence >= 0) & (confidence < 1.001)).all():
-    raise ValueError(
-      'probabilities: expected at least one row, in [0, 1], got '
-      f'{len(labels)} rows: {confidence}'
-    )
   right = (probabilities.argmax(-1) == labels).astype(np.float64)
-  edges = np.linspace(0.0, 1.0, bins + 1)
-  place = np.searchsorted(edges, confidence, side='left') - 1
-  place = place.clip(0, bins - 1)
+  place = np.searchsorted(np.linspace(0.0, 1.0, bins + 1)[1:-1], confidence)
   count, *sums = (
     np.bincount(place, values, minlength=bins)
     for values in (None, confidence, right)
@@ -92,24 +78,9 @@ def reliability(
     return Reliability(count, *(total / count for total in sums))
 
 
-def errors(
-  logits: Heads,
-  labels: Labels,
-  bins: int = BINS,
-  temperatures: PerHead | None = None,
-) -> list[float]:
-  """Returns the ECE of each head."""
-  heads = predictions.probabilities(logits, temperatures)
-  return [reliability(head, labels, bins).error for head in heads]
-
-
-def negative_log_likelihood(
-  logits: Float[np.ndarray, 'N C'], labels: Labels, temperature: float = 1.0
-) -> float:
-  """Averages `-log softmax(logits / temperature)[label]` over rows, in nats."""
-  scaled = logits.astype(np.float64) / temperature
-  logs = scipy.special.log_softmax(scaled, axis=1)
-  return -float(np.take_along_axis(logs, labels[:, None], axis=1).mean())
+def errors(logits: Heads, labels: Labels, bins: int = BINS) -> list[float]:
+  """Returns the ECE of each head, of calibrated or other logits."""
+  return [reliability(softmax(h), labels, bins).error for h in logits]
 
 
 def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
@@ -120,8 +91,11 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   """
   from scipy import optimize  # slow to import, and serving does not need it
 
-  def loss(temperature):
-    return negative_log_likelihood(logits, labels, temperature)
+  logits = logits.astype(np.float64)
+
+  def loss(temperature: float) -> float:
+    logs = scipy.special.log_softmax(logits / temperature, axis=1)
+    return -float(np.take_along_axis(logs, labels[:, None], axis=1).mean())
 
   result = optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
@@ -131,10 +105,7 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
 
 
 def fit_temperatures(
-  logits: Heads,
-  labels: Labels,
-  bins: int = BINS,
-  only_above: float = ONLY_ABOVE,
+  logits: Heads, labels: Labels, bins: int = BINS, only_above: float = 0.02
 ) -> PerHead:
   """Fits a temperature for each head; 1 where its ECE is <= `only_above`.
 
@@ -155,14 +126,13 @@ def fit_temperatures(
   return np.array(temperatures)
 
 
-def drift_statistics(probabilities: Heads, threshold: float) -> dict[str, Any]:
-  """Returns the numbers that a drift check compares live traffic with.
+def drift_statistics(logits: Heads, threshold: float) -> dict[str, Any]:
+  """Returns what `serve_lib.monitor.DriftCheck` compares live traffic with.
 
-  They are of the first head alone, which every row reaches, for
-  `serve_lib.monitor.DriftCheck`: the threshold of the confidence rule, and
-  at most `MAX_CONFIDENCES` quantiles of the confidences, ascending.
+  The threshold of the confidence rule, and at most `MAX_CONFIDENCES` quantiles,
+  ascending, of the confidences of the first head, which every row reaches.
   """
-  confidence = probabilities[0].max(-1)
+  confidence = softmax(logits[0]).max(-1)
   shares = np.linspace(0, 1, min(MAX_CONFIDENCES, len(confidence)))
   kept = np.quantile(confidence, shares, method='nearest')
   return {'threshold': threshold, 'confidences': kept.tolist()}
@@ -185,8 +155,8 @@ def fingerprint(variables: Any) -> str:
 class ResultFile:
   """A JSON file that an evaluator leaves in a run, for serving.
 
-  Every error is a ConfigError with the command to repair it. `values` are those
-  of the file `path`, or {} if there is none.
+  `values` is its content, {} without a file. Every error is a ConfigError with
+  the command to repair it.
   """
 
   NAME: ClassVar[str]
@@ -215,12 +185,8 @@ class ResultFile:
     """Raises ConfigError if the file is of other parameters."""
     saved = self.values.get('parameters')
     if saved not in (None, served):
-      raise self.error(
-        '',
-        f'that of the parameters {saved}',
-        f'the {self.ENTRY} of the checkpoint that is used, whose parameters '
-        f'are {served}',
-      )
+      expected = f'the {self.ENTRY} of the checkpoint in use, {served}'
+      raise self.error('', f'that of the parameters {saved}', expected)
 
   def repair(self) -> str:
     """Returns the command that writes the file."""
@@ -254,7 +220,7 @@ class CalibrationFile(ResultFile):
       raise self.error(': temperatures', numbers, expected)
     named = self.values.get('layers', [*layers])
     if layers and named != [*layers]:
-      raise self.error(': layers', named, f'those of the heads, {[*layers]}')
+      raise self.error(': layers', named, f'the layers {[*layers]}')
     return tuple(map(float, numbers))
 
   def fitted_rows(self, dataset: fields.ConfigLike) -> Any:
@@ -271,7 +237,7 @@ class CalibrationFile(ResultFile):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(predictions.Evaluator):
+class Evaluator(heads.Evaluator):
   """ECE of each head before and after temperature; writes calibration.json.
 
   Temperatures are fitted on `calibration_split`; the ECEs that are reported are
@@ -286,36 +252,35 @@ class Evaluator(predictions.Evaluator):
     "'validation[:50%]' with the split 'validation[50%:]'",
   ] = dataclasses.field()  # required
   bins: Annotated[int, Interval(ge=1, le=1000)] = BINS
-  only_above: Share = ONLY_ABOVE  # heads with a smaller ECE keep temperature 1
+  only_above: Share = 0.02  # heads with a smaller ECE keep temperature 1
   threshold: Share = DRIFT_THRESHOLD  # at which the drift check is to compare
 
   def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
-    names = predictions.head_layers(self.layers, len(self.layers))
+    names = self.names(len(self.layers))
     return [f'{kind}_{name}' for kind in COLUMNS for name in names] or None
 
   def run(self, variables: Any) -> dict[str, float]:
-    """Fits, measures and writes `calibration.json` into the workdir.
+    """Returns `ece_`, `ece_calibrated_` and `temperature_<head>` of each head.
 
-    Returns `ece_<head>`, `ece_calibrated_<head>` and `temperature_<head>` for
-    every head (`layer_4`, or `head_1` without `layers`).
+    Heads are `layer_4`, or `head_1` without `layers`.
     """
     report = self.report(variables)
-    heads = [*predictions.head_layers(self.layers, len(report['ece']))]
+    names = self.names(len(report['ece']))
     return {
       f'{column}_{head}': value
       for column, name in COLUMNS.items()
-      for head, value in zip(heads, report[name], strict=True)
+      for head, value in zip(names, report[name], strict=True)
     }
 
   def report(self, variables: Any) -> dict[str, Any]:
-    """Fits and measures; returns the content of `calibration.json`."""
+    """Fits, measures, writes and returns the content of calibration.json."""
     fitted, fitted_labels = self.heads('calibration_split', variables)
     limits = self.bins, self.only_above
     temperatures = fit_temperatures(fitted, fitted_labels, *limits)
-    calibrated = predictions.probabilities(fitted, temperatures)
     logits, labels = self.heads('split', variables)
-    names = predictions.head_layers(self.layers, len(logits))
+    scaled = scale(logits, temperatures)
+    threshold = float(self.threshold)
     report: dict[str, Any] = {
       'parameters': fingerprint(variables),
       'dataset': self.data,
@@ -323,12 +288,12 @@ class Evaluator(predictions.Evaluator):
       'calibration_rows': len(fitted_labels),
       'calibration_ece': errors(fitted, fitted_labels, self.bins),
       'temperatures': temperatures.tolist(),
-      'drift': drift_statistics(calibrated, float(self.threshold)),
+      'drift': drift_statistics(scale(fitted, temperatures), threshold),
       'ece': errors(logits, labels, self.bins),
-      'ece_calibrated': errors(logits, labels, self.bins, temperatures),
+      'ece_calibrated': errors(scaled, labels, self.bins),
       'split': self.split,
       'rows': len(labels),
-      'layers': [*names.values()],
+      'layers': [*self.names(len(logits)).values()],
       'bins': self.bins,
     }
     if path := self.file(FILE):

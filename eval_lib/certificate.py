@@ -12,21 +12,21 @@ from annotated_types import Interval
 
 from core import files, registry
 from core.errors import ConfigError
-from eval_lib import calibration, predictions, risk
+from eval_lib import calibration, heads, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
+from halting.row_rules import scale
 
 FILE = 'certificate.json'  # in the directory of a run
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(predictions.Evaluator):
+class Evaluator(heads.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
   Temperatures come from calibration.json, if there is one. The rows may be
-  neither of its calibration split nor of training. `--dataset` certifies
-  again on other labelled rows. The file keeps one certificate for each `source`
-  of rows, on its own rows and with its own `delta`; that of '' is for rows of
-  all other sources.
+  neither of its calibration split nor of training. The file keeps a certificate
+  for each `source` of rows, on its own rows and with its own `delta`; that of
+  '' is for all other sources. `--dataset` certifies again on other rows.
   """
 
   METRICS = 'saved', 'early', 'bound', 'tau', 'rows_needed'
@@ -43,7 +43,7 @@ class Evaluator(predictions.Evaluator):
   def __post_init__(self):
     super().__post_init__()
     self.check_untrained('split')
-    classes = self._data['split'].info.num_classes
+    classes = self.splits['split'].info.num_classes
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
     self._written()  # a damaged one is found before the work
@@ -54,8 +54,8 @@ class Evaluator(predictions.Evaluator):
     Returns `saved` (share of the FLOPs of full depth, or of its layers if the
     task counts none), `early` (share of the rows that leave before the last
     head) and, if a setting was certified, `tau` and `bound` (of the risk), else
-    `rows_needed`, the fewest that certify one if no row gets worse.
-    Raises ConfigError if that would replace a certificate that saves more.
+    `rows_needed`, the fewest that certify one if no row gets worse. Raises
+    ConfigError if that would replace a certificate that saves more.
     """
     limits = float(self.epsilon), float(self.delta)
     file = calibration.CalibrationFile(self.context.workdir)
@@ -83,7 +83,7 @@ class Evaluator(predictions.Evaluator):
     if path := self.file(FILE):
       settings = {
         'parameters': parameters,
-        'temperatures': [*file.temperatures(len(variants[0].heads))],
+        'temperatures': [*file.temperatures(len(variants[0].logits))],
       }
       old = self._written()
       # Certificates of another model are dropped.
@@ -119,15 +119,14 @@ class Evaluator(predictions.Evaluator):
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
-    logits, rows = self.rows('split', variables, outputs)
-    labels, count = rows['label'], len(logits)
-    temperatures = file.temperatures(count)
-    scales = np.array(temperatures) if temperatures else None
-    heads = predictions.probabilities(logits, scales)
-    layers = [*predictions.head_layers(self.layers, count).values()]
+    rows = self.collect('split', variables, outputs)
+    logits, labels = np.moveaxis(rows['logits'], 1, 0), rows['label']
+    layers = [*self.names(len(logits)).values()]
+    if temperatures := file.temperatures(len(logits)):
+      logits = scale(logits, temperatures)
     cost = rows.get('flops', np.tile(layers, (len(labels), 1)))
     cost = cost.astype(np.float64).reshape(len(labels), -1)
-    return Variant(changes, heads, cost), labels
+    return Variant(changes, logits, cost), labels
 
   def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
@@ -140,9 +139,9 @@ class Evaluator(predictions.Evaluator):
       mean = risk.mean_risk(self.risk, grid.losses[:, best])
       parts = mean, saved, grid.early[best]
     at = calibration.DRIFT_THRESHOLD if tau is None else tau
-    drift = calibration.drift_statistics(chosen.heads, at)
+    drift = calibration.drift_statistics(chosen.logits, at)
     if chosen.changes:  # the model as trained serves during drift
-      full = calibration.drift_statistics(variants[0].heads, at)
+      full = calibration.drift_statistics(variants[0].logits, at)
       drift['during'] = full['confidences']
     return {
       'tau': tau,

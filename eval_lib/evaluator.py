@@ -6,9 +6,8 @@ One is built for each entry of `config.evals`; its results are `<entry>/<name>`:
 """
 
 import dataclasses
-import itertools
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -21,7 +20,7 @@ from core.errors import ConfigError
 from core.fields import ConfigLike
 from dataset_lib import builder, contract
 from dataset_lib.source import DatasetInfo, Source
-from eval_lib import metrics
+from eval_lib import metrics, predictions
 
 EVALUATORS = {
   'calibration': 'eval_lib.calibration:Evaluator',
@@ -36,17 +35,13 @@ EVALUATORS = {
 
 NO_CLASSES = 'False: the task has no class_accuracy'
 Split = Annotated[str, MinLen(1), 'the name of a split']
-DatasetConfig = Annotated[
-  ConfigLike | None, "a data set configuration, or None for the run's own"
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalContext:
   """The parts of a run that evaluators need.
 
-  The first three are jitted functions of variables and a batch on the devices;
-  see `Task.evaluate`, `Task.features` and `Task.outputs`.
+  The first three are jitted methods of the Task, of variables and a batch.
   """
 
   measure: Callable[[Any, Any], Mapping[str, Any]]  # metrics by name
@@ -68,8 +63,8 @@ class EvalContext:
 class Evaluator:
   """Measures variables on data that training does not see.
 
-  Subclasses are dataclasses that add their fields; fields whose names end in
-  'split' are splits of the data set. `__post_init__` opens the data.
+  Subclasses are dataclasses that add their fields; those whose names end in
+  'split' name splits of the data set, which `splits` has, opened, by field.
   `every_steps=0`: only at the end.
   """
 
@@ -78,10 +73,19 @@ class Evaluator:
   IS_FIRST: ClassVar[bool] = False  # others read the file that it writes
   ANY_CLASSES: ClassVar[bool] = False  # instead of the run's
   context: EvalContext
-  dataset: DatasetConfig = None
+  dataset: Annotated[
+    ConfigLike | None, "a data set configuration, or None for the run's own"
+  ] = None
   every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
   # Rows that `run` has left out, as they have no label.
   unlabelled: int = dataclasses.field(default=0, init=False)
+
+  def __post_init__(self):
+    self.splits = {
+      name: self.open(split)
+      for name, split in vars(self).items()
+      if name.endswith('split') and split
+    }
 
   @property
   def data(self) -> dict[str, Any]:
@@ -101,10 +105,7 @@ class Evaluator:
     return results
 
   def metric_names(self, measured: Collection[str]) -> Collection[str] | None:
-    """Returns the names of `run` without running it; None if it cannot say.
-
-    `measured` are the names of `Task.evaluate`.
-    """
+    """Returns the names of `run`, None if unknown; `measured`: of the Task."""
     return self.METRICS
 
   def file(self, name: str) -> pathlib.Path | None:
@@ -122,29 +123,31 @@ class Evaluator:
     does not have; classes in another order get the labels of the run.
     """
     opened = builder.build(
-      self.data,
-      split=split,
-      train=False,
-      seed=self.context.seed,
-      batch_size=self.context.batch_size,
-      host_index=jax.process_index(),
-      host_count=jax.process_count(),
-      is_checked=True,
-    )
+      self.data, split=split, train=False, seed=self.context.seed,
+      batch_size=self.context.batch_size, host_index=jax.process_index(),
+      host_count=jax.process_count(), is_checked=True,
+    )  # fmt: skip
     if (run := self.context.info) is not None:
       contract.check_inputs(run, opened.info)
       if not self.ANY_CLASSES:
         opened.label_as(run)
     return opened
 
-  def check_apart(
-    self, field: str, data: Source, others: Source, expected: str
-  ) -> None:
+  def collect(
+    self, field: str, variables: Any, outputs: Any, **options: Any
+  ) -> dict[str, np.ndarray]:
+    """Returns `predictions.collect` of a field's split; counts `unlabelled`."""
+    data, put = self.splits[field], self.context.put
+    rows = predictions.collect(data, variables, outputs, put, **options)
+    self.unlabelled += len(data.source) - len(rows['label'])
+    return rows
+
+  def check_apart(self, field: str, others: Source, expected: str) -> None:
     """Raises ConfigError of a split's field if it has rows of `others`.
 
     Rows are known by their places; '{}' in `expected` is the number of shared.
     """
-    few, many = sorted((data, others), key=len)
+    few, many = sorted((self.splits[field].source, others), key=len)
     places = few.places()
     if shared := len(places.intersection(map(many.where, range(len(many))))):
       raise ConfigError(field, getattr(self, field), expected.format(shared))
@@ -154,9 +157,9 @@ class Evaluator:
 class Classification(Evaluator):
   """Merges `context.measure` over a split.
 
-  Padding has mask 0 and never counts, so the result does not depend on the
-  batch size or the number of devices (up to the order of float32 sums within
-  a batch; batches merge in float64). Nor do rows without a label.
+  Padding and rows without a label have mask 0, so the result does not depend on
+  the batch size or the number of devices, up to the order of float32 sums
+  within a batch; batches merge in float64.
   """
 
   split: Split = 'test'
@@ -164,21 +167,23 @@ class Classification(Evaluator):
   per_class: bool = False
 
   def __post_init__(self):
-    self._data = self.open(self.split)
-    if self.per_class and self._data.info.label_kind not in ('', 'class'):
+    super().__post_init__()
+    kind = self.splits['split'].info.label_kind
+    if self.per_class and kind not in ('', 'class'):
       raise ConfigError('per_class', True, NO_CLASSES)
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
-    merged: dict[str, Any] = {}
+    merged: Any = None
     left_out = np.zeros((), int)
 
     def measure(batch: builder.Batch) -> Any:
       left_out[...] += ((batch['index'] >= 0) & (batch['mask'] == 0)).sum()
       return self.context.measure(variables, self.context.put(batch))
 
-    for state in one_late(map(measure, self._data.batches())):
-      merged = metrics.merge_on_host(merged or None, state)
+    batches = self.splits['split'].batches()
+    for state in predictions.one_late(map(measure, batches)):
+      merged = metrics.merge_on_host(merged, state)
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
     values = metrics.compute(merged)
@@ -196,7 +201,7 @@ class Classification(Evaluator):
     return {*measured, *self._class_names()}
 
   def _class_names(self) -> list[str]:
-    info = self._data.info
+    info = self.splits['split'].info
     names = info.class_names or range(info.num_classes)
     return [f'accuracy_{name}' for name in names]
 
@@ -210,10 +215,7 @@ def build(name: str, config: ConfigLike, context: EvalContext) -> Evaluator:
 
 
 def validate(config: ConfigLike) -> dict[str, Any]:
-  """Returns the `evals` of a run's configuration, complete; reads no data.
-
-  `dataset` is complete.
-  """
+  """Returns the `evals` of a run whose `dataset` is complete; reads no data."""
   settings = dict(config.items())
   return {
     name: _complete(f'evals.{name}', entry, settings.get('dataset', {}))
@@ -234,11 +236,7 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
       complete['dataset'] = run_dataset = builder.validate(own)
   for field, split in complete.items():
     if field.endswith('split') and split is not None:
-      try:
-        builder.check_split(run_dataset, split)
-      except ConfigError as error:
-        wrong = f'{prefix}.{field}'
-        raise ConfigError(wrong, error.given, error.expected) from error
+      builder.check_split(run_dataset, split, f'{prefix}.{field}')
   return {'type': str(name), **complete}
 
 
@@ -249,12 +247,3 @@ def locate(kind: Any, field: str) -> type[Evaluator]:
   name = EVALUATORS.get(str(kind), kind)
   evaluator: type[Evaluator] = registry.locate(name, field, Evaluator, expected)
   return evaluator
-
-
-def one_late(results: Iterator[Any]) -> Iterator[Any]:
-  """Delays results by one, so that device work overlaps fetching.
-
-  The host is at most one batch ahead; more would fill the device's memory.
-  """
-  for previous, _ in itertools.pairwise(itertools.chain(results, [None])):
-    yield previous

@@ -2,9 +2,9 @@
 
 The protocol of big_vision (`evaluators/fewshot_lsr.py`; AdaTape section 3.1):
 L2-regularised least squares from the standardised features of a few examples
-per class ("shots") to targets -1 and 1. Here, unlike in big_vision, each draw
-of shots chooses the L2 strength that is most accurate on training images that
-are not among the shots. NumPy in float64 gives the same result everywhere.
+per class ("shots") to targets -1 and 1. Unlike there, each draw of shots
+chooses the L2 strength that is most accurate on other training images. NumPy in
+float64 gives the same result everywhere.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from core import fields
 from core.errors import ConfigError
-from eval_lib import evaluator, predictions
+from eval_lib import evaluator
 from eval_lib.report import print_table
 
 L2_GRID = 2.0 ** np.arange(-10, 21)
@@ -38,11 +38,10 @@ Rows = tuple[Float[np.ndarray, '_ D'], Int[np.ndarray, ' _']]
 
 
 class Regression:
-  """Least squares for every L2 strength, after one eigen-decomposition.
+  """Least squares for every L2 strength, after one decomposition.
 
-  With X `[M, D + 1]` (standardised features and the bias) and Y `[M, classes]`
-  the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`. The
-  smaller of the two matrices is decomposed.
+  With X = U S V^T `[M, D + 1]` (standardised features and the bias) and targets
+  Y the weights are `(X^T X + l2 I)^-1 X^T Y = V (S / (S^2 + l2)) U^T Y`.
   """
 
   def __init__(
@@ -57,20 +56,14 @@ class Regression:
     # too. A tiny divisor instead would blow up the feature on other images.
     is_constant = std <= 1e-9 * (1 + np.abs(self._mean))
     self._std = np.where(is_constant, np.inf, std)
-    inputs = self._inputs(features)
+    u, s, self._v = np.linalg.svd(self._inputs(features), full_matrices=False)
     targets = 2.0 * np.eye(num_classes)[labels] - 1.0
-    if len(inputs) < inputs.shape[1]:
-      eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)
-      self._left, self._right = inputs.T @ vectors, vectors.T @ targets
-    else:
-      eigenvalues, vectors = np.linalg.eigh(inputs.T @ inputs)
-      self._left, self._right = vectors, vectors.T @ (inputs.T @ targets)
-    # Both matrices are positive semi-definite; rounding can say otherwise.
-    self._eigenvalues = eigenvalues.clip(0.0)
+    self._values, self._projected = s, u.T @ targets
 
   def weights(self, l2: float) -> Float[np.ndarray, 'D_1 classes']:
     """Returns the least-squares solution for one L2 strength > 0."""
-    return (self._left / (self._eigenvalues + l2)) @ self._right
+    shrunk = self._values / (self._values**2 + l2)
+    return (self._v.T * shrunk) @ self._projected
 
   def accuracies(self, rows: Rows, strengths: Iterable[float]) -> list[float]:
     """Returns the accuracy of the largest output, for each L2 strength."""
@@ -109,8 +102,8 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  A class with fewer than `shots` examples gives what it has. For one seed
-  shots are nested: the k shots are among the k + 1 shots.
+  A class may have fewer than `shots` examples. For one seed the k shots are
+  among the k + 1 shots.
   """
   features, labels = train
   rng = np.random.default_rng(seed)
@@ -146,14 +139,14 @@ class Evaluator(evaluator.Evaluator):
   seeds: Annotated[int, Interval(ge=1, le=1000)] = 3  # number of draws
 
   def __post_init__(self):
-    train, test = self.open(self.train_split), self.open(self.test_split)
+    super().__post_init__()
+    train, test = self.splits.values()
     if (kind := train.info.label_kind) not in ('', 'class'):
       expected = 'one class for each row; of images max_labels=0'
       raise ConfigError('dataset.label_kind', kind, expected)
     test.label_as(train.info)
     expected = 'a split without rows of train_split, {} are shared'
-    self.check_apart('test_split', test.source, train.source, expected)
-    self._splits = train, test
+    self.check_apart('test_split', train.source, expected)
 
   def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
@@ -166,15 +159,13 @@ class Evaluator(evaluator.Evaluator):
     the test accuracy over the seeds; `kshot_log2_l2`, a mean; `kshot_held_out`,
     images the L2 was chosen on; `kshot_short_classes`, with fewer images.
     """
-    train, test = (self._features(data, variables) for data in self._splits)
-    classes = self._splits[0].info.num_classes
+    train, test = (self._features(field, variables) for field in self.splits)
+    classes = self.splits['train_split'].info.num_classes
     metrics: dict[str, float] = {}
     rows = []
     for shots in self.shots:
-      draws = [
-        run_draw(train, test, classes, shots, seed)
-        for seed in range(self.seeds)
-      ]
+      cases = (train, test, classes, shots)
+      draws = [run_draw(*cases, seed) for seed in range(self.seeds)]
       means, row = summary(shots, draws)
       metrics |= means
       rows.append(row)
@@ -183,13 +174,11 @@ class Evaluator(evaluator.Evaluator):
       print_table(f'{title}{len(test[1])} test images', rows)
     return metrics
 
-  def _features(self, data: Any, variables: Any) -> Rows:
-    features, put = self.context.features, self.context.put
-    rows = predictions.collect(
-      data, variables, lambda *given: {'features': features(*given)}, put,
-      'features',
-    )  # fmt: skip
-    self.unlabelled += len(data.source) - len(rows['label'])
+  def _features(self, field: str, variables: Any) -> Rows:
+    def outputs(variables, batch):
+      return {'features': self.context.features(variables, batch)}
+
+    rows = self.collect(field, variables, outputs, finite='features')
     return rows['features'].astype(np.float64), rows['label'].astype(np.int64)
 
 
@@ -197,33 +186,39 @@ def summary(
   shots: int, draws: Sequence[Draw]
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """Returns the metrics of `Evaluator.run`, and a row to print."""
-  accuracies, strengths, held_out, short_classes = zip(*draws, strict=True)
+  accuracies, strengths, [held_out, *_], [short_classes, *_] = zip(
+    *draws, strict=True
+  )
   mean, std = float(np.mean(accuracies)), float(np.std(accuracies))
   logs = np.log2(strengths)
-  numbers = mean, std, float(logs.mean()), held_out[0], short_classes[0]
-  metrics = dict(zip(ENDS, map(float, numbers), strict=True))
+  numbers = mean, std, float(logs.mean()), held_out, short_classes
   row = {
     'shots per class': shots,
-    'accuracy (mean ± std)': f'{100 * mean:.2f} ± {100 * std:.2f} %',
+    'accuracy (mean ± std)': f'{percent(mean, std)} %',
     'log2 L2': ', '.join(f'{value:.0f}' for value in np.unique(logs)),
-    'images that chose it': held_out[0],
-    'classes with fewer images': short_classes[0],
+    'images that chose it': held_out,
+    'classes with fewer images': short_classes,
   }
-  return {f'{shots}shot{name}': x for name, x in metrics.items()}, row
+  names = (f'{shots}shot{end}' for end in ENDS)
+  return dict(zip(names, map(float, numbers), strict=True)), row
 
 
-def table(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
+def percent(mean: float, std: float) -> str:
+  """Formats mean ± standard deviation of an accuracy, in percent."""
+  return f'{100 * mean:.2f} ± {100 * std:.2f}'
+
+
+def table(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
   """Returns a row for each data set and a column for each number of shots.
 
-  `found` are results of `Evaluator.run` by the name of the data set; cells are
-  mean ± standard deviation of the accuracy over the draws, in percent.
+  `results` of `Evaluator.run` are by the name of the data set.
   """
   return [
     {'data set': name}
     | {
-      key.replace('shot', '-shot'): f'{100 * mean:.2f} ± {100 * std:.2f}'
+      key.replace('shot', '-shot'): percent(mean, metrics[f'{key}_std'])
       for key, mean in metrics.items()
-      if (std := metrics.get(f'{key}_std')) is not None
+      if f'{key}_std' in metrics
     }
-    for name, metrics in found.items()
+    for name, metrics in results.items()
   ]

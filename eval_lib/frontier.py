@@ -1,8 +1,4 @@
-"""Quality against cost: exits of rows over recorded logits.
-
-An exit rule is a function of the logits of all heads, so a sweep over rules and
-thresholds costs no run of the model.
-"""
+"""Quality against cost of exit rules, by the recorded logits of all heads."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from eval_lib import calibration, glue, predictions, report
+from eval_lib import calibration, glue, heads, report
 from eval_lib.predictions import Heads, Labels
+from halting.row_rules import Confidence, scale
 
 FILE = 'frontier.csv'
 
@@ -23,17 +20,12 @@ def accuracy(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
 
 
 def main_number(task: str) -> tuple[str, Callable[[Any, Any], float]]:
-  """Returns the name and the function of the quality in a GLUE task.
-
-  That is the task's first metric, or the accuracy for ''.
-  """
+  """Returns name and function of a GLUE task's first metric; '': accuracy."""
   if not task:
     return 'accuracy', accuracy
-
-  def quality(logits, labels):
-    return glue.compute(task, logits, labels)['score']
-
-  return glue.TASK_METRICS[task][0], quality
+  return glue.TASK_METRICS[task][0], lambda logits, labels: glue.compute(
+    task, logits, labels
+  )['score']
 
 
 class Point(NamedTuple):
@@ -49,16 +41,15 @@ class Point(NamedTuple):
   exits: Labels  # index of the head at which each row leaves
 
 
-@dataclasses.dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
   """Logits of all heads for the rows of a split, and the costs of exits."""
 
   logits: Heads  # the last head is the full model
   labels: Num[np.ndarray, ' N']  # classes, or numbers of a regression
   layers: Sequence[int]  # executed when a row leaves at each head, `[E]`
   # FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where they
-  # differ from row to row; None takes `layers` for the cost.
-  flops: Any = None
+  # differ from row to row.
+  flops: Any
   # FLOPs of a row in the reference model, a number or `[N]`; None for the last
   # column of `flops`.
   full_flops: Any = None
@@ -69,8 +60,7 @@ class Recording:
     """Measures the answers if each row leaves at the head of this index."""
     heads, rows = self.logits.shape[:2]
     places = np.arange(rows)
-    flops = self.layers if self.flops is None else self.flops
-    cost = np.broadcast_to(np.asarray(flops, np.float64), (rows, heads))
+    cost = np.broadcast_to(np.asarray(self.flops, np.float64), (rows, heads))
     full = cost[:, -1] if self.full_flops is None else self.full_flops
     full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
     chosen, whole = self.logits[exits, places], self.logits[-1]
@@ -102,14 +92,13 @@ def pareto(
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluator(predictions.Evaluator):
+class Evaluator(heads.Evaluator):
   """Sweeps the confidence rule over thresholds; writes frontier.csv.
 
   Temperatures are those that serve, of calibration.json. If it is missing, or
-  of other parameters, they are fitted on `calibration_split`, if that is given,
-  and written to it. The quality is the main number of the GLUE task, or
-  accuracy without one. The cost is counted in layers; `benchmarks.eat`
-  counts FLOPs.
+  of other parameters, they are fitted on `calibration_split`, if there is one,
+  and written. The quality is the main number of the GLUE task, or accuracy
+  without one. The cost is counted in layers; `benchmarks.eat` counts FLOPs.
   """
 
   thresholds: tuple[calibration.Share, ...] = (0.80, 0.85, 0.90, 0.95)
@@ -119,43 +108,42 @@ class Evaluator(predictions.Evaluator):
     super().__post_init__()
     task = glue.task_of(self.task, self.data)
     self._metric, self._quality = main_number(task)
+    self._taus = sorted({float(tau) for tau in self.thresholds})
 
   def metric_names(self, measured):
     """See `evaluator.Evaluator`."""
     heads = [f'layer_{layer}' for layer in self.layers]
-    taus = [f'tau_{float(tau):g}' for tau in self.thresholds]
+    taus = [f'tau_{tau:g}' for tau in self._taus]
     names = [f'{self._metric}_{end}' for end in (*heads, 'full', *taus)]
     kinds = 'depth', 'depth_share', 'agreement'
     names += [f'{kind}_{tau}' for kind in kinds for tau in taus]
     return names if heads else None
 
   def run(self, variables: Any) -> dict[str, float]:
-    """Sweeps and writes `frontier.csv` into the workdir.
+    """Returns for every threshold t metric, depth, share and agreement.
 
-    Returns for every threshold t `<metric>_tau_<t>`, `depth_tau_<t>` (layers),
-    `agreement_tau_<t>` and the share of all layers, `depth_share_tau_<t>`;
-    `<metric>_full` is that of the last head, and `<metric>_<head>` that of each
-    (`layer_4`, or `head_1` without `layers`) when used alone.
+    `<metric>_tau_<t>`, `depth_tau_<t>` (layers), `depth_share_tau_<t>` (of all
+    layers), `agreement_tau_<t>`; `<metric>_full` is that of the last head,
+    `<metric>_<head>` of each (`layer_4`, or `head_1` without `layers`) alone.
     """
     logits, labels = self.heads('split', variables)
-    temperatures = self._temperatures(variables, len(logits))
-    heads = predictions.probabilities(logits, temperatures)
-    names = predictions.head_layers(self.layers, len(logits))
+    calibrated = scale(logits, self._temperatures(variables, len(logits)))
+    names = self.names(len(logits))
     layers = [*names.values()]
-    recording = Recording(logits, labels, layers, quality=self._quality)
+    recording = Recording(logits, labels, layers, layers, None, self._quality)
     scores = [float(self._quality(head, labels)) for head in logits]
     pairs = zip([*names, 'full'], [*scores, scores[-1]], strict=True)
     result = {f'{self._metric}_{name}': score for name, score in pairs}
     lines = []
-    for tau in (*sorted({float(t) for t in self.thresholds}), np.inf):
-      point = recording.leave(predictions.confidence_exit(heads, tau))
+    for tau in (*self._taus, np.inf):
+      point = recording.leave(Confidence(tau).first(calibrated))
       numbers = {
         self._metric: point.quality,
         'depth': point.depth,
         'depth_share': point.flops,
         'agreement': point.agreement,
       }
-      shares = zip(recording.layers, point.shares, strict=True)
+      shares = zip(layers, point.shares, strict=True)
       columns = numbers | {f'exit_{layer}': share for layer, share in shares}
       line: dict[str, Any] = {'rule': 'never', 'value': None}
       if tau < np.inf:
@@ -166,7 +154,7 @@ class Evaluator(predictions.Evaluator):
       report.write_csv(path, lines)
     return result
 
-  def _temperatures(self, variables: Any, heads: int) -> np.ndarray:
+  def _temperatures(self, variables: Any, heads: int) -> Any:
     """Returns the temperatures that serve, of calibration.json."""
     file = calibration.CalibrationFile(self.context.workdir)
     parameters = calibration.fingerprint(variables)
@@ -174,9 +162,7 @@ class Evaluator(predictions.Evaluator):
     if self.calibration_split and not valid:
       fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
       settings: Any = {name: getattr(self, name) for name in fields}
-      report = calibration.Evaluator(**settings).report(variables)
-      return np.array(report['temperatures'])
+      return calibration.Evaluator(**settings).report(variables)['temperatures']
     file.check_fingerprint(parameters)
     self.check_unfitted(file)
-    temperatures = file.temperatures(heads, self.layers)
-    return np.array(temperatures or [1.0] * heads)
+    return file.temperatures(heads, self.layers) or [1.0] * heads

@@ -1,8 +1,7 @@
-"""The official metrics of the nine GLUE tasks, over a whole split.
+"""The official metrics of the nine GLUE tasks (Wang et al., 2019, table 1).
 
-GLUE (Wang et al., 2019, table 1), by scikit-learn and scipy. An undefined
-metric is 0 and never NaN: F1 without a positive, and the correlations of
-constant predictions.
+An undefined metric is 0 and never NaN: F1 without a positive, and the
+correlations of constant predictions.
 """
 
 import dataclasses
@@ -56,18 +55,17 @@ _METRICS: dict[str, Callable[..., float]] = {
 def compute(
   task: str, logits: Float[np.ndarray, 'N C'], labels: Num[np.ndarray, ' N']
 ) -> dict[str, float]:
-  """Computes a task's official metrics by name, and the first as `score`.
-
-  `logits` are of one head; for a regression, `[N, 1]` are the predictions.
-  Raises ValueError if the logits do not fit the task, and as `score`.
-  """
+  """Returns the `score` of the `answers` of one head."""
   return score(task, answers(task, logits), labels)
 
 
 def answers(
   task: str, logits: Float[np.ndarray, 'N C']
 ) -> Num[np.ndarray, ' N']:
-  """Returns class ids, or the numbers of a regression; see `compute`."""
+  """Returns class ids, or the numbers of a regression, whose C is 1.
+
+  Raises ValueError if the logits do not fit the task.
+  """
   kind = TASKS[task]
   if logits.shape[1] != kind.num_classes:
     expected = f'expected {kind.num_classes} logits of a row'
@@ -78,7 +76,7 @@ def answers(
 def score(
   task: str, predicted: Num[np.ndarray, ' N'], labels: Num[np.ndarray, ' N']
 ) -> dict[str, float]:
-  """Computes the metrics of `answers`.
+  """Computes a task's official metrics by name, and the first as `score`.
 
   Raises InvalidDataError without rows or for an illegal (hidden) label.
   """
@@ -101,38 +99,32 @@ def name_of(task: str, split: str) -> str:
   return 'MNLI-mm' if '_mismatched' in split else 'MNLI-m'
 
 
-def average(
-  found: Mapping[str, Mapping[str, float]],
-) -> list[dict[str, Any]]:
+def average(results: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
   """Returns rows: the score of each task, and the average of the leaderboard.
 
-  `found` are metrics by `name_of`. A task with two metrics, and MNLI with two
+  `results` are metrics by `name_of`. A task with two metrics, and MNLI with two
   splits, counts with their mean (Wang et al., 2019, section 3). Tasks without
   metrics are named as absent; papers also leave out WNLI.
   """
   rows: list[dict[str, Any]] = []
   scores: dict[str, float] = {}
   for task, names in TASK_METRICS.items():
-    splits = [name_of(task, split) for split in ('validation', '_mismatched')]
-    means = []
+    splits = (name_of(task, split) for split in ('validation', '_mismatched'))
+    parts = []
     for name in dict.fromkeys(splits):
-      if name in found:
-        values = {metric: found[name][metric] for metric in names}
-        means.append(float(np.mean(list(values.values()))))
-        rows.append({'task': name} | values | {'score': means[-1]})
-    if means:
-      scores[TASKS[task].folder] = float(np.mean(means))
-  wanted = [kind.folder for kind in TASKS.values()]
-  for left_out in ('', 'WNLI'):
-    counted = [name for name in wanted if name != left_out]
-    there = [scores[name] for name in counted if name in scores]
-    rows.append(
-      {
-        'task': f'average without {left_out}' if left_out else 'average',
-        'score': float(np.mean(there)) if there else None,
-        'absent': ', '.join(name for name in counted if name not in scores),
-      }
-    )
+      if name in results:
+        values = {metric: results[name][metric] for metric in names}
+        mean = float(np.mean([*values.values()]))
+        parts.append({'task': name} | values | {'score': mean})
+    rows += parts
+    if parts:
+      scores[TASKS[task].folder] = float(np.mean([p['score'] for p in parts]))
+  for ending, left_out in (('', ''), (' without WNLI', 'WNLI')):
+    tasks = [kind.folder for kind in TASKS.values() if kind.folder != left_out]
+    there = [scores[name] for name in tasks if name in scores]
+    total = float(np.mean(there)) if there else None
+    absent = ', '.join(name for name in tasks if name not in scores)
+    rows.append({'task': f'average{ending}', 'score': total, 'absent': absent})
   return rows
 
 
@@ -155,8 +147,8 @@ class Evaluator(evaluator.Evaluator):
     self._task = task_of(self.task, self.data)
     if not self._task:
       raise ConfigError('task', self.task, f'one of {", ".join(TASKS)}')
-    self._data = self.open(self.split)
-    classes = self._data.info.num_classes
+    super().__post_init__()
+    classes = self.splits['split'].info.num_classes
     if classes != TASKS[self._task].num_classes:
       expected = f'a task with the {classes} classes of {self.split!r}'
       raise ConfigError('task', self._task, expected)
@@ -171,9 +163,6 @@ class Evaluator(evaluator.Evaluator):
 
   def answers(self, variables: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns `answers` of the last head and labels, both `[N]`, in order."""
-    context, data = self.context, self._data
-    rows = predictions.collect(
-      data, variables, context.outputs, context.put, labelled=self.LABELLED
-    )
-    self.unlabelled = len(data.source) - len(rows['label'])
+    outputs, labelled = self.context.outputs, self.LABELLED
+    rows = self.collect('split', variables, outputs, labelled=labelled)
     return answers(self._task, rows['logits'][:, -1]), rows['label']

@@ -2,9 +2,9 @@
 
 States are built inside a jitted step and merge in any order and grouping, so
 padding, unequal batches and micro-batches count as in one pass over the data.
-Any metric of clu can be used. Those below reduce a stacked axis in one
-operation. They compute on the host, because a division on the device would wait
-for queued steps. `clu.metrics.Std` loses all digits when the mean is large.
+They reduce a stacked axis in one operation and compute on the host, because a
+division on the device would wait for queued steps. Any other metric of clu can
+be used, but `clu.metrics.Std` loses all digits when the mean is large.
 """
 
 import math
@@ -18,24 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-# A jax.Array, a tracer, a ShapeDtypeStruct or a numpy.ndarray: metrics pass
-# through scan, eval_shape and device_get.
-Leaf = Any
+Leaf = Any  # an array of any kind: scan, eval_shape and device_get pass trees
 Values = Shaped[Array, '*axes']
 # Of a task that classifies: the mean over the classes, a `ByClass`.
 CLASS_ACCURACY = 'class_accuracy'
 
 
 class Metric(clu.metrics.Metric):
-  """A metric defined by `reduce`, which merges states along a leading axis.
+  """A metric whose states are merged along a leading axis by `reduce`.
 
   `from_values(values, mask)` counts the values with mask 1; the others may be
   anything, even NaN. `compute` returns NaN without values.
   """
 
-  def merge(self, other: 'Metric') -> 'Metric':
+  def merge(self, other: Any) -> Any:
     """Returns the state of the data of both metrics."""
     return jax.tree.map(lambda a, b: jnp.stack((a, b)), self, other).reduce()
+
+  def reduce(self) -> Any:
+    """Returns the sums over the leading axis."""
+    return jax.tree.map(lambda leaf: leaf.sum(0), self)
 
 
 @flax.struct.dataclass
@@ -49,10 +51,6 @@ class Average(Metric):
   def from_values(cls, values: Values, mask: Values) -> 'Average':
     """See `Metric`."""
     return cls(_kept(values, mask, 0.0).sum(), _count(mask))
-
-  def reduce(self) -> 'Average':
-    """See `Metric`."""
-    return type(self)(self.total.sum(0), self.count.sum(0))
 
   def compute(self) -> float:
     """Returns the mean."""
@@ -103,7 +101,7 @@ class Maximum(Metric):
     return cls(_kept(values, mask, -math.inf).max(initial=-math.inf))
 
   def reduce(self) -> 'Maximum':
-    """See `Metric`."""
+    """Returns the maximum over the leading axis."""
     return type(self)(self.value.max(0))
 
   def compute(self) -> float:

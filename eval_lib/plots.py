@@ -1,7 +1,6 @@
-"""Figures, each written as PNG and PDF, and the figure of a run's metrics.
+"""Figures of panels of lines, written as PNG and PDF, and that of a run.
 
-A figure is data: panels of lines, or a table of bars. Matplotlib is an optional
-extra and is imported when the first figure is made.
+Matplotlib is an optional extra, imported when the first figure is made.
 """
 
 import contextlib
@@ -95,8 +94,7 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   """Yields a matplotlib figure to draw data on; writes it as PNG and PDF.
 
   The suffix of `path` is replaced by .png and .pdf; `size` is in inches. Raises
-  ImportError, with the command to install it, without matplotlib, and
-  ValueError without data.
+  ImportError without matplotlib, ValueError without data.
   """
   if not len(data):
     raise ValueError(f'{path}: expected something to draw, got nothing')
@@ -139,11 +137,8 @@ def shown(name: str) -> str:
 def write(drawn: Any, path: pathlib.Path) -> None:
   """Writes a figure as PNG and PDF."""
   # Without a date the same numbers give the same file.
-  formats: dict[str, Any] = {
-    'png': {'dpi': 160},
-    'pdf': {'metadata': {'CreationDate': None}},
-  }
-  for kind, options in formats.items():
+  pdf: Any = {'metadata': {'CreationDate': None}}
+  for kind, options in (('png', {'dpi': 160}), ('pdf', pdf)):
     file = io.BytesIO()
     drawn.savefig(file, format=kind, **options)
     files.write_bytes(path.with_suffix(f'.{kind}'), file.getvalue())
@@ -249,10 +244,8 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
 def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
 
-  `panels` are the `Task.PANELS` of the run.
-
-  Raises ValueError if it holds nothing that can be drawn, or is damaged; see
-  also `figure`.
+  `panels` are the `Task.PANELS` of the run. Raises ValueError if there is
+  nothing to draw, or a damaged line; see also `figure`.
   """
   workdir = pathlib.Path(workdir)
   curves = report.read_curves(workdir / 'metrics.jsonl')
@@ -272,7 +265,6 @@ def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
 
 
 def _window(points: int) -> int:
-  """Returns the number of points that are smoothed together, 1 for none."""
   return max(3, int(points * SMOOTH_SHARE)) if points > SMOOTH_ABOVE else 1
 
 
@@ -303,20 +295,19 @@ def _panel(
       label = ', '.join(filter(None, (source, word or shots)))
       number = numbers.setdefault(source if word else label, len(numbers))
       values = scale * curves[name][1]
-      # Skip a curve equal to one already drawn: a loss may be cross-entropy.
-      is_drawn = any(
-        line.number == number
-        and len(line.y) == len(values)
-        and np.allclose(line.y, values, rtol=1e-3, equal_nan=True)
-        for line in lines
-      )
-      if not is_drawn:
-        line = Line(label, curves[name][0], values, number)
+      line = Line(label, curves[name][0], values, number)
+      # A loss may be the cross-entropy, which is drawn already.
+      if not any(_same(line, other) for other in lines):
         lines += _with_spread(curves, name, scale, line, style)
   last_step = max((steps[-1] for steps, _ in curves.values()), default=0)
   limits = 0, max(last_step * 1.02, 1)
   bottom = (0, None) if title == 'Learning rate' else None
   return Panel(title, unit, 'step', lines, limits, bottom, 6)
+
+
+def _same(line: Line, other: Line) -> bool:
+  is_alike = line.number == other.number and len(line.y) == len(other.y)
+  return is_alike and np.allclose(line.y, other.y, rtol=1e-3, equal_nan=True)
 
 
 def _with_spread(

@@ -1,8 +1,8 @@
 """Measured numbers: estimates with quartiles, CSV, the terminal, logs.
 
-A table is a list of rows, and a row maps names of columns to values; None or a
-missing key is an empty cell. An `Estimate` takes three columns of a CSV
-file: `seconds`, `seconds_low` and `seconds_high`.
+A row of a table maps names of columns to values; None or a missing key is an
+empty cell. An `Estimate` takes three columns of a CSV file, such as `seconds`,
+`seconds_low` and `seconds_high`.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class Table(NamedTuple):
   name: str
   title: str
   rows: Any
-  note: str
+  note: str = ''
   columns: Sequence[str] = ()  # () for all
 
 
@@ -129,19 +129,17 @@ def print_table(
 ) -> None:
   """Prints at least one row below a title and above a note.
 
-  Cells are printed as `str` does. With `columns` only these are printed, in the
-  format of `COLUMNS`; empty columns are omitted. A narrow terminal wraps the
-  lines, and none is cut off.
+  Cells are printed as `str` does; with `columns` only these, if not empty, in
+  the format of `COLUMNS`. A narrow terminal wraps lines and cuts none off.
   """
   if columns:
     used = [c for c in columns if any(row.get(c) is not None for row in rows)]
     rows = [dict(_readable(c, row.get(c)) for c in used) for row in rows]
   table = rich.table.Table(box=rich.box.SIMPLE, collapse_padding=True)
   names = list(dict.fromkeys(name for row in rows for name in row))
-  for place, name in enumerate(names):
-    table.add_column(
-      _cell(name), justify='right' if place else 'left', no_wrap=True
-    )
+  for name in names:
+    side: Any = 'left' if name == names[0] else 'right'
+    table.add_column(_cell(name), justify=side, no_wrap=True)
   for row in rows:
     cells = ['' if row.get(name) is None else f'{row[name]}' for name in names]
     # Brackets in a value are a range, not markup.
@@ -177,10 +175,7 @@ def folder_of(out: str, workdir: str, name: str) -> pathlib.Path:
 
 
 def read_result(workdir: files.Path) -> dict[str, Any] | None:
-  """Reads what a training reported at its end; None before.
-
-  Raises the errors of `files.damage_of`.
-  """
+  """Reads the result of a training; None before its end, or an error."""
   path = pathlib.Path(workdir, 'result.json')
   with contextlib.suppress(FileNotFoundError), files.damage_of(path):
     values = files.read_object(path)

@@ -3,7 +3,7 @@
 Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021), section 2:
 every setting of a grid is tested for "its risk is above epsilon", in an order
 that keeps the probability of any false certificate below delta. Risks compare
-the answers of a setting with the answers of the model at full depth.
+the answers of a setting with those at full depth.
 
 The rows must be independent draws (rows that share a text are not) from the
 distribution of the rows to come, and nothing may be fitted to them, the grid
@@ -17,9 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from eval_lib import bounds, predictions
+from eval_lib import bounds
 from eval_lib.bounds import Losses
 from eval_lib.predictions import Heads, Labels
+from halting.row_rules import Confidence, softmax
 
 NUM_THRESHOLDS = 200
 
@@ -33,7 +34,7 @@ class Variant(NamedTuple):
   """A model on the rows of a split; the first of several is as trained."""
 
   changes: Mapping[str, Any]  # of the fields of the model
-  heads: Heads  # calibrated probabilities
+  logits: Heads  # calibrated
   cost: Float[np.ndarray, 'N E']  # of a row that leaves at each head
 
 
@@ -52,16 +53,16 @@ class Grid(NamedTuple):
     return self._replace(losses=self.losses[rows], cost=self.cost[rows])
 
 
-def sweep(probabilities: Heads) -> tuple[Thresholds, Exits]:
+def sweep(logits: Heads) -> tuple[Thresholds, Exits]:
   """Returns thresholds from 1.0 down to 1 / C, dense near 1, and the exits.
 
   A model with one head has one threshold.
   """
-  heads, _, classes = probabilities.shape
+  heads, _, classes = logits.shape
   steps = np.geomspace(1e-5, 1 - 1 / classes, NUM_THRESHOLDS - 1)
   thresholds = 1.0 - np.append(0.0, steps if heads > 1 else [])
-  leave = predictions.confidence_exit
-  return thresholds, np.stack([leave(probabilities, t) for t in thresholds])
+  exits = Confidence(thresholds[:, None]).first(logits)
+  return thresholds, np.broadcast_to(exits, (len(thresholds), exits.shape[-1]))
 
 
 def losses(
@@ -113,23 +114,23 @@ def build_grid(
   The thresholds of a variant are a group; variants with one head are one group
   together.
   """
-  full, rows, parts = variants[0].heads[-1], np.arange(len(labels)), []
+  rows, parts = np.arange(len(labels)), []
+  heads = [softmax(variant.logits) for variant in variants]
   for number, variant in enumerate(variants):
-    thresholds, exits = sweep(variant.heads)
-    chosen, last = variant.heads[exits, rows], len(variant.heads) - 1
+    thresholds, exits = sweep(variant.logits)
+    chosen, last = heads[number][exits, rows], len(variant.logits) - 1
     parts.append(
       Grid(
         np.full(len(thresholds), number),
         thresholds,
         np.full(len(thresholds), number if last else 0),
-        losses(risk, chosen, full, labels, epsilon),
+        losses(risk, chosen, heads[0][-1], labels, epsilon),
         variant.cost[rows, exits].T / variants[0].cost[:, -1].mean(),
         (exits < last).mean(1),
       )
     )
-  return Grid(
-    *(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
-  )
+  columns = zip(*parts, strict=True)
+  return Grid(*(np.concatenate(column, axis=-1) for column in columns))
 
 
 def mean_risk(risk: str, losses: Shaped[np.ndarray, ' N']) -> float:
@@ -172,12 +173,12 @@ def choose(
     (N + 1) > epsilon. Only the expectation of the risk over the draw of the
     rows is at most epsilon, and only if losses grow along the group.
   """
-  test, rows, tested = test_of(risk), len(grid.losses), grid
+  test, rows, tested, level = test_of(risk), len(grid.losses), grid, delta
   orders = [np.flatnonzero(grid.groups == n) for n in np.unique(grid.groups)]
   if method == 'pareto':
     if rows < 2:
       return None, 0.0  # there is no half
-    from eval_lib import frontier  # and scikit-learn, which serving can spare
+    from eval_lib import frontier  # loads scikit-learn
 
     half = np.random.default_rng(0).permutation(rows) < rows // 2
     first, tested = grid.take(half), grid.take(~half)
@@ -200,9 +201,10 @@ def choose(
   best = int(passing[grid.cost[:, passing].mean(0).argmin()])
   if method == 'conformal':
     return best, epsilon
+  chosen = tested.losses[:, best]
 
-  def at(losses, other):  # only the losses of f1 depend on epsilon
-    scaled = np.where(losses < 1, losses / epsilon * other, losses)
-    return scaled if risk == 'f1' else losses
+  def at(other):  # only the losses of f1 depend on epsilon
+    is_scaled = (risk == 'f1') & (chosen < 1)
+    return np.where(is_scaled, chosen / epsilon * other, chosen)
 
-  return best, bounds.upper(test, tested.losses[:, best], level, at)
+  return best, bounds.upper(test, at, level)

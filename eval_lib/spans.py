@@ -42,10 +42,7 @@ def scheme(names: Sequence[str]) -> Scheme | None:
 def _bounds(
   tags: Int[Array, 'B L'], is_word: Bool[Array, 'B L'], scheme: Scheme
 ) -> tuple[Int[Array, 'B L'], Bool[Array, 'B L'], Int[Array, 'B L']]:
-  """Returns the type at each place, whether a span starts, and its end.
-
-  The end is the place of the next word that does not continue the span.
-  """
+  """Returns type, whether a span starts, and the next word outside of it."""
   size = tags.shape[1]
   place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tags.shape)
   kind, begins, ends = (jnp.asarray(table)[tags] for table in scheme)

@@ -39,10 +39,7 @@ _IN_WORDS = 'mnli', 'qnli', 'rte'
 
 
 def unlabelled(dataset: Any) -> dict[str, Any]:
-  """Returns the configuration of a GLUE data set that is read without labels.
-
-  Its test sets have none.
-  """
+  """Returns the configuration of GLUE's test sets, which have no labels."""
   settings = dict(dataset.items())
   if settings.get('name') != 'glue':
     raise ConfigError('dataset.name', settings.get('name'), "'glue'")
@@ -164,7 +161,7 @@ class Submitted(glue.Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Compares with the labels of `split`; does not use the variables."""
-    source = self._data.source
+    source = self.splits['split'].source
     labels = [source.record(row)['label'] for row in range(len(source))]
     answers = read(self.path, len(labels))
     return glue.score(self._task, answers, np.array(labels))

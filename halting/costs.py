@@ -1,8 +1,6 @@
 """Costs of a distribution over steps: its mean, and a distance from a prior.
 
-`lambda_n` is the probability to halt in step n if the item has not halted
-before; `p_n = lambda_n prod_{j<n} (1 - lambda_j)`, with `lambda_N = 1` at the
-step limit N (PonderNet, Banino et al. 2021). Arrays are float32 `[N, ...]`.
+PonderNet, Banino et al. 2021. Arrays are float32 `[N, ...]`.
 """
 
 import math
@@ -10,16 +8,6 @@ import math
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-
-def distribution(
-  lambdas: Float[Array, 'N ...'],
-) -> Float[Array, 'N ...']:
-  """Returns `p_n` of each step (equation 1); the last lambda counts as 1."""
-  lambdas = lambdas.astype(jnp.float32).at[-1].set(1.0)
-  survived = jnp.cumprod(1.0 - lambdas, axis=0)
-  before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
-  return lambdas * before
 
 
 def geometric_log_prior(rate: float, max_steps: int) -> Float[Array, ' N']:

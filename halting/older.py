@@ -11,13 +11,8 @@ from typing import Any
 from core import fields, registry
 from core.errors import ConfigError
 
-_TOKENS = 'halting.token_rules:'
-# Words that are not the name of a class in lower case.
-NAMES = {
-  '': f'{_TOKENS}Fixed',
-  'act': f'{_TOKENS}ACT',
-  'skip': f'{_TOKENS}SkipACT',
-}
+# Words of token rules; others are their classes in lower case.
+_CLASSES = {'': 'Fixed', 'act': 'ACT', 'skip': 'SkipACT'}
 _SETTINGS = ('epsilon', 'mu')
 # Still names of the serving option `rule`.
 _EXITS = 'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
@@ -26,8 +21,8 @@ EXITS = {word: f'halting.row_rules:{word.title()}' for word in _EXITS}
 
 def token_rule(word: str) -> str:
   """Returns the class of a token rule; the name of a class is unchanged."""
-  name = NAMES.get(word, _TOKENS + word.title().replace('_', ''))
-  return word if ':' in word else name
+  name = _CLASSES.get(word, word.title().replace('_', ''))
+  return word if ':' in word else f'halting.token_rules:{name}'
 
 
 def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:

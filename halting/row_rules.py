@@ -10,6 +10,7 @@ CONTRIBUTING.md shows a rule of your own: a subclass of `ClassRule` with `sure`.
 
 import abc
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
@@ -32,6 +33,7 @@ def _is_threshold(value: Any) -> bool:
 # A number or, outside of configurations, an array with one for each row.
 Limit = Annotated[Any, Predicate(_is_threshold), 'a number']
 Count = Annotated[int, Interval(ge=1, le=2**31 - 1)]
+Temperature = Annotated[float, Interval(ge=1e-3, le=1e3)]  # of a head's logits
 
 
 @jax.tree_util.register_dataclass
@@ -94,31 +96,29 @@ class RowRule(HaltingRule):
     answer = zeros.astype('float32')
     return Heads(zeros, valid, answer=answer, agreed=zeros)
 
-  def see(self, state: Heads, logits: Float[Arrays, '*S C']) -> Heads:
-    """Takes note of a head, without a decision."""
-    answer = self.answer(logits)
-    same = self.agrees(answer, state.answer) & (state.steps > 0)
-    agreed = namespace(logits).where(same, state.agreed + 1, 1)
-    steps = state.steps + state.running.astype('int32')
-    return Heads(steps, state.running, answer, agreed)
-
   def step(self, state, evidence, is_last):
     """See the base; the weight is 1 at the head where a row leaves."""
-    seen = self.see(state, evidence)
-    left = state.running & (self.leaves(evidence, seen.agreed) | is_last)
-    after = seen.replace(running=state.running & ~left)
+    answer = self.answer(evidence)
+    same = self.agrees(answer, state.answer) & (state.steps > 0)
+    agreed = namespace(evidence).where(same, state.agreed + 1, 1)
+    left = state.running & (self.leaves(evidence, agreed) | is_last)
+    steps = state.steps + state.running.astype('int32')
+    after = Heads(steps, state.running & ~left, answer, agreed)
     return after, left.astype('float32')
 
   def leaves_at(self, heads: Float[np.ndarray, 'E B C']) -> Any:
     """Returns which rows may leave at the last of the heads so far, `[B]`."""
-    state = self.start(np.ones(heads.shape[1], bool))
+    agreed = np.ones(heads.shape[1], np.int32)
     with np.errstate(invalid='ignore'):
-      for logits in heads:
-        state = self.see(state, logits)
-      return self.leaves(heads[-1], state.agreed)
+      for before, answer in itertools.pairwise(self.answer(heads)):
+        agreed = np.where(self.agrees(answer, before), agreed + 1, 1)
+      return self.leaves(heads[-1], agreed)
 
-  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, ' B']:
-    """Returns the index of the head at which each row leaves, of all heads."""
+  def first(self, heads: Float[np.ndarray, 'E B C']) -> Int[np.ndarray, '*K B']:
+    """Returns the index of the head at which each row leaves, of all heads.
+
+    A knob of shape `[K, 1]` is K rules at once.
+    """
     with np.errstate(invalid='ignore'):
       state, _ = weigh(self, heads, np.ones(heads.shape[1], bool))
     return state.steps - 1
@@ -151,18 +151,13 @@ class ThresholdRule(ClassRule):
 
   KNOB: ClassVar[str] = 'tau'
   NEVER: ClassVar[float] = math.inf  # value of tau that lets no row leave
+  UNIT: ClassVar[str] = 'a probability'  # of tau
   tau: Limit
 
   @classmethod
-  def legal(cls, classes: int) -> tuple[float, str]:
-    """Returns the largest useful tau, and the legal ones in words.
-
-    `classes` is 0 for a regression, which does not read tau.
-    """
-    if not classes:
-      return 1.0, 'a probability in [0, 1]'
-    least = f'the surest of {classes} >= {1 / classes:.4g}'
-    return 1.0, f'a probability in [0, 1], of {least}'
+  def largest(cls, classes: int) -> float:
+    """Returns the largest useful tau; `classes` is 0 for a regression."""
+    return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +181,7 @@ class Entropy(ThresholdRule):
   SWEEP: ClassVar = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
   IS_DRAWN: ClassVar[bool] = False
   NEVER: ClassVar[float] = -math.inf
+  UNIT: ClassVar[str] = 'nats'
 
   @classmethod
   def sweep(cls, classes, heads):
@@ -193,13 +189,9 @@ class Entropy(ThresholdRule):
     return tuple(round(share * math.log(classes), 4) for share in cls.SWEEP)
 
   @classmethod
-  def legal(cls, classes):
-    """See the base."""
-    if not classes:
-      return math.inf, 'nats >= 0'
-    most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
-    text = f'nats in [0, {most}, at which every row would leave'
-    return math.nextafter(math.log(classes), 0), text
+  def largest(cls, classes):
+    """Returns a little less than the entropy of equal classes."""
+    return math.nextafter(math.log(classes), 0) if classes else math.inf
 
   def sure(self, probabilities, agreed):
     """See the base."""
@@ -216,11 +208,6 @@ class Margin(ThresholdRule):
   SYMBOL: ClassVar[str] = 'Δ≥'
   SWEEP: ClassVar = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)
   IS_DRAWN: ClassVar[bool] = False
-
-  @classmethod
-  def legal(cls, classes):
-    """See the base."""
-    return 1.0, 'a difference of two probabilities, in [0, 1]'
 
   def sure(self, probabilities, agreed):
     """See the base."""
@@ -308,6 +295,15 @@ class Never(RowRule):
   def leaves(self, logits, agreed):
     """See the base."""
     return agreed < 0
+
+
+def scale(
+  logits: Float[np.ndarray, 'E *B C'],
+  temperatures: Sequence[float] | np.ndarray,
+) -> Float[np.ndarray, 'E *B C']:
+  """Divides the logits of each head by its temperature (Guo et al. 2017)."""
+  shape = (-1,) + (1,) * (logits.ndim - 1)
+  return logits / np.asarray(temperatures, logits.dtype).reshape(shape)
 
 
 def softmax(logits: Float[Arrays, '*S C']) -> Float[Any, '*S C']:

@@ -6,10 +6,10 @@ The arithmetic is float32.
 import dataclasses
 from typing import Annotated, ClassVar
 
+import jax.numpy as jnp
 from annotated_types import Interval
 from jaxtyping import Bool, Float
 
-from halting import costs
 from halting.rule import Arrays, Halting, TokenRule, namespace, no_value
 
 Epsilon = Annotated[float, Interval(ge=0.0, lt=1.0)]
@@ -143,8 +143,11 @@ class PonderNet(Quantile):
     return after, halts.astype('float32')
 
   def distribution(self, scores):
-    """See `costs.distribution`."""
-    return costs.distribution(scores)
+    """Returns `lambda_n prod_{j<n} (1 - lambda_j)`; the last lambda is 1."""
+    lambdas = scores.astype(jnp.float32).at[-1].set(1.0)
+    survived = jnp.cumprod(1.0 - lambdas, axis=0)
+    before = jnp.concatenate([jnp.ones_like(survived[:1]), survived[:-1]])
+    return lambdas * before
 
 
 @dataclasses.dataclass(frozen=True)

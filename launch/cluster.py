@@ -3,31 +3,33 @@
   python -m launch.cluster slurm --name=parity --nodes=2 --dry_run \\
       --config=configs/adatape/parity.py --workdir=/shared/parity
 
-launch.train reads --config, --config.KEY and --workdir; the workdir is
-a directory that all hosts mount. They, the mesh and the batch size are checked
-for the requested devices before anything is submitted; --dry_run prints what
-would be. A training that is stopped (SIGTERM) saves its step and is restarted.
-docs/clusters.md has examples.
+launch.train reads --config, --config.KEY and --workdir, which all hosts mount.
+The mesh and the batch size are checked for the devices before anything is
+submitted; --dry_run prints what would be. A training that is stopped (SIGTERM)
+saves its step and is restarted. docs/clusters.md has examples.
 """
 
 import dataclasses
 import json
 import math
 import os
+import pathlib
 import re
 import shlex
 import string
 import subprocess
 import sys
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Predicate
 
-from core.errors import ConfigError
+from core.errors import ConfigError, UserError
 from core.fields import flag
 from launch import command_line
 from launch.command_line import PREEMPTED, Count, Positive
 
+TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 SAVE_SECONDS = 120  # from SIGTERM to SIGKILL
 # A restart ends in the same way: see command_line.EXIT_CODES.
 PERMANENT = [command_line.USAGE, command_line.NOT_FINITE, command_line.DATA]
@@ -43,66 +45,6 @@ SHAPES = {
   1: '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
   2: '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16',
 }
-
-QUEUED = string.Template("""\
-set -euo pipefail
-tpus() { gcloud compute tpus "$$1" "$$2" $name $place --quiet "$${@:3}"; }
-state() { tpus queued-resources describe '--format=value(state.state)'; }
-{
-  while true; do
-    case $$(state 2> /dev/null || echo NONE) in
-      NONE) tpus queued-resources create --node-id=$name $kind ;;
-      SUSPENDED) tpus queued-resources delete --force ;;  # spot, reclaimed
-      FAILED) echo '$name: FAILED' >&2; exit 1 ;;
-      ACTIVE) break ;;
-      *) sleep 30 ;;
-    esac
-  done
-  tpus tpu-vm ssh --worker=all --command=$remote
-} < /dev/null
-""")
-JOBSET = string.Template("""\
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata:
-  name: $name
-  labels: $labels
-  annotations:  # all hosts of a slice are nodes of one pool
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
-spec:
-  failurePolicy:
-    maxRestarts: 100
-    rules:
-    - {name: permanent, action: FailJobSet,
-       onJobFailureReasons: [PodFailurePolicy]}
-  replicatedJobs:
-  - name: slice
-    template:
-      spec:
-        parallelism: $hosts
-        completions: $hosts
-        backoffLimit: 0  # one lost host ends the others; the JobSet restarts
-        podFailurePolicy:
-          rules:
-          - action: FailJob
-            onExitCodes: {containerName: train, operator: In, values: $codes}
-        template:
-          spec:
-            restartPolicy: Never
-            terminationGracePeriodSeconds: $seconds
-            nodeSelector: $nodes
-            tolerations: $taints
-            containers:
-            - name: train
-              image: $image
-              command: $command
-              # Without a TPU it fails and does not train on the CPU.
-              env: [{name: JAX_PLATFORMS, value: 'tpu,cpu'}]
-              resources: {limits: {google.com/tpu: $chips_per_host}}
-              volumeMounts: [{name: runs, mountPath: $mount}]
-            volumes: [{name: runs, persistentVolumeClaim: {claimName: $claim}}]
-""")
-
 SLICES = {f'{t}:{shape}' for t in TPUS for shape in SHAPES[TPUS[t][3]].split()}
 Slice = Annotated[
   str,
@@ -124,14 +66,17 @@ Directory = Annotated[
 ]
 
 
-class UnavailableError(RuntimeError):
-  """The program that submits, or a package, is missing, or it failed."""
+class UnavailableError(UserError):
+  """The program that submits is missing or failed."""
 
   exit_code = command_line.UNAVAILABLE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training:
+  program: ClassVar[tuple[str, ...]]  # reads `text()` on stdin
+  template: ClassVar[str]
+
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
   overrides: tuple[str, ...] = command_line.overrides_flag()
   workdir: Directory = flag('directory of the run on all hosts', metavar='PATH')
@@ -141,10 +86,17 @@ class _Training:
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
-    flags = [f'--config={self.config}', f'--workdir={self.workdir}']
-    flags += [f'--config.{text}' for text in self.overrides]
-    joins = ['--distributed'] * is_distributed
-    return [self.python, '-m', 'launch.train', *flags, *joins]
+    training = command_line.training(self.config, self.workdir, self.overrides)
+    return [self.python, *training, *['--distributed'] * is_distributed]
+
+  def values(self) -> Mapping[str, object]:
+    """Returns the values of the template."""
+    raise NotImplementedError
+
+  def text(self) -> str:
+    """Returns the filled template."""
+    template = (TEMPLATES / self.template).read_text()
+    return string.Template(template).substitute(self.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,14 +113,14 @@ class _TpuTraining(_Training):
 class TpuVm(_TpuTraining):
   """Cloud TPU VMs, by queued resources."""
 
-  program = ('bash',)  # reads `text()` on stdin, as those below
+  program, template = ('bash',), 'tpu_vm.sh'
 
   zone: Text = flag('zone of Google Cloud')
   project: Text | None = flag("default: gcloud's own", None)
   checkout: Text = flag('its place on the hosts', 'adaptive-computation')
 
-  def text(self) -> str:
-    """Returns a bash script: create, wait, start the training on all hosts."""
+  def values(self) -> Mapping[str, object]:
+    """See the base; the script creates, waits and starts on all hosts."""
     name, runtime, _, cores = TPUS[self.topology.split(':')[0]]
     kind = f'--accelerator-type={name}-{self.devices() * cores}'
     kind += f' --runtime-version={runtime}' + ' --spot' * self.spot
@@ -181,7 +133,7 @@ class TpuVm(_TpuTraining):
     remote = f'cd {shlex.quote(self.checkout)} || exit; '
     remote += f'nohup flock -n ~/{self.name}.lock bash -c {shlex.quote(loop)}'
     remote += f' >> ~/{self.name}.log 2>&1 < /dev/null &'
-    return QUEUED.substitute(
+    return dict(
       name=self.name, place=shlex.join(place), kind=kind,
       remote=shlex.quote(remote),
     )  # fmt: skip
@@ -191,7 +143,7 @@ class TpuVm(_TpuTraining):
 class Gke(_TpuTraining):
   """A JobSet of TPU hosts on GKE, with a queue of Kueue if one is named."""
 
-  program = 'kubectl', 'apply', '-f', '-'
+  program, template = ('kubectl', 'apply', '-f', '-'), 'gke.yaml'
 
   image: Text = flag('container image; its working directory is the checkout')
   claim: Text = flag('PersistentVolumeClaim that holds the runs')
@@ -199,8 +151,8 @@ class Gke(_TpuTraining):
   queue: Text | None = flag('local queue of Kueue', None)
   chips_per_host: Positive = flag('chips of a node of the pool', 4)
 
-  def text(self) -> str:
-    """Returns the manifest of the JobSet as YAML."""
+  def values(self) -> Mapping[str, object]:
+    """See the base; JSON is YAML that needs no more quotes."""
     hosts, rest = divmod(self.devices(), self.chips_per_host)
     if rest:
       expected = f'a divisor of the {self.devices()} chips of {self.topology}'
@@ -218,16 +170,14 @@ class Gke(_TpuTraining):
       nodes=nodes, seconds=SAVE_SECONDS,
       taints=[{'key': f'{gke}-spot', 'operator': 'Exists'}] * self.spot,
     )  # fmt: skip
-    # JSON is YAML that needs no more quotes.
-    dumped = {k: json.dumps(v, ensure_ascii=False) for k, v in values.items()}
-    return JOBSET.substitute(dumped)
+    return {k: json.dumps(v, ensure_ascii=False) for k, v in values.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slurm(_Training):
-  """SLURM, by a script of submitit."""
+  """SLURM, by a script for sbatch."""
 
-  program = ('sbatch',)
+  program, template = ('sbatch',), 'slurm.sh'
 
   nodes: Positive = flag('number of nodes', 1)
   gpus_per_node: Count = flag('GPUs of a node, one process each; 0: CPU', 0)
@@ -238,26 +188,25 @@ class Slurm(_Training):
     """Returns the number of processes: JAX gives each of them one device."""
     return self.nodes * max(1, self.gpus_per_node)
 
-  def text(self) -> str:
-    """Returns the script for sbatch."""
-    # Submitit's configuration of logging closes the handlers of others.
-    os.environ.setdefault('SUBMITIT_LOG_LEVEL', 'NOCONFIG')
-    # SlurmExecutor makes its script by this, but only where srun is installed.
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    more = command_line.parse_fields('--sbatch', self.sbatch)
-    # The signal goes to the processes, not to the script, which reads their
-    # exit code. Submitit's own (USR2) would kill them.
-    more |= {'requeue': True, 'signal': f'TERM@{SAVE_SECONDS}'}
-    requeue = f'[ $code != {PREEMPTED} ] || scontrol requeue "$SLURM_JOB_ID"'
-    script = _make_sbatch_string(
-      shlex.join(self.command(self.devices() > 1)), f'{self.workdir}/slurm',
-      job_name=self.name, time=self.minutes, nodes=self.nodes,
-      ntasks_per_node=max(1, self.gpus_per_node),
-      gpus_per_node=self.gpus_per_node or None,
-      teardown=['code=$?', requeue, 'exit $code'], additional_parameters=more,
+  def values(self) -> Mapping[str, object]:
+    """See the base."""
+    logs, gpus = f'{self.workdir}/slurm', self.gpus_per_node
+    options = {
+      'job-name': self.name, 'time': self.minutes, 'nodes': self.nodes,
+      'ntasks-per-node': max(1, gpus), 'open-mode': 'append',
+      'output': f'{logs}/%j.out', 'error': f'{logs}/%j.err',
+    }  # fmt: skip
+    options |= {'gpus-per-node': gpus} if gpus else {}
+    options |= command_line.parse_fields('--sbatch', self.sbatch)
+    lines = (
+      f'#SBATCH --{name.replace("_", "-")}={shlex.quote(str(value))}'
+      for name, value in options.items()
+    )
+    return dict(
+      options='\n'.join(lines), logs=shlex.quote(logs), seconds=SAVE_SECONDS,
+      command=shlex.join(self.command(self.devices() > 1)),
+      preempted=PREEMPTED,
     )  # fmt: skip
-    return f'{script}\n'
 
 
 def run(flags: Any) -> None:
@@ -280,9 +229,8 @@ def run(flags: Any) -> None:
       command_line.check_place('--workdir', flags.workdir)
       os.makedirs(f'{flags.workdir}/slurm', exist_ok=True)
     code = subprocess.run(program, input=text, text=True).returncode
-  except (ImportError, OSError) as error:
-    expected = f'expected {program[0]!r} on PATH, and the extra [cluster]'
-    raise UnavailableError(f'{expected} ({error})') from error
+  except OSError as error:
+    raise UnavailableError(f'{program[0]!r} is not on PATH: {error}') from error
   if code:
     raise UnavailableError(f'{program[0]} ended with exit code {code}')
 

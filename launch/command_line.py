@@ -21,7 +21,7 @@ from annotated_types import Ge, Interval, MinLen, Predicate
 from ml_collections import ConfigDict
 
 from core import fields, files, machine, registry
-from core.errors import ConfigError, shortened
+from core.errors import ConfigError, UserError, shortened
 from core.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
@@ -77,10 +77,8 @@ def is_plain(path: str) -> bool:
   return is_text and not re.search(r'[\[*?\\]|:/', path)
 
 
-class UsageError(ValueError):
+class UsageError(UserError, ValueError):
   """The command line is wrong; the message says what is expected."""
-
-  exit_code = USAGE
 
   def __init__(self, message: object):
     super().__init__(shortened(message))
@@ -92,12 +90,31 @@ def overrides_flag() -> Any:
   return flag(text, (), 'VALUE', OVERRIDE, many=True)
 
 
+def training(
+  config: str, workdir: object, overrides: Sequence[str]
+) -> list[str]:
+  """Returns the arguments of `python` that train a run."""
+  flags = [f'--config={config}', f'--workdir={workdir}']
+  return ['-m', 'launch.train', *flags, *(f'--config.{o}' for o in overrides)]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
   """Flags of a command that reads a run."""
 
   workdir: str = flag('directory of the run', metavar='DIRECTORY')
   step: Step = flag('latest, best, or a number', 'latest')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadFlags:
+  """Flags of a command whose programs may be limited to some cores."""
+
+  threads: Annotated[int, Interval(ge=0, le=4096)] = flag(
+    'of programs; 0 (default) for the processors that the process may use: '
+    'by affinity and by the quota of its container',
+    0,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +131,8 @@ class Command:
     """Runs the command; an expected error becomes a line and its exit code."""
     try:
       flags = self.parse(sys.argv[1:] if argv is None else argv)
-      machine.use_threads(getattr(flags, 'threads', 0))
+      limited = isinstance(flags, ThreadFlags)
+      machine.use_threads(flags.threads if limited else 0)
       code = self.run(flags) or OK
       sys.stdout.flush()
       return code
@@ -123,16 +141,14 @@ class Command:
     except BrokenPipeError:
       _discard_output()
       raise SystemExit(OUTPUT_CLOSED) from None
-    except Exception as error:
-      if isinstance(error, OSError) and not hasattr(error, 'exit_code'):
-        if error.filename is None:
-          _discard_output()
-        name = error.filename or 'output'
-        code = CHECKPOINT if error.errno in _UNWRITABLE else DATA
-        fail(f'{name!s:.200}: {error.strerror}', code)
-      if not hasattr(error, 'exit_code'):
-        raise
+    except UserError as error:
       fail(error, error.exit_code)
+    except OSError as error:
+      if error.filename is None:
+        _discard_output()
+      name = error.filename or 'output'
+      code = CHECKPOINT if error.errno in _UNWRITABLE else DATA
+      fail(f'{name!s:.200}: {error.strerror}', code)
 
   def parse(self, argv: Sequence[str]) -> Any:
     """Returns the checked flags; a UsageError or ConfigError names a flag."""
@@ -150,10 +166,7 @@ class Command:
         _declare(commands.add_parser(name, **texts, **look), choice)
     else:
       _declare(parser, kind)
-    kinds = kind.values() if isinstance(kind, dict) else [kind]
-    if any(hasattr(choice, 'overrides') for choice in kinds):
-      argv = list(_with_overrides(argv))
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args([*_with_overrides(argv)])
     values = vars(arguments)
     registry.trust(*values.pop('trust').split(','))
     if isinstance(kind, dict):
@@ -233,7 +246,7 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   try:
     get_config = runpy.run_path(path)['get_config']
     config = get_config(argument) if argument else get_config()
-    if not isinstance(config, (dict, ConfigDict)):
+    if not isinstance(config, fields.ConfigLike):
       raise TypeError(repr(config))
   except Exception as error:  # the file is the user's
     message = str(error)

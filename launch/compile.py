@@ -78,15 +78,15 @@ def run(flags: Flags) -> None:
 
 def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:
   """Returns a run's plan for a topology, and shapes of a row of a batch."""
-  from dataset_lib.sketch import sketch
+  from dataset_lib.builder import sketch
   from train_lib.build import Plan
 
-  data = sketch(
+  info, rows = sketch(
     config.dataset, config.train_split, flags.classes, flags.examples
   )
   per_epoch = max(1, flags.examples // config.batch_size)
   devices = devices_of(flags.topology)
-  return Plan(config, data.info, per_epoch, devices), data.rows
+  return Plan(config, info, per_epoch, devices), rows
 
 
 def steps(plan: Any, rows: Any) -> Iterator[Compiled]:

@@ -3,25 +3,24 @@
   python -m launch.evaluate --workdir=/tmp/digits
 
 runs the evaluators of `config.evals` on the newest checkpoint, prints a table
-with a column per checkpoint and writes evaluation.json into the workdir.
-Few-shot linear regression on frozen features, on the run's images or others:
+with a column per checkpoint and writes evaluation.json, which keeps the other
+entries and steps of earlier calls. Few-shot linear regression on frozen
+features, on the run's images or others:
 
   python -m launch.evaluate --workdir=/tmp/digits --evals=fewshot --step=all
   python -m launch.evaluate --workdir=/tmp/run --evals=fewshot \\
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
 
---datasets takes several and prints one table. Inputs are prepared as the
-run's unless given; `train_split` and `test_split` replace train and test:
+--datasets prints one table of several, prepared as the run's unless given;
+`train_split` and `test_split` replace train and test:
 
   python -m launch.evaluate --workdir=/tmp/run \\
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
 
---watch evaluates each checkpoint of a training as it appears, for example on
-another machine, and ends when result.json is there; the same command continues.
-evaluation.json keeps the other entries and steps of earlier calls.
-
---submission scores a file of answers by the labels of the validation split:
+--watch evaluates each checkpoint of a training as it appears, until result.json
+is there; the same command continues. --submission scores a file of answers by
+the labels of the validation split:
 
   python -m launch.predict --workdir=/tmp/sst2 --glue=validation --out=/tmp/dev
   python -m launch.evaluate --workdir=/tmp/sst2 --submission=/tmp/dev/SST-2.tsv
@@ -35,7 +34,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from core import fields, registry
+from core import fields, files, registry
 from core.errors import ConfigError
 from core.fields import flag
 from launch import command_line
@@ -80,6 +79,9 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     names = flags.evals.split(',')
     if len({*names}) < len(names):
       raise ConfigError('--evals', flags.evals, 'each name once')
+  # The rows that the calibration, or another evaluator, reports.
+  entries = [evals.get('calibration', {}), *evals.values()]
+  split = next((e['split'] for e in entries if 'split' in e), 'validation')
   if flags.submission:
     names.append('submitted')
     # Another split: --config.evals.submitted.split.
@@ -95,11 +97,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   if 'fewshot' in names or flags.datasets:
     evals.setdefault('fewshot', {'type': 'fewshot'})
   if 'certificate' in names:
-    # The rows that the calibration, or another evaluator, reports.
-    entries = [evals.get('calibration', {}), *evals.values(), {}]
-    split = next((e['split'] for e in entries if 'split' in e), None)
-    settings = dict(type='certificate', split=split or 'validation')
-    evals.setdefault('certificate', settings)
+    evals.setdefault('certificate', dict(type='certificate', split=split))
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
@@ -132,7 +130,6 @@ def run(flags: Flags) -> None:
   """Evaluates, prints a table, writes evaluation.json."""
   import jax
 
-  from core import files
   from eval_lib import fewshot
   from eval_lib.report import print_table
   from train_lib import build, loading, sharding
@@ -161,11 +158,14 @@ def run(flags: Flags) -> None:
       evaluators = build.build_evaluators(
         entries, loaded.task, mesh, config, workdir
       )
-      row: dict[str, float] = {'step': loaded.saved.step}
-      results = {}
-      for name, evaluation in evaluators.items():
-        results[name] = values = evaluation.measure(loaded.variables)
-        row |= {f'{name}/{key}': value for key, value in values.items()}
+      results = {
+        name: evaluation.measure(loaded.variables)
+        for name, evaluation in evaluators.items()
+      }
+      row = {'step': loaded.saved.step} | {
+        f'{name}/{key}': value
+        for name, values in results.items() for key, value in values.items()
+      }  # fmt: skip
       rows.append(row)
       if listed:
         title = f'few-shot at step {row["step"]}, % (mean ± std)'
@@ -222,8 +222,6 @@ def _print(workdir: str, rows: list[dict[str, float]]) -> None:
 
 def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns the rows of an earlier evaluation by step, {} without one."""
-  from core import files
-
   with contextlib.suppress(FileNotFoundError), files.damage_of(path):
     rows = files.read_json(path)
     for row in rows:
@@ -237,8 +235,6 @@ def read_rows(path: pathlib.Path) -> dict[int, dict[str, Any]]:
 
 def data_of(config: Any, names: list[str]) -> dict[str, Any]:
   """Returns the data sets and splits of evaluators, as JSON has them."""
-  from core import files
-
   data = {}
   for name in names:
     entry = config.evals[name].to_dict()

@@ -6,11 +6,8 @@
 A bundle is one file that launch.predict answers from, without the Python code
 of the model: see docs/serving.md, also for --serve and the other options.
 
---out is for models of texts. transformers loads the directory with
-AutoModelForSequenceClassification (after pretraining AutoModelForPreTraining)
-and AutoTokenizer, configs/eat with `pretrained=/tmp/sst2_hf`,
-configs/albert_act with `checkpoint=/tmp/sst2_hf`.
-
+--out is for models of texts: transformers loads the directory, configs/eat with
+`pretrained=/tmp/sst2_hf`, configs/albert_act with `checkpoint=/tmp/sst2_hf`.
 transformers has no exits, pruning or window of an EAT, and no halting of an
 ALBERT. --dense leaves them out: an EAT becomes a BERT with the last head, an
 ALBERT runs all iterations for every token. The answers differ from the run's.
@@ -102,7 +99,7 @@ def export_model(flags: Flags) -> None:
   if not isinstance(model, TextEncoder):
     expected = 'the run of a BERT, an EAT or an ALBERT of albert_act'
     raise ConfigError('--workdir', config.model.name, expected)
-  parts = {name: getattr(model, name, ()) for name in PARTS}
+  parts = {name: vars(model).get(name, ()) for name in PARTS}
   if rule := parts['rule']:
     parts['rule'] = type(rule).__name__ if rule.SCORED else ''
   dropped = [

@@ -3,11 +3,10 @@
   python -m launch.glue average --runs=/tmp/cola,/tmp/sst2 --out=/tmp/glue.csv
   python -m launch.glue zip --answers=/tmp/answers --out=/tmp/submission.zip
 
-`average` reads the evaluations by GLUE's metrics on whole validation splits: of
-result.json, then of evaluation.json, the newest step first; of each split the
-first is taken. The average is that of the leaderboard; it names absent tasks.
-`zip` checks the files of all tasks, which launch.predict --glue writes: format,
-indices and the official number of rows.
+`average` takes the first evaluation of each whole validation split: that of
+result.json, else of the newest step of evaluation.json. The average is the
+leaderboard's; it names absent tasks. `zip` checks the format, indices and
+number of rows of the files of all tasks, which launch.predict --glue writes.
 """
 
 import dataclasses
@@ -58,14 +57,14 @@ def average(workdirs: list[str], out: pathlib.Path) -> None:
 
   scores: dict[str, dict[str, float]] = {}
   for workdir in workdirs:
-    own = dict(results(workdir))
-    if not own:
+    scored = dict(results(workdir))
+    if not scored:
       expected = "runs with GLUE's metrics on a whole validation split, in "
       expected += 'result.json or evaluation.json; run launch.evaluate'
       raise ConfigError('--runs', workdir, expected)
-    for name in own.keys() & scores.keys():
+    for name in scored.keys() & scores.keys():
       raise ConfigError('--runs', workdir, f'one run with {name}')
-    scores |= own
+    scores |= scored
   rows = glue.average(scores)
   report.write_csv(out, rows)
   report.print_table('GLUE', [

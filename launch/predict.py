@@ -6,19 +6,16 @@
       --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
 A line is a string or {"text": ...} with optionally "pair", "source" and "id",
-for a run on images {"image": PATH}, for one on token ids {"tokens": [...]}.
-Every line has one answer, in the order of the lines: {"id": 7, "label":
-"positive", "probabilities": {...}, ...}, or {"id": 7, "error": ...}. Warnings,
-drift and statistics as JSON go to stderr. docs/serving.md lists the fields of
-answers and the options of each family.
+{"image": PATH} or {"tokens": [...]}. Answers are in the order of the lines,
+{"id": 7, "label": "positive", "probabilities": {...}, ...}, or {"id": 7,
+"error": ...}. Warnings, drift and statistics go to stderr. docs/serving.md has
+the fields of answers and the options of each family.
 
-A run on a GLUE task answers whole splits of its data set, as files for the GLUE
-server; `ax` are the diagnostic rows:
+A run on a GLUE task answers whole splits of its data set, or of the official
+folders in --data, as files for the GLUE server; `ax` are the diagnostic rows:
 
   python -m launch.predict --workdir=/tmp/mnli --out=/tmp/glue \\
       --glue=test_matched,test_mismatched,ax
-
-Files are read from the run's data, or from the official folders in --data.
 """
 
 import collections
@@ -151,8 +148,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   """Returns the line's id, by default its number, and its item."""
   try:
     # Editors on Windows write a byte order mark first.
-    text = line.decode('utf-8-sig')
-    item = files.loads(text)
+    item = files.loads(line.decode('utf-8-sig'))
   except ValueError as error:
     message = f'expected one JSON value in UTF-8, got {error}'
     raise ValueError(message) from error

@@ -21,26 +21,22 @@ import signal
 import sys
 from typing import Any
 
-from core.errors import ConfigError, MissingDataError
+from core.errors import ConfigError, UserError
 from dataset_lib.corpus import preparation
 from dataset_lib.corpus.preparation import Options
 from launch import command_line
 
 NOT_WRITTEN = 6
 
-# flag: the flag that excludes it
-_EXCLUSIVE = {
-  'validation_share': 'validation',
-  'vocab_size': 'tokenizer',
-  'vocab_texts': 'tokenizer',
-}
-
 
 def _check(flags: Options) -> None:
-  for name, other in _EXCLUSIVE.items():
-    if getattr(flags, other):
-      expected = f'nothing beside --{other} (leave one out)'
-      command_line.refuse(flags, [name], expected)
+  beside = 'nothing beside --{} (leave one out)'
+  if flags.validation:
+    expected = beside.format('validation')
+    command_line.refuse(flags, ['validation_share'], expected)
+  if flags.tokenizer:
+    expected = beside.format('tokenizer')
+    command_line.refuse(flags, ['vocab_size', 'vocab_texts'], expected)
   if os.path.ismount(flags.out):
     expected = 'a directory to replace: a disk is mounted there'
     raise ConfigError('--out', flags.out, expected)
@@ -60,16 +56,15 @@ def run(flags: Options) -> None:
   from rich.progress import Progress, TimeElapsedColumn
 
   for path in preparation.leftovers(pathlib.Path(out)):
-    note = 'belongs to another run'
-    print(f'note: {path} {note}', file=sys.stderr)
+    print(f'note: {path} belongs to another run', file=sys.stderr)
   # Handle SIGTERM like Ctrl-C, which leaves no file.
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     columns = *Progress.get_default_columns(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
       manifest = preparation.prepare(flags, bar)
-  except MissingDataError:
-    raise  # an OSError too
+  except UserError:
+    raise  # may be an OSError too
   except OSError as error:
     reason = error.strerror or error
     command_line.fail(f'{error.filename or out}: {reason}', NOT_WRITTEN)

@@ -1,19 +1,19 @@
 """A search over ranges of configuration fields with optuna.
 
-Its study, in a database, is shared by all processes of a search. Each thread
-takes a trial and trains it as a child process in the trial's directory. A trial
-whose heartbeat stops is failed; a retry continues in that directory.
+All processes of a search share its study. Each thread takes a trial and trains
+it as a child process in the trial's directory. A trial whose heartbeat stops is
+failed; a retry continues in that directory.
 """
 
 import concurrent.futures
 import contextlib
-import itertools
+import functools
+import math
 import os
 import pathlib
 import re
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -39,14 +39,18 @@ except ImportError as error:
 
 FORMS = 'uniform(a,b), log(a,b), int(a,b) or choice(x,y,...) with a <= b'
 SILENT_SECONDS, POLL_SECONDS = 40, 1
-MAX_POINTS = 100_000  # of a grid
+SAVED = 'config', 'fixed', 'metric', 'mode', 'sampler', 'vary'  # of a study
 
 Range = tuple[str, tuple[Any, ...]]  # kind; the ends, or texts of a choice
 
 
-def suggest(trial: Any, key: str, found: Range) -> Any:
+class NoResultError(Exception):
+  """A training has no value; without a 'reason' it is tried again."""
+
+
+def suggest(trial: Any, key: str, legal: Range) -> Any:
   """Returns the value of a trial; raises ValueError for an empty range."""
-  kind, values = found
+  kind, values = legal
   if kind == 'choice':
     return trial.suggest_categorical(key, values)
   if kind == 'int':
@@ -100,21 +104,19 @@ class Search:
   def __init__(self, flags: Flags):
     """Checks the space and opens the study."""
     self.flags, self.space = flags, read_space(flags)
-    self.grid: list[Any] = []
-    if flags.sampler == 'grid':
-      most = min(flags.trials or MAX_POINTS + 1, MAX_POINTS + 1)
-      values = [
-        range(ends[0], min(ends[1], ends[0] + most) + 1)
-        if kind == 'int' else ends for kind, ends in self.space.values()
-      ]  # fmt: skip
-      self.grid = [*itertools.islice(itertools.product(*values), most)]
-    if len(self.grid) > MAX_POINTS:
-      raise ConfigError('--vary', 'more', f'at most {MAX_POINTS} points')
-    self.size = len(self.grid) or flags.trials or 0
-    if not self.size:
+    is_grid = flags.sampler == 'grid'
+    self.axes: dict[str, Sequence[Any]] = {  # of a grid
+      key: range(values[0], values[1] + 1) if kind == 'int' else values
+      for key, (kind, values) in self.space.items()
+      if is_grid
+    }
+    points = math.prod(map(len, self.axes.values()))
+    if not (is_grid or flags.trials):
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
-    self.study, self.storage = _open(flags)
+    most = flags.trials or points
+    self.size = min(points, most) if is_grid else most
+    self.study = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
 
   def trials(self) -> list[Any]:
@@ -124,21 +126,19 @@ class Search:
       last[trial.system_attrs.get('failed_trial', trial.number)] = trial
     return [*last.values()][: self.size]
 
-  def is_over(self) -> bool:
-    """Returns True if all trials have a result, or a reason for none."""
-    over = [t for t in self.trials() if t.state.is_finished()]
-    return len(over) == self.size and not any(map(_is_lost, over))
-
   def work(self, environment: Mapping[str, str], cores: Sequence[int]) -> None:
-    """Trains trials, until there are enough or `stop` is set."""
+    """Trains trials until all have a result or a reason, or `stop` is set."""
     if cores:  # of this thread and its children
       os.sched_setaffinity(0, cores)
+    train = functools.partial(self._train, environment)
     try:
       while not self.stop.is_set():
-        if trial := self._take():
+        trials = self._retried()
+        states = [trial.state for trial in trials]
+        if len(trials) < self.size or TrialState.WAITING in states:
           with contextlib.suppress(UpdateFinishedTrialError):  # taken over
-            self._train(trial, environment)
-        elif self.is_over():
+            self.study.optimize(train, n_trials=1, catch=NoResultError)
+        elif all(state.is_finished() for state in states):
           return
         else:  # another process trains it, and may die
           self.stop.wait(POLL_SECONDS)
@@ -146,38 +146,39 @@ class Search:
       self.stop.set()
       raise
 
-  def _take(self) -> Any:
-    """Returns a trial to train, with its values, or None."""
+  def _retried(self) -> list[Any]:
+    """Returns `trials` after those that were stopped or lost wait again."""
     with self.lock:
       optuna.storages.fail_stale_trials(self.study)
       for old in filter(_is_lost, self.trials()):
         with contextlib.suppress(ValueError):  # it has failed
           self.study.tell(old.number, state=TrialState.FAIL)
         RetryHeartbeatStaleTrialCallback(None, True)(self.study, old)
-      states = [trial.state for trial in self.trials()]
-      if len(states) == self.size and TrialState.WAITING not in states:
-        return None
-      trial = self.study.ask()
-      self.storage.record_heartbeat(trial._trial_id)
-      numbers = [other.number for other in self.trials()]
-      if trial.number not in numbers:  # two processes have asked at once
-        self.study.tell(trial, state=TrialState.FAIL)
-        return None
-      place = numbers.index(trial.number)
-      trial.set_user_attr('place', place)
-      trial.set_user_attr('begun', trial.number)
-      # 10 random trials, the default, leave few of a short search.
-      first = max(3, min(10, self.size // 3))
-      self.study.sampler = TPESampler(
-        n_startup_trials=first if self.flags.sampler == 'tpe' else self.size,
-        seed=1000 * self.flags.seed + place,  # a resumed search goes on
+      return self.trials()
+
+  def _suggest(self, trial: Any) -> int:
+    """Draws the values of a trial; returns its place."""
+    numbers = [other.number for other in self.trials()]
+    if trial.number not in numbers:  # two processes have asked at once
+      raise NoResultError
+    place = rest = numbers.index(trial.number)
+    trial.set_user_attr('place', place)
+    trial.set_user_attr('begun', trial.number)
+    point = {}
+    for key, axis in reversed(self.axes.items()):
+      rest, index = divmod(rest, len(axis))
+      point[key] = axis[index]
+    # 10 random trials, the default, leave few of a short search.
+    few = max(3, min(10, self.size // 3))
+    first = few if self.flags.sampler == 'tpe' else self.size
+    seed = 1000 * self.flags.seed + place  # a resumed search goes on
+    with self.lock:
+      self.study.sampler = PartialFixedSampler(
+        point, TPESampler(n_startup_trials=first, seed=seed)
       )
-      if self.grid:
-        point = dict(zip(self.space, self.grid[place], strict=True))
-        self.study.sampler = PartialFixedSampler(point, self.study.sampler)
-      for key, values in self.space.items():
-        suggest(trial, key, values)
-      return trial
+      for key, legal in self.space.items():
+        suggest(trial, key, legal)
+    return place
 
   def run_of(self, trial: Any) -> Run:
     """Returns the training of a trial."""
@@ -194,11 +195,11 @@ class Search:
     workdir = pathlib.Path(self.flags.workdir, f'trial_{place}')
     return Run(name, self.flags.config, overrides, workdir)
 
-  def _train(self, trial: Any, environment: Mapping[str, str]) -> None:
-    """Trains a trial and stores its result, or why there is none."""
+  def _train(self, environment: Mapping[str, str], trial: Any) -> float:
+    """Trains a trial; returns its value, or raises why there is none."""
+    title = f'[{self._suggest(trial) + 1}/{self.size}]'
     run, metric = self.run_of(trial), self.flags.metric
-    place = f'[{trial.user_attrs["place"] + 1}/{self.size}]'
-    print(f'{place} {run.name}', flush=True)
+    print(f'{title} {run.name}', flush=True)
     # Of a finished run too: launch.train refuses that of another configuration.
     # A training whose sweep was killed may hold the directory.
     while (code := self._run(trial, run, environment)) == command_line.LOCKED:
@@ -208,21 +209,24 @@ class Search:
     if result and metric not in result:
       names = ', '.join(sorted(name for name in result if '/' in name))
       raise ConfigError('--metric', metric, f'in a new workdir one of {names}')
-    value, state, reason = result.get(metric), TrialState.COMPLETE, ''
-    if not result and code is not None and self.stop.is_set():
-      state, value = TrialState.FAIL, None  # without a reason: tried again
-    elif not result and code is None:
-      state, reason = TrialState.PRUNED, 'worse than the median'
-    elif not isinstance(value, float):
+    value: Any = result.get(metric)
+    outcome, reason = 'fail', ''
+    if code is None:
+      outcome, reason = 'pruned', 'worse than the median'
+    elif isinstance(value, float):
+      outcome = 'complete'
+    elif result:
+      reason = f'{metric} is {value}'
+    elif not self.stop.is_set():
       lines = (run.workdir / 'train.log').read_text(errors='replace')
-      failure = f'exit code {code}: {lines.strip().rpartition(os.linesep)[2]}'
-      reason = f'{metric} is {value}' if result else failure
-      state, value = TrialState.FAIL, None
+      reason = f'exit code {code}: {lines.strip().rpartition(os.linesep)[2]}'
     trial.set_user_attr('metrics', result)
     trial.set_user_attr('reason', reason)
-    self.study.tell(trial, value, state, skip_if_finished=True)
-    shown = files.printable(reason or value or 'stopped')
-    print(f'{place} {state.name.lower()}: {shown}', flush=True)
+    shown = value if outcome == 'complete' else reason or 'stopped'
+    print(f'{title} {outcome}: {files.printable(shown)}', flush=True)
+    if outcome != 'complete':
+      raise optuna.TrialPruned if outcome == 'pruned' else NoResultError
+    return value
 
   def _run(self, trial: Any, run: Run, env: Mapping[str, str]) -> int | None:
     """Runs a training; returns its exit code, or None if it was pruned."""
@@ -233,17 +237,12 @@ class Search:
     is_bad, curves = False, {}
     with (
       files.open_append(run.workdir / 'train.log') as log,
-      subprocess.Popen(
-        # Own process group: otherwise the child gets Ctrl-C twice.
-        [sys.executable, *run.command()], env=env, process_group=0,
-        stdout=log, stderr=subprocess.STDOUT,
-      ) as process,
+      run.start(env=env, stdout=log, stderr=subprocess.STDOUT) as process,
       contextlib.ExitStack() as stack,
-    ):  # fmt: skip
+    ):
       stack.callback(process.terminate)  # nothing if it has ended
       while process.poll() is None and not (is_bad or self.stop.is_set()):
         self.stop.wait(POLL_SECONDS)
-        self.storage.record_heartbeat(trial._trial_id)
         if self.flags.prune:
           with contextlib.suppress(OSError, ValueError):
             curves = report.read_curves(run.workdir / 'metrics.jsonl')
@@ -266,8 +265,8 @@ class Search:
     for trial in self.trials():
       about = trial.user_attrs
       state = f'{trial.state.name.lower()} {about["reason"]}'.strip()
-      others = {'trial': about['place'], 'state': state, **trial.params}
-      runs.append((self.run_of(trial), about['metrics'], others))
+      fields = {'trial': about['place'], 'state': state, **trial.params}
+      runs.append((self.run_of(trial), about['metrics'], fields))
     rows = sweep_runs.report(flags, runs)
     rows.sort(key=lambda row: row['trial'])
     columns = {k: [row[k] for row in rows] for k in (flags.metric, *self.space)}
@@ -288,7 +287,7 @@ def _is_lost(trial: Any) -> bool:
 
 def search(flags: Flags) -> int:
   """Runs a search; returns the exit code."""
-  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  optuna.logging.set_verbosity(optuna.logging.ERROR)
   shares = [sweep_runs.devices(n, flags.workers) for n in range(flags.workers)]
   work = Search(flags)
   with (
@@ -298,33 +297,31 @@ def search(flags: Flags) -> int:
     for worker in [pool.submit(work.work, *share) for share in shares]:
       worker.result()
   if work.stop.is_set():
-    print('stopped; the same command continues', file=sys.stderr)
-    return command_line.PREEMPTED
+    return sweep_runs.stopped()
   if all(trial.state != TrialState.COMPLETE for trial in work.trials()):
     command_line.fail(f'no trial has finished; see {flags.workdir}/*/train.log')
   work.report()
   return command_line.OK
 
 
-def _open(flags: Flags) -> tuple[Any, Any]:
+def _open(flags: Flags) -> Any:
   """Opens or creates the study; raises ConfigError if it is another search."""
-  folder = pathlib.Path(flags.workdir)
+  folder, url = pathlib.Path(flags.workdir), flags.storage
   folder.mkdir(parents=True, exist_ok=True)
-  path, url = folder / 'search.db', flags.storage
+  path = folder / 'search.db'
   files.check_replaceable(path)
-  own = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
+  local = {} if url else {'creator': lambda: sqlite3.connect(path, timeout=60)}
   warnings.simplefilter('ignore', ExperimentalWarning)
-  warnings.filterwarnings('ignore', 'Heartbeat of storage')  # of `ask`
   for left in (2, 1, 0):  # processes that start at once make the same tables
     try:
       storage = RDBStorage(
-        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **own},
+        url or 'sqlite://', {'poolclass': sqlalchemy.NullPool, **local},
         heartbeat_interval=SILENT_SECONDS // 2, grace_period=SILENT_SECONDS,
       )  # fmt: skip
       study = optuna.create_study(
         study_name=os.path.abspath(flags.workdir), storage=storage,
-        load_if_exists=True,
         direction='maximize' if flags.mode == 'max' else 'minimize',
+        load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
       )  # fmt: skip
       break
@@ -332,18 +329,18 @@ def _open(flags: Flags) -> tuple[Any, Any]:
       if not left:
         raise UsageError(f'study in {url or path}: {error}') from error
       time.sleep(POLL_SECONDS / 2)
-  is_old = study.user_attrs and 'heartbeats' not in study.user_attrs
+  saved = study.user_attrs
+  is_old = saved and 'heartbeats' not in saved
   if is_old or (folder / 'search.journal').exists():
     raise UsageError(
       f'{folder} has a search of an earlier version: finish it with that '
       'version, or use another --workdir'
     )
   study.set_user_attr('heartbeats', True)
-  for name in ('config', 'fixed', 'metric', 'mode', 'sampler', 'vary'):
+  for name in SAVED:
     value = str(getattr(flags, name))
-    saved = study.user_attrs.get(name, value)
-    if saved != value:
-      expected = f'{saved}, as the search began, or another --workdir'
+    if saved.get(name, value) != value:
+      expected = f'{saved[name]}, as the search began, or another --workdir'
       raise ConfigError(f'--{name}', value, expected)
     study.set_user_attr(name, value)
-  return study, storage
+  return study

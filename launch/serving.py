@@ -1,7 +1,4 @@
-"""The engine of a run or a bundle, for `launch.predict` and `launch.serve`.
-
-Also their flags, the place of compiled programs, and lines on stderr.
-"""
+"""What `launch.predict` and `launch.serve` share: flags, engine, log."""
 
 import contextlib
 import dataclasses
@@ -14,9 +11,9 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
+from core import files
 from core.errors import ConfigError
 from core.fields import flag
-from core.files import printable
 from launch import command_line
 from launch.command_line import Count, Sizes
 
@@ -40,7 +37,7 @@ class ModelFlags(command_line.RunFlags):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(ModelFlags):
+class Flags(command_line.ThreadFlags, ModelFlags):
   """Flags of serving."""
 
   workdir: str = flag('directory of the run', '', 'DIRECTORY')
@@ -58,11 +55,6 @@ class Flags(ModelFlags):
     '(default: in the cache folder of the user)',
     '',
     'DIRECTORY',
-  )
-  threads: Annotated[int, Interval(ge=0, le=4096)] = flag(
-    'of programs; 0 (default) for the processors that the process may use: '
-    'by affinity and by the quota of its container',
-    0,
   )
   log_every: Annotated[float, Interval(ge=0.0, le=1e6)] = flag(
     'running statistics on stderr; 0 for only at the end', 60.0, 'SECONDS'
@@ -140,12 +132,10 @@ def warm_up(engine: Any, flags: Flags) -> None:
 
 
 def cache_directory(flag: str) -> str:
-  """Returns the directory of the compiled programs; '' for none.
+  """Returns the directory of the compiled programs, by default in the cache.
 
-  Its content is executed. So it is not in the workdir, which may come from
-  others, and the default is used only if no other user can write to it.
+  '' for none. Its content is executed, so no other user may write to it.
   """
-  from core import files
   from serve_lib import program_cache
 
   if flag:
@@ -164,7 +154,7 @@ def cache_directory(flag: str) -> str:
 def log(line: str) -> None:
   """Prints a line on stderr."""
   with contextlib.suppress(OSError):  # stderr may be closed
-    print(printable(line), file=sys.stderr, flush=True)
+    print(files.printable(line), file=sys.stderr, flush=True)
 
 
 def log_drift(drifted: bool, report: dict[str, Any]) -> None:

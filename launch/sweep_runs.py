@@ -12,10 +12,12 @@ import re
 import shlex
 import signal
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from core import files
+from core import files, machine
 from core.errors import ConfigError
 from core.fields import flag
 from launch import command_line
@@ -78,12 +80,28 @@ class Run(NamedTuple):
 
     return report.read_result(self.workdir)
 
+  def start(self, **options: Any) -> subprocess.Popen:
+    """Starts its training."""
+    # Own process group: otherwise the child gets Ctrl-C twice and stops before
+    # it has saved its step.
+    command = [sys.executable, *self.command()]
+    return subprocess.Popen(command, process_group=0, **options)
+
   def command(self) -> list[str]:
     """Returns the arguments of `python` that train it."""
-    return [
-      '-m', 'launch.train', f'--config={self.config}',
-      f'--workdir={self.workdir}', *(f'--config.{o}' for o in self.overrides),
-    ]  # fmt: skip
+    return command_line.training(self.config, self.workdir, self.overrides)
+
+  def recipe(self) -> str:
+    """Returns what determines the run but for its seed."""
+    fields = (o for o in self.overrides if not o.startswith('seed='))
+    text = ' '.join([self.config, *fields])
+    for run in sorted(self.needs, key=lambda run: -len(str(run.workdir))):
+      text = text.replace(str(run.workdir), f'({run.recipe()})')
+    return text
+
+  def seed(self) -> tuple[str, ...]:
+    """Returns its overrides of the seed."""
+    return tuple(o for o in self.overrides if o.startswith('seed='))
 
 
 def read_config(
@@ -96,10 +114,11 @@ def read_config(
   from train_lib import run_directory
 
   config = command_line.load_config(file, overrides)
+  plain = config.to_dict()
   saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
   if named and saved.is_file():
     before = run_directory.read_config(saved)
-    if changed := run_directory.changes(before, config.to_dict()):
+    if changed := run_directory.changes(before, plain):
       raise command_line.UsageError(
         f'@{named} was run with another configuration, give this one another '
         f'name: {"; ".join(changed)}'
@@ -108,26 +127,25 @@ def read_config(
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
-  text = files.dumps(config.to_dict())
+  text = files.dumps(plain)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   if not flags.x:
     return digest, (None, None)
-  x = _field(config, 'x', flags.x)
-  line = _field(config, 'lines', flags.lines)
+  x, line = (_field(json.loads(text), flags, name) for name in ('x', 'lines'))
   if type(x) not in (int, float):
     raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
   return digest, (x, str(line).rpartition(':')[2])
 
 
-def _field(config: Any, flag_name: str, field: str) -> Any:
-  """Returns a field of a configuration, such as 'dataset.length'."""
-  value = json.loads(files.dumps(config.to_dict()))
-  for name in field.split('.'):
+def _field(config: Any, flags: Flags, name: str) -> Any:
+  """Returns the field that a flag names, such as 'dataset.length'."""
+  value, field = config, getattr(flags, name)
+  for key in field.split('.'):
     try:
-      value = value[int(name) if isinstance(value, list) else name]
+      value = value[int(key) if isinstance(value, list) else key]
     except (LookupError, TypeError, ValueError):
       expected = f'a field of the configuration: {", ".join(sorted(config))}'
-      raise ConfigError(f'--{flag_name}', field, expected) from None
+      raise ConfigError(f'--{name}', field, expected) from None
   return value
 
 
@@ -152,8 +170,7 @@ def devices(slot: int, slots: int) -> tuple[dict[str, str], Sequence[int]]:
       shapes = 'TPU_PROCESS_BOUNDS', 'TPU_CHIPS_PER_PROCESS_BOUNDS'
       environment |= {name: share[0]} | dict.fromkeys(shapes, '1,1,1')
     return environment, ()
-  has_cores = hasattr(os, 'sched_getaffinity')  # not on macOS
-  cores = sorted(os.sched_getaffinity(0)) if has_cores else []
+  cores = machine.affinity()
   return environment, cores[slot::slots] or cores
 
 
@@ -164,6 +181,12 @@ def on_signals(act: Callable[[int, Any], object]) -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGINT):
       stack.callback(signal.signal, number, signal.signal(number, act))
     yield
+
+
+def stopped() -> int:
+  """Returns the exit code of a sweep that was stopped, and says so."""
+  print('stopped; the same command continues', file=sys.stderr)
+  return command_line.PREEMPTED
 
 
 def report(
@@ -191,7 +214,7 @@ def report(
     | {name: row[name] for name in ('trial', 'state') if name in row}
     for row in rows
   ])  # fmt: skip
-  write_seeds(path.parent / 'seeds.csv', [row for _, row in ranked], metric)
+  write_seeds(path.parent / 'seeds.csv', ranked, metric)
   if rows and rows[0][metric] is not None:
     run = ranked[0][0]
     config = command_line.load_config(run.config, run.overrides).to_dict()
@@ -203,35 +226,26 @@ def report(
 
 
 def write_seeds(
-  path: pathlib.Path, rows: Sequence[dict[str, Any]], metric: str
+  path: pathlib.Path,
+  ranked: Iterable[tuple[Run, dict[str, Any]]],
+  metric: str,
 ) -> None:
   """Writes mean and standard deviation of runs that differ only in the seed.
 
-  Their lines are equal without `seed=` and their own names, and so are the
-  lines that they read (teacher=@dense, teacher=@dense_1).
-  Writes nothing if no two runs do. The deviation is the sample's (n - 1).
+  So may the runs that they read. Writes nothing if no two runs do. The
+  deviation is the sample's (n - 1).
   """
   from eval_lib.report import print_table, write_csv
 
-  lines = {row['run'].split()[0]: row['run'] for row in rows}
-
-  def unnamed(line: str) -> str:
-    parts = [w for w in line.split() if not w.startswith(('@', 'seed='))]
-
-    def read(name: re.Match[str]) -> str:
-      return f'({unnamed(lines[name[0]])})'
-
-    return re.sub(r'(?<==)@\w+', read, ' '.join(parts))
-
-  groups = collections.defaultdict[str, list[dict[str, Any]]](list)
-  for row in rows:
+  groups = collections.defaultdict[str, Any](list)
+  for run, row in ranked:
     if any('/' in key and value is not None for key, value in row.items()):
-      groups[unnamed(row['run'])].append(row)
+      groups[run.recipe()].append((run, row))
   table: list[dict[str, Any]] = []
   for group in groups.values():
-    seeds = {tuple(re.findall(r'\bseed=\S+', row['run'])) for row in group}
-    differ = len(seeds) == len(group)  # else each row by itself
-    table += map(_summary, [group] if differ else [[row] for row in group])
+    differ = len({run.seed() for run, _ in group}) == len(group)
+    rows = [row for _, row in group]
+    table += map(_summary, [rows] if differ else [[row] for row in rows])
   if any(row['seeds'] > 1 for row in table):
     write_csv(path, table)
     ends = 'mean', 'deviation', 'seeds'
@@ -251,6 +265,6 @@ def _summary(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
       means[f'{key} seeds'] = len(values)
     if values:
       means[f'{key} mean'] = statistics.mean(values)
-      several = len(values) > 1
-      means[f'{key} deviation'] = statistics.stdev(values) if several else None
+      spread = statistics.stdev(values) if len(values) > 1 else None
+      means[f'{key} deviation'] = spread
   return means

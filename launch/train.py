@@ -68,8 +68,8 @@ def run(flags: Flags) -> int | None:
     process.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
-  workdir = os.path.abspath(flags.workdir)
   try:
+    workdir = os.path.abspath(flags.workdir)
     trainer.train(config, workdir, STARTED, flags.dry_run)
   except trainer.Preempted as stop:
     print(stop, file=sys.stderr)
@@ -80,16 +80,15 @@ def run(flags: Flags) -> int | None:
 def _silence_repeated_errors() -> None:
   """Leaves the one line of a failed save that this command prints.
 
-  Orbax raises an error, and prints its trace too. It waits for the first of
-  several writes that fail: asyncio logs the others, and TensorStore prints a
-  trace for each that ends after Orbax has closed its event loop.
+  Orbax prints the trace of the error that it raises, asyncio those of the
+  writes that fail after the first, TensorStore those that end after the loop.
   """
-  logging.getLogger('absl').addFilter(
-    lambda record: _ORBAX not in record.pathname
-  )
-  logging.getLogger('asyncio').addFilter(
-    lambda record: 'never retrieved' not in record.msg
-  )
+  filters = {
+    'absl': lambda record: _ORBAX not in record.pathname,
+    'asyncio': lambda record: 'never retrieved' not in record.msg,
+  }
+  for name, keep in filters.items():
+    logging.getLogger(name).addFilter(keep)
   before = sys.unraisablehook
 
   def show(unraisable: Any) -> None:

@@ -9,6 +9,7 @@ random keys as arguments: no `make_rng`, no mutable collections.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -62,6 +63,18 @@ def call(block: nn.Module, *args: Any, **fixed: Any) -> Any:
   pure, variables = block.unbind()
   run = again(lambda *given: pure.apply(*given, **fixed))
   return run(variables, *args)
+
+
+def pure(layer: nn.Module, *example: Any) -> Callable[..., Any]:
+  """Returns `layer` with its variables, for a plain JAX loop.
+
+  Linen modules must not be called in one. At initialisation the layer is called
+  with the `example` first.
+  """
+  if layer.is_initializing():
+    layer(*example)
+  module, variables = layer.unbind()
+  return functools.partial(module.apply, variables)
 
 
 def apply(

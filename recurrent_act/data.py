@@ -259,7 +259,6 @@ class Graves(Batched):
     self._fields = fields | {k: v for k, v in given.items() if v is not None}
     classes = {'addition': BLANK + 1, 'sort': self._fields['length']}
     example = self.record(0)
-    self.num_targets = example['targets'].shape[-1]  # at one step, G
     self.info = DatasetInfo(
       input_key='inputs',
       input_shape=example['inputs'].shape,

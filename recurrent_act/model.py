@@ -1,12 +1,11 @@
 """A recurrent network that ponders over each input and predicts at each.
 
 Graves (2016), "Adaptive Computation Time for Recurrent Neural Networks", and
-Fojo's straight-through ACT, Skip-ACT and fixed repetitions; equation numbers
-are those of Fojo's overview. The next input starts from the sum of the states,
+Fojo's straight-through ACT, Skip-ACT and fixed repetitions, with the equation
+numbers of Fojo's overview. The next input starts from the sum of the states,
 weighted by a rule of `halting.token_rules` (6), (17), (28). The output is an
-affine function of that sum: as the weights sum to 1, it is the weighted sum of
-outputs (7), (18), (29). Difference: the gradient of (18) and (29) also has the
-output's bias times the slopes of the weights; here that term is left out.
+affine function of that sum, which is (7), (18), (29), as the weights sum to 1;
+the gradient leaves out the output's bias times the slopes of the weights.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Num
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
-from model_lib import flops
+from model_lib import blocks, flops
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -43,8 +42,7 @@ Step = Callable[[State, Any], tuple[State, Any]]
 class Repetition(nn.Module):
   """One repetition: the cell, and the score of its hidden output (1), (3).
 
-  Fields are those of `RecurrentModel`; without `has_score`
-  the score is 0 and has no parameters. The score is float32.
+  Without `has_score` the score is 0 and has no parameters.
   """
 
   cell: str
@@ -58,23 +56,20 @@ class Repetition(nn.Module):
     self, state: State, inputs: Float[Array, 'B F']
   ) -> tuple[State, Float[Array, ' B']]:
     """Returns (next state, score)."""
+    inits = nn.initializers
     cell = CELLS[self.cell](
       features=self.width,
-      kernel_init=partitioned(nn.initializers.lecun_normal(), None, 'mlp'),
-      recurrent_kernel_init=partitioned(
-        nn.initializers.orthogonal(), 'embed', 'mlp'
-      ),
+      kernel_init=partitioned(inits.lecun_normal(), None, 'mlp'),
+      recurrent_kernel_init=partitioned(inits.orthogonal(), 'embed', 'mlp'),
       dtype=self.dtype,
       name='cell',
     )
     state, hidden = cell(state, inputs)
     if not self.has_score:
       return state, jnp.zeros(inputs.shape[:1], jnp.float32)
-    bias = nn.initializers.constant(self.halting_bias)
-    score = partitioned_dense(1, 'embed', None, 'score', bias_init=bias)(
-      hidden.astype(jnp.float32)
-    )
-    return state, jax.nn.sigmoid(score)[:, 0]
+    bias = inits.constant(self.halting_bias)
+    layer = partitioned_dense(1, 'embed', None, 'score', bias_init=bias)
+    return state, jax.nn.sigmoid(layer(hidden.astype(jnp.float32)))[:, 0]
 
 
 class RecurrentModel(nn.Module):
@@ -109,22 +104,15 @@ class RecurrentModel(nn.Module):
   ) -> tuple[Float[Array, 'B T G K'], dict[str, Any]]:
     """Predicts at every input; one whose `valid` is 0 changes nothing.
 
-    `row_keys` is not used, as the model has no noise. Returns (logits, out),
-    float32: `out['features']` `[B, D]` is the hidden output after the last
-    input, `out['ponder']` the `Spent` of every input.
+    Returns (logits, out): 'features' `[B, D]` is the hidden output after the
+    last input, 'ponder' the `Spent` of every input. There is no noise.
     """
-    everywhere = jnp.ones(inputs.shape[:2], bool)
     scored = self.rule.SCORED
     step = build(Repetition, self, has_score=scored, name='repetition')
     zeros = jnp.zeros((len(inputs), self.width), jnp.float32)
     state: State = (zeros, zeros) if self.cell == 'lstm' else zeros
-    if self.is_initializing():
-      step(state, jnp.pad(inputs[:, 0], ((0, 0), (0, 1))))
-    # Linen modules must not be called in a plain JAX loop.
-    pure, variables = step.unbind()
-
-    def repeat(state: State, x: Array) -> Any:
-      return pure.apply(variables, state, x)
+    first = jnp.pad(inputs[:, 0], ((0, 0), (0, 1)))
+    repeat = blocks.pure(step, state, first)
 
     def body(before: Any, at_time: Any) -> Any:
       (state, carried), (x, real) = before, at_time
@@ -133,9 +121,9 @@ class RecurrentModel(nn.Module):
       )
       return (state, carried), (hidden_of(state), spent)
 
-    valid = everywhere if valid is None else valid.astype(bool)
+    valid = jnp.ones(inputs.shape[:2]) if valid is None else valid
     begun = state, jnp.zeros(len(inputs), jnp.float32)
-    by_time = jnp.moveaxis(inputs, 1, 0), valid.T
+    by_time = jnp.moveaxis(inputs, 1, 0), valid.astype(bool).T
     (state, _), found = jax.lax.scan(body, begun, by_time)
     hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
     out = {'features': hidden_of(state), 'ponder': spent}
@@ -144,9 +132,8 @@ class RecurrentModel(nn.Module):
   def _logits(self, hidden: Float[Array, 'B T D']) -> Float[Array, 'B T G K']:
     """Computes equation (2)."""
     num_outputs = 1 if self.num_classes == 2 else self.num_classes
-    outputs = partitioned_dense(
-      self.num_targets * num_outputs, 'embed', 'classes', 'head'
-    )(hidden)
+    size = self.num_targets * num_outputs
+    outputs = partitioned_dense(size, 'embed', 'classes', 'head')(hidden)
     shape = (*hidden.shape[:2], self.num_targets, num_outputs)
     logits = outputs.reshape(shape)
     if self.num_classes == 2:
@@ -159,9 +146,8 @@ class RecurrentModel(nn.Module):
   ) -> float:
     """Returns the FLOPs of one sequence `[T, E]`, `steps` a mean by input."""
     length, size = input_shape
-    repetition = MATRICES[self.cell] * flops.dense(
-      1, size + 1 + self.width, self.width
-    )
+    matrix = flops.dense(1, size + 1 + self.width, self.width)
+    repetition = MATRICES[self.cell] * matrix
     if self.rule.SCORED:
       repetition += flops.dense(1, self.width, 1)
     num_outputs = 1 if self.num_classes == 2 else self.num_classes
@@ -181,8 +167,8 @@ def ponder_input(
   """Ponders over one input x_t of each row by the fields of `options`.
 
   `state` is s_{t-1}, float32; `carried` is what the rule left at the last input
-  (`h_t^0` of Skip-ACT), 0 at the first input. Padding, `valid` False, changes
-  and costs nothing. Returns (s_t, `carried` of the next input, `Spent`).
+  (`h_t^0` of Skip-ACT), 0 at the first. Padding changes and costs nothing.
+  Returns (s_t, `carried` of the next input, `Spent`).
   """
 
   # Append a flag that is 1 in the first repetition (Graves, section 2).

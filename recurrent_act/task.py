@@ -22,14 +22,13 @@ class SequenceTask(Classification):
   """Cross-entropy of every target + tau times the ponder cost.
 
   Both are sums over a sequence, as in the paper, divided by the number of steps
-  of the whole batch that have a target. So tau (`loss.ponder_weight`, or a knob
-  of that name) is the paper's, and the loss does not depend on the lengths.
+  of the whole batch that have a target: tau (`loss.ponder_weight`) is the
+  paper's, and the loss does not depend on the lengths.
 
-  Metrics: `accuracy` is the share of sequences without error among those with a
-  target, `element_accuracy` that of targets; `cross_entropy` in nats is summed
-  over the targets of a step and averaged over steps; `steps` (N), `cost` (rho)
-  and `skipped` are averages over inputs, also by kind of `marked` inputs
-  (`skipped_marked`, `skipped_unmarked`); `steps_max` is the largest N.
+  Metrics: `accuracy` is the share of sequences without error, of all that have
+  a target, `element_accuracy` that of targets; `cross_entropy` in nats is
+  summed over the targets of a step; `steps` (N), `cost` (rho) and `skipped` are
+  averages over inputs, `skipped` also of `marked` and other inputs.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class SequenceTask(Classification):
     if 'num_targets' not in config['model']:
       data = config['dataset'], config['train_split']
       source = builder.build_source(*data, is_checked=True)
-      targets = getattr(source, 'num_targets', 1)
+      targets = source.record(0)['targets'].shape[-1]
       config['model'] = {'num_targets': targets} | dict(config['model'])
     super().validate_config(config)
 
@@ -63,9 +62,9 @@ class SequenceTask(Classification):
   def outputs(self, params, model_state, batch):
     """Returns per-row arrays, of the last target of a sequence.
 
-    'logits' `[B, 1, K]` and 'label' `[B]`, -1 without a target; 'length'
-    (inputs), 'difficulty' (numbers of an input other than 0, a mean: of parity
-    the 1s and -1s), the mean 'steps' of an input, and 'flops', `[B]`.
+    'logits' `[B, 1, K]` and 'label' `[B]`, -1 without a target; 'length' in
+    inputs, the mean 'difficulty' (numbers other than 0) and 'steps' of an
+    input, and 'flops', `[B]`.
     """
     logits, out = self.apply(params, model_state, batch)
     has_target = batch['target_mask'] > 0

@@ -35,9 +35,9 @@ class Body(NamedTuple):
 
 
 def read(body: bytearray, limits: Any) -> Body:
-  """Reads a request; `limits` are as of `Service`.
+  """Reads a request; `limits` are those of `Service`.
 
-  An illegal item becomes an InputError. Raises HTTPException for other errors.
+  An illegal item becomes an InputError; other errors raise HTTPException.
   """
   if has_too_many_values(body):
     raise HTTPException(413, f'body: expected at most {MAX_VALUES} values')
@@ -51,21 +51,22 @@ def read(body: bytearray, limits: Any) -> Body:
     value = {'items': [value]}
     if isinstance(item := value['items'][0], dict) and 'deadline_ms' in item:
       value['deadline_ms'] = item.pop('deadline_ms')
-  given, most = value['items'], limits.max_pending
-  if isinstance(given, list) and len(given) > most:
-    message = f'items: expected at most {most}, got {len(given)}'
+  content, most = value['items'], limits.max_pending
+  if isinstance(content, list) and len(content) > most:
+    message = f'items: expected at most {most}, got {len(content)}'
     raise HTTPException(413, message)
   try:
-    rows, milliseconds = fields.check(_Batch, value, '').values()
+    content, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
-  rows = [*map(read_item, rows)]
+  rows = [*map(read_item, content)]
   pixels = [*map(items.pixels, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'
     raise HTTPException(413, f'image: expected {legal}, got {total}')
-  work = [*map(items.work, rows, pixels)]
-  return Body(rows, work, milliseconds / 1e3, is_batch)
+  return Body(
+    rows, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
+  )
 
 
 def has_too_many_values(body: bytes | bytearray) -> bool:

@@ -8,10 +8,9 @@
       variables/<name>    those that programs read
 
 `read` gives a `Chain` and a `Policy`, whose class is of an installed package,
-without the Python code of the model. The
-checksum finds any changed byte, but it is no signature: a file may come from
-others. So nothing in it is executed but StableHLO, and a program with a custom
-call, which could run any code of the process, is refused.
+without the Python code of the model. The checksum finds any changed byte, but
+is no signature. So nothing is executed but StableHLO, and a program with a
+custom call, which could run any code of the process, is refused.
 """
 
 import dataclasses
@@ -19,7 +18,6 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -30,7 +28,7 @@ import safetensors.numpy
 from jax import export
 
 from core import files, registry
-from core.errors import BadRecord
+from core.errors import BadRecord, UserError
 from dataset_lib import contract, tokenizer
 from halting.rule import HaltingRule
 from serve_lib import items
@@ -50,12 +48,11 @@ Path = str | os.PathLike[str]
 MAGIC = b'adaptive-bundle 2 '
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
-# The names of operations are found as they are in MLIR's bytecode, but not
-# always in its text, which may have escapes.
+# MLIR's bytecode has the names of operations; its text may escape them.
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
 
 
-class BundleError(RuntimeError):
+class BundleError(UserError, RuntimeError):
   """A bundle is damaged, or holds what is not executed."""
 
   exit_code = 6  # of a command, as for checkpoints
@@ -69,7 +66,8 @@ class BundleChain:
   variants: tuple[str, ...]
   variables: Mapping[int, Any]
   pad: Callable[..., Any]
-  programs: Sequence[tuple[Sequence[int], Any]]  # variables read, artifact
+  # Variables that each reads, and what `export.deserialize` returns.
+  programs: Sequence[tuple[Sequence[int], Any]]
   numbers: Mapping[tuple[Any, ...], int]  # of programs by (*group, size)
   loop: Loop | None = None  # whose program is that of a whole visit
 
@@ -83,10 +81,7 @@ class BundleChain:
   def _stage(self, sizes: tuple[tuple[int, int], ...]) -> Stage:
     def run(variables: Any, carry: Any) -> Any:
       leaves = jax.tree.leaves(carry)
-      read, artifact = self.programs[dict(sizes)[len(leaves[0])]]
-      exported = export.deserialize(artifact)
-      if not exported.mlir_module_serialized.startswith(_BYTECODE):
-        raise BundleError('a program: expected the bytecode of StableHLO')
+      read, exported = self.programs[dict(sizes)[len(leaves[0])]]
       try:
         return exported.call([variables[number] for number in read], leaves)
       except (TypeError, ValueError, KeyError) as error:
@@ -104,27 +99,27 @@ def write(
   ConfigError if the policy is no `ClassifierPolicy` of an installed package.
   """
   chain: Any = programs.chain
-  kind = f'{type(policy).__module__}:{type(policy).__qualname__}'
+  kind = registry.name_of(type(policy))
   policy_class(kind, 'policy')
   names = [
     jax.tree_util.keystr(name, simple=True, separator='/')
     for name, _ in jax.tree_util.tree_leaves_with_path(chain.variables)
   ]
-  found: dict[Any, dict[str, Any]] = {}
+  table: dict[Any, dict[str, Any]] = {}
   used: dict[int, Any] = {}
   texts: dict[str, bytes | bytearray] = {}
   for group, size, one in programs.stages():
     leaves, structure = jax.tree.flatten(one.carry)
-    if (key := (one.name, structure, *leaves)) not in found:
-      texts[f'program_{len(found)}'] = _export(one)
-      found[key] = {'read': one.read, 'runs': []}
+    if (key := (one.name, structure, *leaves)) not in table:
+      texts[f'program_{len(table)}'] = _export(one)
+      table[key] = {'read': one.read, 'runs': []}
       used |= dict(zip(one.read, one.variables, strict=True))
-    found[key]['runs'].append((*group, size))
+    table[key]['runs'].append((*group, size))
   manifest = _describe(chain, programs.grid, policy) | {
     'about': dict(about),
     'jax': jax.__version__,
     'variables': {names[n]: (n, x.dtype.name) for n, x in used.items()},
-    'programs': list(found.values()),
+    'programs': list(table.values()),
   }
   manifest['policy']['kind'] = kind
   # Python's JSON has infinity, which is a threshold.
@@ -134,8 +129,8 @@ def write(
     texts[TOKENIZER] = policy.reader.tokenizer.to_json().encode()
   arrays = {f'variables/{names[n]}': np.asarray(x) for n, x in used.items()}
   arrays |= {k: np.frombuffer(text, np.uint8) for k, text in texts.items()}
-  _write(pathlib.Path(path), arrays)
-  return len(found)
+  _write(path, arrays)
+  return len(table)
 
 
 def _export(one: Traced) -> bytearray:
@@ -159,14 +154,19 @@ def _export(one: Traced) -> bytearray:
     exported = export.export(jax.jit(run), platforms=PLATFORMS)(*shapes)
   finally:
     jax.config.update(name, before)
-  return _pure(exported.serialize())
-
-
-def _pure(artifact: Any) -> Any:
-  """Returns an artifact; raises BundleError if it has a custom call."""
-  if _CALL in artifact:
-    raise BundleError('a program: expected StableHLO without custom calls')
+  artifact = exported.serialize()
+  _load(artifact)
   return artifact
+
+
+def _load(artifact: Any) -> export.Exported:
+  """Reads a program; raises BundleError if it could call other code."""
+  if _CALL not in artifact:
+    exported = export.deserialize(artifact)
+    if exported.mlir_module_serialized.startswith(_BYTECODE):
+      return exported
+  expected = 'the bytecode of StableHLO without custom calls'
+  raise BundleError(f'a program: expected {expected}')
 
 
 def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _plain(value: Any) -> dict[str, Any]:
   return dataclasses.asdict(value)
 
 
-def _write(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes the file; equal arrays give equal bytes."""
   content = safetensors.numpy.save({**arrays})
   files.write_bytes(path, _header(content) + content)
@@ -231,9 +231,9 @@ def read(
     if head.startswith(MAGIC.split()[0]):
       expected += ': export the run again'
     raise BundleError(f'{path}: expected {expected}, got {head[:40]!r}')
-  if head != (found := _header(content)):
+  if head != (actual := _header(content)):
     raise BundleError(
-      f'{path}: expected content with the header {head!r}, got {found!r}: the '
+      f'{path}: expected content with the header {head!r}, got {actual!r}: the '
       'file was changed or cut off; copy or export it again'
     )
   try:
@@ -264,11 +264,11 @@ def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
   """Raises ValueError if items are not read as those of the run."""
   run = manifest['about'].get('contract', {})  # {}: without a contract
   prepared = run.get('preprocessing', {})
-  words, names = recipe.get('tokenizer'), run.get('class_names')
-  given = {**recipe, **(words.preprocessing(0) if words else {})}
+  vocabulary, names = recipe.get('tokenizer'), run.get('class_names')
+  values = {**recipe, **(vocabulary.preprocessing(0) if vocabulary else {})}
   for name in ('image_size', 'resize_small', *contract.TOKENS):
-    if given.get(name) and prepared.get(name, given[name]) != given[name]:
-      got = f'{prepared[name]}, got {given[name]}'
+    if values.get(name) and prepared.get(name, values[name]) != values[name]:
+      got = f'{prepared[name]}, got {values[name]}'
       raise ValueError(f'{name}: expected that of the run, {got}')
   if names and manifest['policy'].get('class_names', names) != names:
     raise ValueError('class_names: expected those of the run')
@@ -287,22 +287,22 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   kind = check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
-    words = arrays.pop(TOKENIZER, None)
-    recipe['tokenizer'] = words and tokenizer.from_json(
-      bytes(words['data']), TOKENIZER
+    vocabulary = arrays.pop(TOKENIZER, None)
+    recipe['tokenizer'] = vocabulary and tokenizer.from_json(
+      bytes(vocabulary['data']), TOKENIZER
     )
   _check_contract(manifest, recipe)
   reader = items.KINDS[recipe.pop('kind')](**recipe)
   programs, numbers = [], dict[Any, int]()
   for number, one in enumerate(manifest['programs']):
     artifact = arrays.pop(f'program_{number}')['data']
-    programs.append((one['read'], _pure(artifact)))
+    programs.append((one['read'], _load(artifact)))
     numbers |= dict.fromkeys(one['runs'], number)
   variables = {}
   for name, (number, dtype) in manifest['variables'].items():
-    found = arrays.pop(f'variables/{name}')
-    array = np.frombuffer(found['data'], jnp.dtype(dtype))
-    variables[number] = array.reshape(found['shape'])
+    stored = arrays.pop(f'variables/{name}')
+    array = np.frombuffer(stored['data'], jnp.dtype(dtype))
+    variables[number] = array.reshape(stored['shape'])
   if arrays:
     raise ValueError(f'unknown arrays {[*arrays][:4]}')
   built: Any = dict(variables=variables, programs=programs, numbers=numbers)

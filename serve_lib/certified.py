@@ -3,7 +3,7 @@
 `eval_lib.calibration` and `eval_lib.certificate` write them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +55,10 @@ class CertificateFile(calibration.ResultFile):
 
   def check_temperatures(self, temperatures: Sequence[float]) -> None:
     """Raises ConfigError unless the thresholds are for these temperatures."""
-    known = self.values.get('temperatures', [])
-    if known != [*temperatures]:
+    stored = self.values.get('temperatures', [])
+    if stored != [*temperatures]:
       expected = f'those of calibration.json, {[*temperatures]}'
-      raise self.error(': temperatures', known, expected)
+      raise self.error(': temperatures', stored, expected)
 
   def serve(
     self, model: Any, first: str, on_drift: OnDrift | None, drift: Any = None
@@ -100,26 +100,42 @@ class CertificateFile(calibration.ResultFile):
 
 
 def serve(
-  setting: str, run: Any, model: Any, variables: Any, first: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns `CertificateFile.serve`, of a model with one head.
+  task: Any,
+  run: Any,
+  setting: str,
+  first: str,
+  lengths: tuple[int, ...],
+  chain: Callable[[Any, Mapping[str, Any]], Any],
+  policy: Callable[..., Any],
+) -> Callable[[Any], tuple[Any, Any]]:
+  """Returns `Task.serve` of a model with one head and, maybe, certificates.
 
-  `run` is a `train_lib.task.ServedRun`. Without the setting 'guaranteed' that
-  is no model, and the temperature of calibration.json. Raises ConfigError for
-  files of other variables, or without a certificate.
+  `chain` maps variables and the certified models, by name, to a chain whose
+  first variant is `first`. Only with the setting 'guaranteed' there are such.
+  Raises ConfigError for files of other variables, or without a certificate.
   """
-  calibrated = calibration.CalibrationFile(run.directory, run.step)
-  calibrated.check_parameters(variables)
-  scales = calibrated.temperatures(1)
-  if setting != GUARANTEED:
-    return {}, {'temperatures': scales}
-  file = CertificateFile(run.directory, run.step)
-  if not file.sources:
-    raise file.error('', 'no certificate', 'one')
-  file.check_parameters(variables)
-  file.check_temperatures(scales)
-  models, given = file.serve(model, first, run.on_drift)
-  return models, {**given, 'temperatures': scales}
+
+  def serve_variables(variables: Any) -> tuple[Any, Any]:
+    calibrated = calibration.CalibrationFile(run.directory, run.step)
+    calibrated.check_parameters(variables)
+    models: dict[str, Any] = {}
+    scales = calibrated.temperatures(1, task.head_layers)
+    options: dict[str, Any] = {'temperatures': scales}
+    if setting == GUARANTEED:
+      file = CertificateFile(run.directory, run.step)
+      if not file.sources:
+        raise file.error('', 'no certificate', 'one')
+      file.check_parameters(variables)
+      file.check_temperatures(scales)
+      models, own = file.serve(task.model, first, run.on_drift)
+      options |= own
+    stages = chain(variables, models)
+    return stages, policy(
+      stages, stages.reader, task.label_names, lengths,
+      several=task.MULTI_LABEL, **options,
+    )  # fmt: skip
+
+  return serve_variables
 
 
 def monitor(

@@ -1,15 +1,15 @@
 """The two halves of a served model, a `Chain` and a `Policy`, and their data.
 
-A `Chain` runs on the device: pure functions of static shapes (`Resizable`: of
-any); each runs the layers between two exits. A `Policy` runs on the host. Rows
-are padded to length buckets, batches to batch buckets (`Grid`).
+A `Chain` runs on the device: pure functions, each of the layers between two
+exits. A `Policy` runs on the host. Rows are padded to length buckets, batches
+to batch buckets (`Grid`).
 """
 
+import abc
 import bisect
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -41,11 +41,9 @@ class OverloadedError(TimeoutError):
 class Failure:
   """The answer to an item that failed."""
 
-  # Of this item or of its batch. Traceback and context are removed, because
-  # their frames reference the item and its arrays.
+  # Without traceback and context, whose frames reference the item.
   error: BaseException
-  # 'encode', 'stage 0', 'stage 1', ..., 'answer', 'close', or 'engine' for a
-  # defect of the engine itself.
+  # 'encode', 'stage 0', ..., 'answer', 'close', or 'engine' for its defect.
   during: str
   # The traceback; of an `InputError` the last line.
   details: str = dataclasses.field(default='', repr=False)
@@ -70,15 +68,15 @@ class Failure:
         else traceback.format_exception(error)
       )
       details = ''.join(lines)[-MAX_DETAILS:]
-    found: list[BaseException | None] = [error]
-    while found:
-      one = found.pop()
+    errors: list[BaseException | None] = [error]
+    while errors:
+      one = errors.pop()
       if one is None or one is handled:
         continue
       if one.__traceback__ or one.__context__:
-        found += [one.__cause__, one.__context__]
+        errors += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
-          found += one.exceptions
+          errors += one.exceptions
         one.__traceback__ = one.__context__ = None
     return cls(error, during, details)
 
@@ -147,11 +145,6 @@ class Grid:
     """Rows of a full batch."""
     return self.batches[-1]
 
-  @property
-  def columns(self) -> list[tuple[int, int]]:
-    """Pairs of a length and a number of rows that batches have."""
-    return [*itertools.product(self.lengths, self.batches)]
-
   def fit_length(self, length: int) -> int:
     """Returns the length bucket of a row, or raises InputError."""
     lengths = self.lengths
@@ -177,7 +170,7 @@ def doubling(largest: int) -> tuple[int, ...]:
 class Chain(Protocol):
   """A model cut into pure stages; one may be a loop, see `serve_lib.loops`.
 
-  The result of a row must not depend on the other rows of its batch. They may
+  The result of a row must not depend on the other rows of its batch, which may
   be padding or other requests, in any order. The first of `variants` serves
   most rows.
   """
@@ -201,24 +194,29 @@ class Chain(Protocol):
     """Returns inputs of stage 0: up to `size` `Encoded.inputs`, and padding."""
 
 
-@runtime_checkable
-class Program(Protocol):
-  """A stage, compiled for batches of any size."""
+class Resizable(abc.ABC):
+  """Base of a `Chain` whose stages are also compiled for any size."""
 
-  result: Any  # `result[0]` are the shapes of the carry that it returns
+  num_stages: int
+  variants: tuple[str, ...]
+  variables: Any
+  pad: Callable[..., Any]
+  alone = False  # whether rows alone have programs of their own
+  loop: Any = None  # see `serve_lib.loops`
 
-  def __call__(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
-    """Runs it on a carry, and arrays as long as `Resizable.sizes`."""
+  @abc.abstractmethod
+  def sized(
+    self, index: int, variant: str, sizes: tuple[Any, ...], alone: bool = False
+  ) -> Stage:
+    """Returns a stage for `sizes`, maybe symbolic; see `Chain.stage`."""
 
-
-@runtime_checkable
-class Resizable(Chain, Protocol):
-  """A chain whose stages can be compiled for sizes that are not known yet."""
-
-  alone: bool  # whether rows alone have programs of their own
+  def stage(self, index: int, variant: str, length: int) -> Stage:
+    """Returns the function of a stage; see `Chain`."""
+    return self.sized(index, variant, self.sizes(variant, length))
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
-    """Returns the other sizes that depend on the length, descending."""
+    """Returns sizes within the stages that depend on the length, descending."""
+    return ()
 
   def programs(
     self,
@@ -226,29 +224,22 @@ class Resizable(Chain, Protocol):
     sizes: tuple[Any, ...],
     alone: bool,
     inputs: Any,
-    compile: Callable[..., Program],
-  ) -> list[Program]:
+    compile: Callable[..., Any],
+  ) -> list[Any]:
     """Returns a program for each stage, of rows `alone` or of batches.
 
     `sizes` are those of `jax.export`, `inputs` the shapes of the first stage's.
-    `compile(stage, carry, is_last=False)` compiles a function for a carry;
-    with `is_last` it returns only the outputs.
+    `compile(stage, carry, is_last=False)` returns a program, which maps [carry,
+    *arrays as long as `sizes`] to (carry, outputs), with `is_last` to (None,
+    outputs); its `result` are the shapes of these.
     """
-
-
-def compile_in_turn(
-  stages: Sequence[Stage],
-  carry: Any,
-  compile: Callable[..., Program],
-  ends_in_loop: bool = False,
-) -> list[Program]:
-  """Compiles stages, each for the carry that the one before returns."""
-  programs: list[Program] = []
-  end = len(stages) + ends_in_loop  # a loop returns its carry
-  for number, stage in enumerate(stages, 1):
-    programs.append(compile(stage, carry, is_last=number == end))
-    carry = programs[-1].result[0]
-  return programs
+    programs, carry, last = list[Any](), inputs, self.num_stages - 1
+    ends = not self.loop or self.loop.stage < last  # a loop returns its carry
+    for index in range(self.num_stages):
+      stage = self.sized(index, variant, sizes, alone)
+      programs.append(compile(stage, carry, is_last=ends and index == last))
+      carry = programs[-1].result[0]
+    return programs
 
 
 @runtime_checkable

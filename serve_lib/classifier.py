@@ -13,7 +13,7 @@ from core import fields, files
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
-from eval_lib import calibration
+from serve_lib import certified
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.items import (
   ImageReader,
@@ -37,9 +37,9 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
 
 def serve_texts(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
   """Serves a model of texts as one stage; options: `TextOptions`."""
-  given = read_options(TextOptions, options)
+  limit = read_options(TextOptions, options).max_characters
   lengths = text_lengths(task, run.lengths)
-  reader = text_reader(task, lengths[-1], given.max_characters)
+  reader = text_reader(task, lengths[-1], limit)
   return functools.partial(one_stage, task, reader, lengths, run)
 
 
@@ -49,25 +49,20 @@ def read_options(kind: Any, options: Mapping[str, Any]) -> Any:
 
 
 def one_stage(
-  task: Any, reader: Any, lengths: Sequence[int], run: Any, variables: Any
+  task: Any, reader: Any, lengths: tuple[int, ...], run: Any, variables: Any
 ) -> tuple[OneStage, ClassifierPolicy]:
-  """Returns chain and policy of a model without exits.
-
-  The temperature is that of calibration.json, if there is one.
-  """
-  file = calibration.CalibrationFile(run.directory, run.step)
-  file.check_parameters(variables)
+  """Returns chain and policy of a model without exits."""
 
   def apply(variables: Any, batch: Any) -> Any:
     model_state = variables.get('model_state', {})
     return task.apply(variables['params'], model_state, batch)[0]
 
-  chain = OneStage(apply, variables, reader)
-  policy = ClassifierPolicy(
-    chain, reader, task.label_names, tuple(lengths), several=task.MULTI_LABEL,
-    temperatures=file.temperatures(1, task.head_layers),
-  )  # fmt: skip
-  return chain, policy
+  def chain(variables: Any, models: Any) -> OneStage:
+    return OneStage(apply, variables, reader)
+
+  return certified.serve(
+    task, run, 'trained', '', lengths, chain, ClassifierPolicy
+  )(variables)
 
 
 def item_reader(task: Any, length: int = 1) -> ItemReader:
@@ -77,11 +72,13 @@ def item_reader(task: Any, length: int = 1) -> ItemReader:
     return TokenReader(length, info.input_shape[0], info.vocab_size)
   if info.input_key != 'image':
     raise ConfigError('task', info.input_key, 'images, tokens or texts')
-  size, given = info.input_shape[0], task.config['dataset']
+  size = info.input_shape[0]
   # A data set that does not say has no central crop.
-  sizes = {'resize_small': size} | dict(given) | dict(info.preprocessing)
-  limit = given.get('max_pixels', files.MAX_PIXELS)
-  return ImageReader(length, size, sizes['resize_small'], limit)
+  settings = {'resize_small': size, 'max_pixels': files.MAX_PIXELS}
+  settings |= {**task.config['dataset'], **info.preprocessing}
+  return ImageReader(
+    length, size, settings['resize_small'], settings['max_pixels']
+  )
 
 
 def text_lengths(task: Any, lengths: Sequence[int] | None) -> tuple[int, ...]:
@@ -91,11 +88,9 @@ def text_lengths(task: Any, lengths: Sequence[int] | None) -> tuple[int, ...]:
     return task.info.length_buckets or (longest,)
   buckets = sorted({*lengths}) or [0]
   if buckets[0] < 1 or not least <= buckets[-1] <= longest:
-    expected = (
-      f'numbers of tokens from 1 to {longest}, the longest row that the run '
-      f'was trained on (dataset.max_length), one of them >= {least}'
-    )
-    raise ConfigError('lengths', tuple(lengths), expected)
+    rows = f'{longest}, the longest row of the run (dataset.max_length)'
+    legal = f'numbers of tokens from 1 to {rows}, one of them >= {least}'
+    raise ConfigError('lengths', tuple(lengths), legal)
   return tuple(buckets)
 
 
@@ -103,12 +98,11 @@ def text_reader(task: Any, max_length: int, max_characters: int) -> TextReader:
   """Returns the reader of texts; of token ids if there is no tokenizer."""
   dataset = task.config['dataset']
   path = dataset.get('tokenizer', '')
-  count: Any = num_texts(dataset)
   # One token type has no place for a second text; a model without types
   # ignores those that a tokenizer gives.
   types = task.model.type_vocab_size or 2
+  count: Any = 1 if types == 1 else num_texts(dataset)
   return TextReader(
     tokenizer.load(path) if path else None, max_length, max_characters,
-    num_texts=1 if types == 1 else count,
-    vocab_size=task.model.vocab_size, num_types=types,
+    num_texts=count, vocab_size=task.model.vocab_size, num_types=types,
   )  # fmt: skip

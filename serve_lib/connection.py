@@ -9,12 +9,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Connection(H11Protocol):
   """Closes a connection that sends no whole request for `max_seconds`.
 
-  uvicorn limits the time between an answer and the next byte only. The time
-  counts from the connection, or from the first byte after an answer.
-
-  Beyond `most` connections, a new one closes an idle one of its own address,
-  else one of the address that has most of them: the one that is silent longest.
-  If none is idle, the new one is closed. `idle` is shared by all connections.
+  The time counts from the connection, or from the first byte after an answer;
+  until that byte uvicorn limits it. Beyond `most` connections, a new one closes
+  the longest silent one of its own address, else of the address that has most;
+  if none is idle, itself. `idle` is shared by all connections.
   """
 
   def __init__(

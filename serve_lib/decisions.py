@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import scipy.special
 from annotated_types import MinLen
 from jaxtyping import Bool, Float
 
-from eval_lib.probabilities import Temperature, scale, sigmoid
-from halting.row_rules import softmax
-from serve_lib.chain import Encoded, Row, Stage, compile_in_turn
+from halting.row_rules import Temperature, scale, softmax
+from serve_lib.chain import Encoded, Resizable, Row, Stage
 from serve_lib.items import Size
 from serve_lib.monitor import Monitor
 
@@ -63,10 +63,10 @@ class ClassifierPolicy:
     Its variant is the certified one, during drift the first.
     """
     encoded = self.reader.read(item, self.chain.variants[0])
-    found = self._serving(source_of(encoded))
-    if found == encoded.variant:
+    variant = self._serving(source_of(encoded))
+    if variant == encoded.variant:
       return encoded
-    return dataclasses.replace(encoded, variant=found)
+    return dataclasses.replace(encoded, variant=variant)
 
   def _serving(self, source: str) -> str:
     """Returns the variant that now serves a source."""
@@ -84,17 +84,18 @@ class ClassifierPolicy:
   def logits(self, row: Row) -> Float[np.ndarray, 'E O']:
     """Returns the calibrated logits of the heads that `combine` uses."""
     logits = np.asarray(row.outputs[-1]['logits'], np.float64)[None]
-    given = self.temperatures[-1:]
-    return scale(logits, given) if len(given) else logits
+    last = self.temperatures[-1:]
+    return scale(logits, last) if len(last) else logits
 
   def combine(self, heads: Float[np.ndarray, 'E C']) -> Float[np.ndarray, ' C']:
     """Returns the probabilities of the answer from those of the heads."""
     return heads[-1]
 
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
-    """Returns depth and retention for `monitor`, and `Prediction.fields`.
+    """Returns depth, share of the work, and `Prediction.fields`.
 
-    Among these may be `exit_reason`, and `truncated` of a text.
+    Depth and share are for `monitor`, such as the iterations and their share of
+    the limit. Fields may be `exit_reason`, and `truncated` of a text.
     """
     truncated = row.encoded.context.get('truncated')
     return 1, 1.0, {'exit_reason': 'whole model', 'truncated': truncated}
@@ -113,7 +114,7 @@ class ClassifierPolicy:
     source = source_of(row.encoded)
     first = None  # confidence of head 0, for the drift check
     if names := self.class_names:
-      heads = sigmoid(logits) if self.several else softmax(logits)
+      heads = (scipy.special.expit if self.several else softmax)(logits)
       shares = self.combine(heads)
       label = names[int(shares.argmax())]
       probabilities = dict(zip(names, shares.tolist(), strict=True))
@@ -136,31 +137,23 @@ def source_of(encoded: Encoded) -> str:
   return (encoded.context or {}).get('source', '')
 
 
-class OneStage:
+class OneStage(Resizable):
   """A `Chain` of one stage, for a model without exits.
 
   `apply` maps variables and a batch of the reader to logits `[B, O]`.
   """
 
-  num_stages, alone = 1, False
+  num_stages = 1
   variants: tuple[str, ...] = ('whole',)
 
   def __init__(
     self, apply: Callable[[Any, Any], Any], variables: Any, reader: Any
   ):
-    self.variables, self.pad = variables, reader.pad
+    self.variables, self.reader, self.pad = variables, reader, reader.pad
     self._stage = lambda *inputs: ((), {'logits': apply(*inputs)})
 
-  def stage(self, index: int, variant: str, length: int) -> Stage:
+  def sized(
+    self, index: int, variant: str, sizes: Any, alone: bool = False
+  ) -> Stage:
     """Returns the whole model."""
     return self._stage
-
-  def sizes(self, variant: str, length: int) -> tuple[int, ...]:
-    """Returns none; see `serve_lib.chain.Resizable`."""
-    return ()
-
-  def programs(
-    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
-  ) -> Any:
-    """Returns that of the whole model; see `serve_lib.chain.Resizable`."""
-    return compile_in_turn([self._stage], inputs, compile)

@@ -16,20 +16,30 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 from annotated_types import Interval
 
 from core import fields
-from serve_lib import backends, process
-from serve_lib.backends import Backend
-from serve_lib.chain import Chain, Failure, Grid, InputError, Policy, Row
+from core.errors import ConfigError
+from serve_lib import process
+from serve_lib.chain import (
+  Chain,
+  Failure,
+  Grid,
+  InputError,
+  Policy,
+  Resizable,
+  Row,
+)
 from serve_lib.pool import RequestQueue
-from serve_lib.programs import WarmUp
+from serve_lib.programs import Programs, WarmUp
 from serve_lib.turns import Flow
 from serve_lib.worker import Worker
 
+Backend = Literal['auto', 'xla', 'onnxruntime']
 Rows = Annotated[int, Interval(ge=1, le=10**7)]
 _END = object()
 
@@ -45,12 +55,9 @@ class Engine:
     chain: the model; its variables are on one device.
     policy: encodes, decides, answers.
     lengths: length buckets, ascending; longer rows are refused.
-    batches: batch buckets, ascending. More sizes (1, 2, 3, 4, 6, 8) pad less;
-      fewer sizes compile faster.
+    batches: batch buckets, ascending; more pad less, fewer compile faster.
     max_pending: `submit` blocks while that many rows have no answer yet.
     max_wait: seconds that a partial batch may wait while the device is busy.
-      With 0.02 instead of 0.001 an EAT of 11 million parameters had the same
-      throughput, and twice the latencies at half of it.
     ahead: number of batches in flight beyond the one being computed; on a CPU
       they are computed at the same time. Only full batches go ahead.
     max_pool_bytes: soft limit of the device memory of rows between stages. Near
@@ -58,10 +65,9 @@ class Engine:
     cache_directory: for compiled programs, '' for none. The programs are
       executed, so no other user may be able to write there.
     lazy: compile programs when they are first needed, not in `warm_up`.
-    backend: what runs the stages: 'xla', 'onnxruntime', or 'auto', see
-      `serve_lib.backends.build`. ONNX Runtime takes all sizes up to the largest
-      of `lengths` and `batches`; `ahead` and `cache_directory` have no effect
-      on it.
+    backend: what runs the stages. On a CPU 'auto' is ONNX Runtime where it is
+      installed and can run the chain. It takes all sizes up to the largest of
+      `lengths` and `batches`; `ahead` and `cache_directory` have no effect.
   """
 
   def __init__(
@@ -88,15 +94,13 @@ class Engine:
     grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = policy.monitor
     self._policy = policy
-    self._programs = backends.build(
-      chain, grid, backend, lazy=lazy, cache_directory=cache_directory
+    self._programs = _onnx_stages(chain, grid, backend, lazy) or Programs(
+      chain, grid, lazy=lazy, cache_directory=cache_directory
     )
     self.grid = self._programs.grid
     limits['ahead'] = min(ahead, self._programs.max_ahead)
     self._requests = RequestQueue(max_pending)
-    self._worker = Worker(
-      policy, self._programs, self._requests, self.monitor, limits
-    )
+    self._worker = Worker(policy, self._programs, self._requests, limits)
     self._threads = [
       threading.Thread(
         target=self._worker.run, name='serve_lib engine', daemon=True
@@ -153,8 +157,7 @@ class Engine:
   ) -> list[concurrent.futures.Future]:
     """Accepts items as `submit` does; after an error some may be accepted.
 
-    Calls take turns, so that a long one does not hold up the others; `flow` is
-    of calls that count as one.
+    Calls take turns; those of one `flow` count as one.
     """
     flow = flow or Flow(len(items))
     if self._warm_up is None:
@@ -182,11 +185,10 @@ class Engine:
   def stream(self, items: Iterable[Any], window: int = 256) -> Iterator[Any]:
     """Yields the answers in the order of the items while these arrive.
 
-    A daemon thread reads and submits at most `window` items ahead. If the
-    caller stops iterating, one more item may be read and dropped. Exceptions of
-    the source are raised after the answers to the items before.
-    (Read standard input from `open(0, 'rb', closefd=False)`: Python aborts if
-    the lock of `sys.stdin` is held at interpreter exit.)
+    A daemon thread reads and submits at most `window` items ahead, and one more
+    after the caller has stopped. Exceptions of the source are raised after the
+    answers to the items before. (Read standard input from `open(0, 'rb',
+    closefd=False)`: Python aborts if `sys.stdin` is locked at exit.)
     """
     fields.check_value('stream.window', window, Rows)
     self._check_call('stream', items)
@@ -261,8 +263,7 @@ class Engine:
     if self._blocks_itself():
       raise RuntimeError(
         f'engine.{method}: called in a callback, by the thread that answers, '
-        'or within encode, which holds the room of its item; it would block '
-        'itself: use submit()'
+        'or within encode: it would block itself; use submit()'
       )
 
   def _blocks_itself(self) -> bool:
@@ -307,6 +308,32 @@ class Engine:
       return None
     finally:
       self._local.encodes = outer
+
+
+def _onnx_stages(chain: Any, grid: Grid, backend: Backend, lazy: bool) -> Any:
+  """Returns the chain in ONNX Runtime, or None; see `Engine`.
+
+  Raises ConfigError if it cannot run there, and has to.
+  """
+  if backend == 'xla':
+    return None
+  if not isinstance(chain, Resizable):
+    why = 'the stages of the model are of fixed lengths'
+  elif jax.default_backend() != 'cpu':
+    why = 'the model is not on a CPU'
+  else:
+    try:
+      from serve_lib.onnx import graph, stages
+
+      return stages.OnnxStages(chain, grid, lazy)
+    except ImportError:
+      why = "onnx and onnxruntime are missing (pip install '.[serve]')"
+    except graph.NotTranslatedError as error:
+      why = f'there is no translation for {error}'
+  if backend == 'onnxruntime':
+    expected = f"'auto' or 'xla', as {why}"
+    raise ConfigError('engine.backend', backend, expected)
+  return None
 
 
 def _finish(

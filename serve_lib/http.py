@@ -1,10 +1,9 @@
 """An HTTP application in front of an engine: JSON in, JSON out.
 
-`POST /predict` takes an item or `{"items": [...]}`. `/healthz`, `/readyz` and
-`/metrics`, in the format of Prometheus, report the state. Requests take turns
-(`serve_lib.turns`) at what they share: threads, and the engine's places. When
-the client has left or the time is over, the rows of a request leave all lines,
-those of the engine included.
+`POST /predict` takes an item or `{"items": [...]}`; `/healthz`, `/readyz` and
+`/metrics` (Prometheus) report the state. Requests take turns at threads and the
+engine's places. When the client has left or the time is over, the rows of a
+request leave all lines, also that of the engine.
 """
 
 import asyncio
@@ -54,10 +53,10 @@ class Service(registry.Collector):
 
   The engine gets rows from here only. Attributes of `limits`: `max_pending`,
   rows in the engine and of a request; `max_waiting`, further rows, above which
-  the answer is 503; `max_body_bytes` of a request (all together: `MAX_BODIES`
-  times that); `max_pixels` of a request, and of all that is decoded at a time;
-  `max_seconds` from the arrival of a request to its answer. A request of less
-  than its share of the rows or bytes is accepted above the limit of all.
+  the answer is 503; `max_body_bytes` of a request (`MAX_BODIES` times that of
+  all); `max_pixels` of a request, and decoded at a time; `max_seconds` until
+  the answer. A request of less than its share of the rows or bytes is accepted
+  above the limit of all.
   """
 
   def __init__(self, engine: Any, limits: Any):
@@ -117,16 +116,15 @@ class Service(registry.Collector):
 
     The keys of a mapping are values of its label. None is left out.
     """
-    found = self._engine.monitor.snapshot() | self._engine.status()
-    for name, value in found.pop('drift', {}).items():
-      found[f'drift_{name}'] = value
-    for source, report in found.pop('drift_by_source', {}).items():
+    seen = self._engine.monitor.snapshot() | self._engine.status()
+    drift, sources = seen.pop('drift', {}), seen.pop('drift_by_source', {})
+    values = {f'engine_{name}': value for name, value in seen.items()}
+    values |= {f'engine_drift_{name}': value for name, value in drift.items()}
+    for source, report in sources.items():
       for name, value in report.items():
-        found.setdefault(f'drift_by_source_{name}', {})[source] = value
-    values = {f'engine_{name}': value for name, value in found.items()}
-    values |= dict(
-      http_waiting_rows=self._waiting, http_responses=self._statuses
-    )
+        values.setdefault(f'engine_drift_by_source_{name}', {})[source] = value
+    values['http_waiting_rows'] = self._waiting
+    values['http_responses'] = self._statuses
     for name, value in values.items():
       is_count, is_group = name in _COUNTS, isinstance(value, dict)
       kind = core.CounterMetricFamily if is_count else core.GaugeMetricFamily
@@ -201,13 +199,14 @@ class Service(registry.Collector):
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes
+    too_long = HTTPException(413, f'body: expected at most {most} bytes')
     if int(request.headers.get('content-length', 0)) > most:
-      raise HTTPException(413, f'body: expected at most {most} bytes')
+      raise too_long
     async for chunk in request.stream():
       body += chunk
       self._bytes += len(chunk)
       if len(body) > most:
-        raise HTTPException(413, f'body: expected at most {most} bytes')
+        raise too_long
       if self._is_too_much(self._bytes, len(body), MAX_BODIES * most):
         raise HTTPException(503, 'body: too many requests; retry', RETRY)
 
@@ -298,9 +297,9 @@ class Service(registry.Collector):
 
   def _placed(self, job: concurrent.futures.Future, rows: int) -> None:
     """Frees the places of rows when they are answered, or were refused."""
-    found = _result(job)
-    self._places.free(rows - len(found))
-    for future in found:
+    futures = _result(job)
+    self._places.free(rows - len(futures))
+    for future in futures:
       turns.call_when_done(future, self._places.free, 1)
 
 

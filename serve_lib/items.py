@@ -1,7 +1,7 @@
 """Readers of items: texts, images, rows of token ids.
 
-A reader turns one item into arrays (`read`) and rows of arrays into a batch
-(`pad`). An `InputError` passed as an item is raised.
+A reader turns an item into arrays, or raises InputError (`read`), and pads rows
+of arrays to a batch (`pad`). An `InputError` passed as an item is raised.
 """
 
 import abc
@@ -20,11 +20,8 @@ from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
 
-_WRONG_NUMBER = {
-  1: 'none, got a second text; the model was trained on single texts',
-  2: 'a second text, got none; the model was trained on pairs: '
-  "{'text': ..., 'pair': ...}",
-}
+# By the number of texts that the model was trained on.
+_WRONG = {1: 'none, got a second text', 2: 'a second text, got none'}
 PIXELS = 64  # decoded in the time in which a character is tokenized
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
@@ -49,7 +46,7 @@ class Reader(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ItemReader(Reader):
-  """Reads items, a value or `{NAME: value}`, that become one array each."""
+  """Reads `value` or `{NAME: value}` to one array."""
 
   NAME: ClassVar[str]
   length: Size  # the length bucket of all rows
@@ -64,7 +61,7 @@ class ItemReader(Reader):
     """An array of zeros."""
 
   def read(self, item: Any, variant: str) -> Encoded:
-    """Reads an item; raises InputError if it is illegal."""
+    """Reads an item."""
     if isinstance(item, InputError):
       raise item
     if isinstance(item, Mapping):
@@ -78,8 +75,7 @@ class ItemReader(Reader):
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, np.ndarray]:
-    """Stacks rows to a batch; padding repeats the first row."""
-    # A row of zeros might need more steps than the real rows.
+    """Stacks rows; padding repeats the first, as zeros might run longer."""
     arrays = [row[self.NAME] for row in rows] or [self.example]
     arrays += arrays[:1] * (size - len(arrays))
     return {self.NAME: np.stack(arrays)}
@@ -235,16 +231,11 @@ class TextReader(Reader):
   def pad(
     self, rows: Sequence[Mapping[str, Any]], length: int, size: int
   ) -> dict[str, Int[np.ndarray, '...']]:
-    """Pads rows of tokens to one batch.
-
-    Returns `'tokens'` and `'token_types'` int32 `[size, length]` and
-    `'length'` int32 `[size]`.
-    """
-    shape = size, length
+    """Pads 'tokens', 'token_types' to `[size, length]`; 'length' `[size]`."""
     lengths = np.full(size, self.padding_tokens, np.int32)
     lengths[: len(rows)] = [len(row['tokens']) for row in rows]
     batch = {
-      name: pad_rows([row[name] for row in rows], shape, fill)
+      name: pad_rows([row[name] for row in rows], (size, length), fill)
       for name, fill in (('tokens', self.pad_id), ('token_types', 0))
     }
     return batch | {'length': lengths}
@@ -263,7 +254,7 @@ class TextReader(Reader):
         expected = f'at most {self.max_characters} characters'
         raise InputError(f'{key}: expected {expected}, got {len(texts[key])}')
     if self.num_texts not in (None, len(texts)):
-      raise InputError(f'pair: expected {_WRONG_NUMBER[self.num_texts]}')
+      raise InputError(f'pair: expected {_WRONG[self.num_texts]}')
     return texts
 
   def _encode(self, texts: Mapping[str, str], limit: int) -> Any:
@@ -279,8 +270,7 @@ class TextReader(Reader):
     ends = np.flatnonzero(encoded.tokens == encoded.tokens[-1])
     for key, length in zip(texts, np.diff(ends, prepend=0), strict=False):
       if length == 1:
-        expected = 'at least one readable token'
-        raise InputError(f'{key}: expected {expected}, got none')
+        raise InputError(f'{key}: expected at least one readable token')
     return encoded.tokens, encoded.token_types
 
   def _given(self, fields: Mapping[str, Any]) -> Any:
@@ -288,8 +278,8 @@ class TextReader(Reader):
     types = fields.get('token_types', 0 * tokens)
     types = _token_ids('token_types', types, self.num_types)
     if len(types) != len(tokens):
-      expected = f'{len(tokens)}, one for each token'
-      raise InputError(f'token_types: expected {expected}, got {len(types)}')
+      counts = f'expected {len(tokens)}, got {len(types)}'
+      raise InputError(f'token_types: {counts}')
     return tokens, types
 
 
@@ -300,7 +290,7 @@ KINDS: Mapping[str, Any] = {
 
 
 def _item_fields(item: Any) -> dict[str, Any]:
-  """Returns an item as a mapping with some of the legal keys."""
+  """Returns an item as a mapping with legal keys."""
   if isinstance(item, InputError):
     raise item
   if isinstance(item, (str, bytes)):

@@ -1,8 +1,8 @@
 """A stage that rows come back to: recurrent depth, served.
 
-The stage is one step of a loop, with carries of one structure and of one shape.
-What a row remembers, the number of its iteration too, is in the carry: so rows
-at different iterations share a batch, and each is computed as if it were alone.
+The stage is one step, whose carries have one structure and shape. The carry has
+all that a row remembers, also the number of its iteration: so rows at different
+iterations share a batch.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import numpy as np
 from annotated_types import Interval
 
 from core.errors import ConfigError
-from serve_lib.chain import Chain
 
 Count = Annotated[int, Interval(ge=1, le=10**6)]
 
@@ -46,13 +45,13 @@ class Loop:
 
 
 @runtime_checkable
-class Looping(Chain, Protocol):
+class Looping(Protocol):
   """A chain of which one stage may be a loop."""
 
   loop: Loop | None
 
 
-def loop_of(chain: Chain) -> Loop | None:
+def loop_of(chain: Any) -> Loop | None:
   """Returns the loop of a chain; raises ConfigError if it has no such stage."""
   loop = chain.loop if isinstance(chain, Looping) else None
   if loop and not 0 < loop.stage < chain.num_stages:

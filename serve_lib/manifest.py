@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import jax
 from annotated_types import MinLen
-from jax import export
 
 from core import registry
 from core.errors import ConfigError
@@ -17,7 +16,7 @@ from halting.row_rules import Limit
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
 from serve_lib.items import KINDS, Count, Size
-from serve_lib.loops import Loop, loop_of
+from serve_lib.loops import Loop, at, loop_of
 
 # Fields of a policy that are not stored as they are.
 BUILT = 'chain', 'reader', 'monitor'
@@ -56,27 +55,22 @@ class _Manifest:
   programs: tuple[_Program, ...]
 
 
-def check_manifest(given: Any) -> type[ClassifierPolicy]:
-  """Returns the class of the policy.
-
-  Raises ValueError where a value is illegal, or contradicts another one.
-  """
-  check(_Manifest, given, 'manifest')
-  policy, reader = dict(given['policy']), dict(given['reader'])
+def check_manifest(manifest: Any) -> type[ClassifierPolicy]:
+  """Returns the class of the policy; raises ValueError for illegal values."""
+  check(_Manifest, manifest, 'manifest')
+  policy, reader = dict(manifest['policy']), dict(manifest['reader'])
   kind = policy_class(policy.pop('kind', None), 'policy.kind')
   check(kind, policy, 'policy', BUILT)
   name = reader.pop('kind', None)
   if not isinstance(name, str) or name not in KINDS:
     raise ConfigError('reader.kind', name, f'one of {", ".join(KINDS)}')
   check(KINDS[name], reader, 'reader', ('tokenizer',))
-  for source, one in given['drift'].items():
+  for source, one in manifest['drift'].items():
     if one is not None:
       check(_Drift, one, f'drift.{source}')
-  if loop := given['chain'].get('loop'):
+  if loop := manifest['chain'].get('loop'):
     check(Loop, loop, 'chain.loop')
-  for one in given['programs']:
-    check(_Program, one, 'programs')
-  _check_sizes(given)
+  _check_sizes(manifest)
   return kind
 
 
@@ -86,15 +80,15 @@ def policy_class(name: Any, field: str) -> type[ClassifierPolicy]:
   return registry.locate(name, field, ClassifierPolicy, expected)
 
 
-def _check_sizes(given: Mapping[str, Any]) -> None:
+def _check_sizes(manifest: Mapping[str, Any]) -> None:
   """Raises ConfigError where two parts of a manifest are not of one model."""
-  policy, chain, reader = (given[k] for k in ('policy', 'chain', 'reader'))
-  lengths, stages = given['grid']['lengths'], chain['num_stages']
+  policy, chain, reader = (manifest[k] for k in ('policy', 'chain', 'reader'))
+  lengths, stages = manifest['grid']['lengths'], chain['num_stages']
   longest = reader.get('max_length', reader.get('length'))
-  numbers = [number for number, _ in given['variables'].values()]
-  read = {number for one in given['programs'] for number in one['read']}
-  runs = [one for program in given['programs'] for one in program['runs']]
-  parts = {*chain['variants']}, {*lengths}, {*given['grid']['batches']}
+  numbers = [number for number, _ in manifest['variables'].values()]
+  read = {number for one in manifest['programs'] for number in one['read']}
+  runs = [one for program in manifest['programs'] for one in program['runs']]
+  parts = {*chain['variants']}, {*lengths}, {*manifest['grid']['batches']}
   built = {
     run for run in runs
     if run[0] < stages and all(map(operator.contains, parts, run[1:]))
@@ -126,18 +120,15 @@ def check_programs(chain: Any, classes: int) -> None:
 
   `chain` is a `BundleChain`; `classes` are those of an answer, 0 for a number.
   """
-  ends = {
-    number for (stage, *_), number in chain.numbers.items()
-    if stage == chain.num_stages - 1
-  }  # fmt: skip
+  end = chain.num_stages - 1
+  ends = {n for (stage, *_), n in chain.numbers.items() if stage == end}
   sizes = {number: group[-1] for group, number in chain.numbers.items()}
   loop = loop_of(chain)
-  loops = {n for k, n in chain.numbers.items() if loop and k[0] == loop.stage}
-  for number, (read, artifact) in enumerate(chain.programs):
-    one = export.deserialize(artifact)
+  loops = {n for k, n in chain.numbers.items() if at(loop, k[0])}
+  for number, (read, one) in enumerate(chain.programs):
     taken = [(x.shape, x.dtype) for x in one.in_avals]
-    given = [chain.variables[n] for n in read]
-    if taken[: len(read)] != [(x.shape, x.dtype) for x in given]:
+    variables = [chain.variables[n] for n in read]
+    if taken[: len(read)] != [(x.shape, x.dtype) for x in variables]:
       raise ValueError(f'program_{number}: expected the variables it reads')
     size = sizes.get(number)
     if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:
@@ -146,8 +137,7 @@ def check_programs(chain: Any, classes: int) -> None:
     carry = [(x.shape, x.dtype) for x in carry]
     if number in loops and carry != taken[len(read) :]:
       raise ValueError(f'program_{number}: expected a carry as it takes')
-    logits = outputs.get('logits')
-    logits = None if logits is None else logits.shape
+    logits = outputs['logits'].shape if 'logits' in outputs else None
     if logits != (size, classes or 1) and (logits or number in ends):
       expected = f'shape {(size, classes or 1)}, got {logits}'
       raise ValueError(f'program_{number}: logits: expected {expected}')

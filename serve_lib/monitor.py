@@ -1,9 +1,8 @@
 """Running statistics of a service, in bounded memory, and drift of its traffic.
 
 The engine records batches, latencies and failures, the policy its decisions.
-Counts are of all records; percentiles and rates are of the last `window`
-records. Thresholds hold for data like the calibration data, so the confidence
-of the first head, which every row passes, is compared with that of these data.
+Thresholds hold for data like the calibration data, so the confidence of the
+first head, which every row passes, is compared with that of these data.
 """
 
 import collections
@@ -28,15 +27,11 @@ MIN_EXPECTED = 5.0  # rows per cell from which on chi-square is accurate
 class DriftCheck:
   """Compares traffic with a calibration split, with hysteresis. Thread-safe.
 
-  Two tests compare a sliding window of the traffic with the calibration split,
-  each at half the significance (Bonferroni): Kolmogorov-Smirnov on the
-  confidences, chi-square on the share of confidences >= `threshold`. A
-  rejection counts only if the difference is large as well: with enough rows any
-  difference becomes significant. Drift ends when no test rejects at ten times
-  the significance with a large difference.
-
-  Where another model serves during drift, its rows are compared with its own
-  confidences on the split, `during`, and a turn empties the window.
+  Two tests compare a sliding window of the traffic with the split, each at half
+  the significance (Bonferroni): Kolmogorov-Smirnov on the confidences,
+  chi-square on the share >= `threshold`. A rejection counts only if the
+  difference is large as well: with enough rows any becomes significant. Drift
+  ends when no test rejects at ten times the significance with a large one.
 
   `on_drift` is called with (drifted, report) when drift begins or ends, without
   a lock, in the thread that added the row; its errors are logged.
@@ -44,14 +39,14 @@ class DriftCheck:
 
   confidences: Float[np.ndarray, ' N']  # of the first head on the split
   threshold: float  # rows with confidence >= it are sure
-  # Of the model that serves during drift; None: the same model.
+  # Of another model that serves during drift, whose rows are compared with
+  # them; a turn empties the window. None: the same model.
   during: Float[np.ndarray, ' N'] | None = None
   window: int = 512  # rows that are compared
   every: int = 128  # rows from one test of a full window to the next
   significance: float = 1e-4  # probability of a false alarm
   min_distance: float = 0.1  # smallest relevant Kolmogorov-Smirnov distance
-  # Smallest relevant population stability index: .1 is a small shift by
-  # convention, .25 a large one.
+  # Smallest relevant population stability index; by convention .25 is large.
   min_psi: float = 0.1
   confirm: int = 2  # tests in a row that begin drift
   recover: int = 4  # tests in a row that end it
@@ -60,11 +55,11 @@ class DriftCheck:
   drifted: bool = dataclasses.field(default=False, init=False)
 
   def __post_init__(self):
-    given = np.append(self.confidences, self.threshold)
-    if self.during is not None:
-      given = np.append(given, self.during)
+    during = () if self.during is None else self.during
+    values = np.concatenate([self.confidences, [self.threshold], during])
     # In float32 a softmax may exceed 1 by rounding.
-    if len(given) < 2 or not ((given >= 0) & (given < 1.001)).all():
+    is_legal = ((values >= 0) & (values < 1.001)).all()
+    if not len(self.confidences) or not is_legal:
       raise ValueError(
         'calibration: expected at least one confidence and a threshold, all in '
         f'[0, 1], got {self.confidences} and {self.threshold}'
@@ -109,8 +104,7 @@ class DriftCheck:
       reference = self.during
     # Equal logits differ by rounding, of one softmax in float32.
     both = reference.round(6), confidences.round(6)
-    found = stats.ks_2samp(*both, method='asymp')
-    distance, confidence_p = float(found.statistic), float(found.pvalue)
+    distance, confidence_p = map(float, stats.ks_2samp(*both, method='asymp'))
     expected, sure = map(self.sure, (reference, confidences))
     psi, share_p = share_test(expected, sure)
     self._report = {
@@ -147,8 +141,8 @@ class Monitor:
     sources: Mapping[str, DriftCheck] = types.MappingProxyType({}),
   ):
     self.drift, self.sources = drift, sources
-    self._clock, self._lock, self._answers = clock, threading.Lock(), 0
-    self._truncated = 0
+    self._clock, self._lock = clock, threading.Lock()
+    self._answers = self._truncated = 0
     self._counts = collections.defaultdict[str, Any](collections.Counter)
     self._latest = collections.defaultdict[str, Any](
       lambda: collections.deque(maxlen=window)
@@ -188,14 +182,13 @@ class Monitor:
   ) -> None:
     """Records a row that left, its depth and the share of its tokens kept.
 
-    AdaTape gives the tape length and its share of the longest, ALBERT the
-    iterations and the mean share of iterations. `confidence` is that of the
-    first head; None excludes the row from the drift check.
+    A family says what these are, see `ClassifierPolicy.describe`. `confidence`
+    is that of the first head; None excludes the row from the drift check.
     """
     with self._lock:
       reasons = self._counts['reasons']
-      known = reason in reasons or len(reasons) < MAX_REASONS
-      reasons[reason if known else 'other'] += 1
+      is_kept = reason in reasons or len(reasons) < MAX_REASONS
+      reasons[reason if is_kept else 'other'] += 1
       self._counts['depth'][depth] += 1
       self._truncated += truncated
       self._latest['retention'].append(retention)
@@ -206,8 +199,9 @@ class Monitor:
   def snapshot(self) -> dict[str, Any]:
     """Returns the statistics as plain numbers, ready for JSON.
 
-    `depth` (see `record_exit`) and `reasons` are counts, `fill` the share of
-    batch slots that held rows by stage, `latency` in seconds; None if empty.
+    `depth` and `reasons` are counts of all rows, `fill` the share of batch
+    slots that held rows by stage. Percentiles, `latency` in seconds, and rates
+    are of the last `window` records; None if there are none.
     """
     with self._lock:
       counts, depths = self._counts, dict(sorted(self._counts['depth'].items()))
@@ -233,17 +227,15 @@ class Monitor:
       }
     if self.drift is not None:
       result['drift'] = self.drift.report()
-    if self.sources:
-      reports = {name: one.report() for name, one in self.sources.items()}
-      result['drift_by_source'] = reports
-    return result
+    reports = {name: check.report() for name, check in self.sources.items()}
+    return result | ({'drift_by_source': reports} if reports else {})
 
   def _percentiles(
     self, name: str, which: tuple[int, ...]
   ) -> dict[str, float | None]:
     values = np.array(self._latest[name])
-    found = np.percentile(values, which).tolist() if values.size else [None] * 3
-    return {f'p{p}': value for p, value in zip(which, found, strict=True)}
+    ranks = np.percentile(values, which).tolist() if values.size else [None] * 3
+    return {f'p{p}': value for p, value in zip(which, ranks, strict=True)}
 
 
 def monitor_of(
@@ -254,17 +246,16 @@ def monitor_of(
   A check is None, or has `confidences`, `threshold` and maybe `during`; see
   `DriftCheck`.
   """
-  found: dict[str, Any] = {
-    source: None
-    if one is None
-    else DriftCheck(
-      np.array(one['confidences'], np.float64), float(one['threshold']),
-      None if one.get('during') is None else np.array(one['during'], float),
-      source=source, on_drift=on_drift,
-    )
-    for source, one in checks.items()
-  }  # fmt: skip
-  return Monitor(drift=found.pop('', None), sources=found)
+  sources: dict[str, Any] = dict.fromkeys(checks)
+  for source, values in checks.items():
+    if values is not None:
+      confidences, during = values['confidences'], values.get('during')
+      sources[source] = DriftCheck(
+        np.array(confidences, np.float64), float(values['threshold']),
+        None if during is None else np.array(during, np.float64),
+        source=source, on_drift=on_drift,
+      )  # fmt: skip
+  return Monitor(drift=sources.pop('', None), sources=sources)
 
 
 def share_test(

@@ -1,4 +1,4 @@
-"""Rows that wait: accepted ones on the host, others between two stages."""
+"""Rows that wait: in the queue, or between two stages."""
 
 import bisect
 import collections
@@ -27,9 +27,8 @@ class RequestQueue:
   """Accepted rows by group, bounded and thread-safe.
 
   A row is `pending` from `reserve`, before it is encoded, until it is answered.
-  Callers that wait for room are served in order. Rows of several flows take
-  turns by a `Clock`, of a small one before now. The reentrant `lock` guards all
-  that callers and worker share.
+  Callers get room in order, rows of several flows take turns by a `Clock`. The
+  reentrant `lock` guards all that callers and worker share.
   """
 
   def __init__(self, max_pending: int):
@@ -95,9 +94,8 @@ class RequestQueue:
       try:
         if not self._freed.wait_for(admitted, timeout):
           raise OverloadedError(
-            f'engine.max_pending: {self._max_pending} rows are pending and '
-            f'none was answered in time (timeout={timeout}); send fewer at a '
-            'time, or wait longer'
+            f'engine.max_pending: {self._max_pending} rows are pending, and '
+            f'none was answered in {timeout} s; send fewer, or wait longer'
           )
         if self.is_closed:
           raise ClosedError('the engine is closed; it accepts no items')
@@ -142,8 +140,8 @@ class RequestQueue:
   def purge(self) -> None:
     """Removes cancelled rows; the caller holds the lock."""
     self.has_cancelled = False
-    found = {group: wanted(rows) for group, rows in self.groups.items()}
-    self.groups = {group: rows for group, rows in found.items() if rows}
+    groups = {group: wanted(rows) for group, rows in self.groups.items()}
+    self.groups = {group: rows for group, rows in groups.items() if rows}
 
   def take(self, group: Group, limit: int) -> list[Row]:
     """Removes and returns up to `limit` rows; the caller holds the lock."""
@@ -185,10 +183,9 @@ class Batch:
 class Pool:
   """Rows between stages, on the device; used by one thread at a time.
 
-  Every group has at most one open batch. The first join copies the open batch
-  to the full size; rows of joining batches are copied into its unused slots.
-  `ready` holds at most one full batch per batch in flight, which bounds the
-  memory.
+  Every group has at most one open batch. The first join copies it to the full
+  size; rows of joining batches are copied into its unused slots. `ready` holds
+  at most one full batch per batch in flight.
   """
 
   def __init__(self, programs: Any, requests: RequestQueue):
@@ -201,8 +198,8 @@ class Pool:
   def most(self, length: int) -> int:
     """Returns the rows of a length that may share a batch.
 
-    A small request waits for the batch that is being computed. So while there
-    are large ones too, their batches are only as long as is efficient.
+    Small requests wait for the batch that is being computed. So while there are
+    any, batches are only as large as is efficient.
     """
     capacity, padding = self._grid.capacity, self._programs.padding
     if not padding or not self._requests.is_shared:
@@ -236,13 +233,28 @@ class Pool:
       self.open[rest.group] = rest
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
-    """Returns a batch of rows of two, and one of those without room, if any."""
+    """Copies rows into free slots of `one`; returns it, and the rest if any."""
     self._widen(one)
-    return one, self._join(other, one)
+    capacity = self._grid.capacity
+    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(other.rows)]
+    count = len(free)
+    # The scatter of 'join' ignores an index >= capacity.
+    places = np.full(other.size, capacity, np.int32)
+    places[other.slots[:count]] = free
+    key = 'join', one.group, (other.size, capacity)
+    try:
+      one.carry = self._programs.copy(*key, one.carry, other.carry, places)
+    except Exception:
+      other.rows += self.open.pop(one.group).rows  # their carry is consumed
+      raise
+    one.rows = one.rows + other.rows[:count]
+    one.slots = np.append(one.slots, free)
+    rest = other.rows[count:], other.slots[count:]
+    return one, Batch(other.group, other.size, *rest, other.carry)
 
   def part(self, batch: Batch) -> None:
     """Copies a batch that shares its carry with others."""
-    self.copy(batch, self._grid.capacity)
+    self.copy(batch, self._slots(batch))
 
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
@@ -253,8 +265,8 @@ class Pool:
 
   def copy(self, batch: Batch, size: int) -> None:
     """Copies the rows into the first slots of a batch of `size` slots."""
-    # Unused slots repeat an unused slot, usually a finished row, if there is
-    # one: a chain may stop early when all rows are done.
+    # Unused slots repeat one, usually of a finished row: a chain may stop early
+    # when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
     source = np.full(size, (*left, *batch.slots)[0], np.int32)
     source[: len(batch.rows)] = batch.slots
@@ -279,28 +291,13 @@ class Pool:
     self.ready.clear()
     return [row for batch in batches for row in batch.rows]
 
-  def _widen(self, batch: Batch) -> None:
-    if batch.size < self._grid.capacity:
-      self.copy(batch, self._grid.capacity)
+  def _slots(self, batch: Batch) -> int:
+    """Returns the size from and to which batches are copied."""
+    return self._grid.capacity
 
-  def _join(self, batch: Batch, one: Batch) -> Batch:
-    """Copies rows of `batch` into free slots of `one`; returns the others."""
-    capacity = self._grid.capacity
-    free = np.setdiff1d(np.arange(capacity), one.slots)[: len(batch.rows)]
-    count = len(free)
-    # The scatter of `_join` ignores an index >= capacity.
-    places = np.full(batch.size, capacity, np.int32)
-    places[batch.slots[:count]] = free
-    key = 'join', one.group, (batch.size, capacity)
-    try:
-      one.carry = self._programs.copy(*key, one.carry, batch.carry, places)
-    except Exception:
-      batch.rows += self.open.pop(one.group).rows  # their carry is consumed
-      raise
-    one.rows = one.rows + batch.rows[:count]
-    one.slots = np.append(one.slots, free)
-    others = batch.rows[count:], batch.slots[count:]
-    return Batch(batch.group, batch.size, *others, batch.carry)
+  def _widen(self, batch: Batch) -> None:
+    if batch.size < (size := self._slots(batch)):
+      self.copy(batch, size)
 
 
 class HostPool(Pool):
@@ -328,9 +325,5 @@ class HostPool(Pool):
     slots = np.arange(len(rows), dtype=np.int32)
     return Batch(group, len(rows), rows, slots, carry)
 
-  def part(self, batch: Batch) -> None:
-    """Copies the rows of a batch that shares its carry with others."""
-    self.copy(batch, len(batch.rows))
-
-  def _widen(self, batch: Batch) -> None:
-    """Does nothing: rows are copied from and to all sizes."""
+  def _slots(self, batch: Batch) -> int:
+    return len(batch.rows)

@@ -17,45 +17,39 @@ _HUGE, _COLLAPSE = 2**21, 25  # bytes of a huge page; MADV_COLLAPSE of Linux
 def own_process() -> None:
   """Makes programs fast in a process that does nothing else.
 
-  Keeps freed memory, and lets all sessions of ONNX Runtime share their threads;
-  then the process can have no session with threads of its own.
+  Keeps freed memory; all sessions of ONNX Runtime share their threads.
   """
   keep_freed_memory()
   OWNED.set()
 
 
 def keep_freed_memory() -> bool:
-  """Keeps freed host memory in the process instead of the kernel.
+  """Keeps freed host memory in the process; False if the C library cannot.
 
-  glibc returns XLA's temporaries above 32 MB to the kernel after each run of a
-  CPU program, and the next run faults the same pages in again. Keeping them
-  saves 0 to 13 % of the time of a BERT-base at batch 16, and a fifth of a
-  training step of a ViT of width 64. Irreversible; call it before threads are
-  created, whose arenas it does not reach. Returns True if the C library has all
-  options.
+  Else glibc returns XLA's temporaries above 32 MB to the kernel after each run
+  of a CPU program, and the next run faults them in again: up to 13 % of a
+  BERT-base at batch 16, a fifth of a training step of a ViT of width 64.
+  Irreversible; call it before threads are created, whose arenas it does not
+  reach.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
   except (OSError, TypeError, AttributeError):
     return False
   options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1))
-  known = [mallopt(option, value) for option, value in options]
-  return all(known)
+  results = [mallopt(*option) for option in options]
+  return all(results)
 
 
 def yield_to_others() -> None:
   """Gives the calling thread a low priority, where threads have their own."""
-  # Lower ones hold up the others when another process needs all cores, as
-  # what holds Python's lock is not run.
+  # A lower one may hold Python's lock and not run while others need the cores.
   if sys.platform == 'linux':
     os.nice(_LOW)
 
 
 def return_memory() -> None:
-  """Returns freed memory to the kernel, in spite of `keep_freed_memory`.
-
-  For what is much larger than the temporaries of a program, such as photos.
-  """
+  """Returns freed memory, as of photos, in spite of `keep_freed_memory`."""
   with contextlib.suppress(OSError, TypeError, AttributeError):
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -63,8 +57,7 @@ def return_memory() -> None:
 def collapse_pages() -> None:
   """Puts the memory of this process, such as weights, into huge pages.
 
-  A row alone reads all weights once; with huge pages a MiniLM takes 4 to 9 %
-  less time for it. Does nothing where Linux cannot do it (before 6.1).
+  A MiniLM takes 4 to 9 % less time for a row alone. Linux cannot before 6.1.
   """
   with contextlib.suppress(OSError, TypeError, AttributeError):
     madvise = ctypes.CDLL(None).madvise

@@ -1,8 +1,8 @@
 """Device programs of the engine.
 
-One program for every stage, variant, length and batch size, and small ones that
-copy rows between batches. Warm-up compiles all of them; afterwards a missing
-one raises KeyError. With `lazy` each is compiled when it is first needed.
+One for every stage, variant, length and batch size, and small ones that copy
+rows between batches. Warm-up compiles all of them; afterwards a missing one
+raises KeyError. With `lazy` each is compiled when it is first needed.
 """
 
 import collections
@@ -24,10 +24,9 @@ import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
 from core.errors import ConfigError
-from serve_lib import loops
+from serve_lib import loops, program_cache
 from serve_lib.chain import Chain, Grid, Group
-from serve_lib.pool import Pool, RequestQueue
-from serve_lib.program_cache import ProgramCache
+from serve_lib.pool import Pool
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
@@ -62,6 +61,7 @@ class Programs:
   See `Engine` for the arguments.
   """
 
+  pool = Pool  # of rows between the stages
   padding = 0  # tokens, for which rows of other lengths join a batch
   max_ahead = 8  # batches, as a call returns before it has finished
 
@@ -76,13 +76,16 @@ class Programs:
     self.chain, self.grid, self.loop = chain, grid, loops.loop_of(chain)
     self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
-    found = [d for x in leaves if isinstance(x, jax.Array) for d in x.devices()]
-    self.device = (found or jax.devices())[0]
-    is_cpu = self.device.platform == 'cpu'
-    self._variables = jax.device_put(chain.variables, self.device)
-    self._sharding = jax.sharding.SingleDeviceSharding(self.device)
-    self._options = CPU_OPTIONS if is_cpu else {}
-    self._cache = ProgramCache(cache_directory)
+    devices = [
+      d for x in leaves if isinstance(x, jax.Array) for d in x.devices()
+    ]
+    device = (devices or jax.devices())[0]
+    self._variables = jax.device_put(chain.variables, device)
+    self._sharding = jax.sharding.SingleDeviceSharding(device)
+    self._options = CPU_OPTIONS if device.platform == 'cpu' else {}
+    self._cache = functools.partial(program_cache.used, cache_directory)
+    with self._cache():
+      pass  # raises an error if others can write to it
     self._lazy, self._lock = lazy, threading.RLock()
     self._table: dict[tuple[Any, ...], Any] = {}
     self._traced: dict[tuple[Group, int], Traced] = {}
@@ -90,10 +93,6 @@ class Programs:
     self._row_bytes: dict[Group, int] = {}  # of its carry entering the stage
     # Row shapes of the carries of stages that change the rows' length buckets.
     self._moving: dict[tuple[int, str], list[Any]] = {}
-
-  def pool(self, requests: RequestQueue) -> Pool:
-    """Returns a new pool for rows between the stages."""
-    return Pool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
@@ -113,7 +112,7 @@ class Programs:
     if key not in self._table:
       if not self._lazy:
         raise KeyError(f'no program {key} was compiled by warm_up()')
-      with self._lock, self._cache.used():
+      with self._lock, self._cache():
         if key not in self._table:  # no other thread has compiled it meanwhile
           self._add(*key)
     return self._table[key]
@@ -137,13 +136,12 @@ class Programs:
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
     """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
     started = time.perf_counter()
-    columns = itertools.product(self.chain.variants, self.grid.columns)
     executor = concurrent.futures.ThreadPoolExecutor(threads)
-    with self._cache.used(), contextlib.ExitStack() as stack:
+    with self._cache(), contextlib.ExitStack() as stack:
       stack.callback(executor.shutdown, cancel_futures=True)
       jobs = [
-        executor.submit(self._compile_column, variant, *column)
-        for variant, column in (() if self._lazy else columns)
+        executor.submit(self._compile_column, *column)
+        for column in (() if self._lazy else self._columns())
       ]
       for job in rich.progress.track(
         concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
@@ -172,20 +170,22 @@ class Programs:
 
   def stages(self) -> Iterator[tuple[Group, int, Traced]]:
     """Yields group, batch size and traced stage of the whole grid."""
-    columns = itertools.product(self.chain.variants, self.grid.columns)
-    for variant, (length, size) in columns:
+    for variant, length, size in self._columns():
       for stage in range(self.chain.num_stages):
         group = Group(stage, variant, length)
         yield group, size, self._trace(group, size)
+
+  def _columns(self) -> Iterator[tuple[str, int, int]]:
+    """Returns each variant, length and batch size."""
+    grid = self.grid
+    return itertools.product(self.chain.variants, grid.lengths, grid.batches)
 
   def _add(self, kind: str, group: Group, sizes: Any) -> None:
     """Compiles a program into the table."""
     if kind == 'stage':
       one = self._trace(group, sizes)
-      program = self._build(
-        one.function, one.variables, one.carry,
-        donate=one.donate, name=one.name,
-      )  # fmt: skip
+      options: Any = dict(donate=one.donate, name=one.name)
+      program = self._build(one.function, one.variables, one.carry, **options)
       self._table[kind, group, sizes] = program, one.variables
       return
     source, target = sizes
@@ -226,11 +226,12 @@ class Programs:
     )
     new, outputs = shapes
     if loop:
-      _check_loop(group, carry, new)
+      if _typed(carry) != _typed(new):
+        expected = f'that into it, {_typed(carry)}, got {_typed(new)}'
+        raise ValueError(f'carry out of {group}, a loop: expected {expected}')
       if 'length' in outputs:  # its rows move to other lengths of itself too
-        self._moving.setdefault(
-          (loop.stage - 1, group.variant), _row_shapes(new)
-        )
+        before = loop.stage - 1, group.variant
+        self._moving.setdefault(before, _row_shapes(new))
     # Each argument of a call takes 0.3 microseconds, so only the variables that
     # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
@@ -250,12 +251,12 @@ class Programs:
 
     # XLA reuses the memory of a carry for a new one of the same shapes.
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
-    variables = [leaves[number] for number in read]
     if 'length' in outputs and not is_last:
       self._moving.setdefault(group[:2], _row_shapes(new))
-    name, new = (step, times, is_last, *read), self._abstract(new)
-    donate = (1,) * reused
-    result = Traced(run, tuple(read), variables, carry, new, donate, name)
+    result = Traced(
+      run, tuple(read), [leaves[number] for number in read], carry,
+      self._abstract(new), (1,) * reused, (step, times, is_last, *read),
+    )  # fmt: skip
     return self._traced.setdefault((group, size), result)
 
   def _build(
@@ -309,24 +310,11 @@ class Programs:
           f'carry{name} into {group}: expected {size} rows on the first axis, '
           f'got shape {leaf.shape}; put batch-wide values into the variables'
         )
-    found = _row_shapes(carry)
-    expected = self._moving.get((group.stage - 1, group.variant), found)
-    if found != expected:
+    shapes = _row_shapes(carry)
+    expected = self._moving.get((group.stage - 1, group.variant), shapes)
+    if shapes != expected:
       legal = f"shapes {expected} at every length, as a stage outputs 'length'"
-      raise ValueError(f'carry into {group}: expected {legal}, got {found}')
-
-
-def _check_loop(group: Group, carry: Any, new: Any) -> None:
-  """Raises ValueError unless a stage returns what it takes."""
-  given, found = (
-    jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), one)
-    for one in (carry, new)
-  )
-  if given != found:
-    raise ValueError(
-      f'carry out of {group}, a loop: expected that into it, {given}, got '
-      f'{found}'
-    )
+      raise ValueError(f'carry into {group}: expected {legal}, got {shapes}')
 
 
 def _gather(carry: Any, source: Any) -> Any:
@@ -340,6 +328,10 @@ def _join(pool: Any, carry: Any, places: Any) -> Any:
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )
+
+
+def _typed(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), tree)
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:

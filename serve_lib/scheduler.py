@@ -107,11 +107,8 @@ class Scheduler:
     return Batch(group, size, rows, slots)
 
   def _near(self, group: Group) -> list[Group]:
-    """Returns groups whose rows join a batch of other lengths.
-
-    They do if padding costs less than it does to read the weights once more.
-    """
-    waiting, found = self.waiting, []
+    """Returns groups to join: padding costs less than reading the weights."""
+    waiting, near = self.waiting, []
     count, length = len(waiting[group]), group.length
     others = [g for g in waiting if g[:2] == group[:2] and g != group]
     for other in sorted(others, key=lambda g: abs(g.length - group.length)):
@@ -121,9 +118,9 @@ class Scheduler:
         rows = min(rows, room)
       padding = count * (longer - length) + rows * (longer - other.length)
       if padding <= self.programs.padding and 0 < rows <= room:
-        found.append(other)
+        near.append(other)
         count, length = count + rows, longer
-    return found
+    return near
 
   def _alone(self, row: Row) -> Batch:
     """Returns a batch of one row, which goes on without joining others."""
@@ -139,10 +136,9 @@ class Scheduler:
 
     1. Near the limit of the pool: batches in flight finish first, then the
        pooled rows that have waited longest run.
-    2. Rows that have waited in one group longer than `max_wait`, oldest first.
-       (`since` restarts at each stage; otherwise pooled rows would always be
-       older than queued ones, and in a backlog run one or two at a time.)
-       Those of a loop and the others take turns, see `_due`.
+    2. Rows that have waited in one group longer than `max_wait`, oldest first;
+       loops take turns with others, see `_due`. (`since` restarts at each
+       stage, or pooled rows would always be older than queued ones.)
     3. A full batch of the latest stage: it frees memory.
     4. None while a caller is adding rows; else the oldest partial batch of the
        earliest stage, as its remaining rows fill the later pools. It waits for
@@ -153,7 +149,7 @@ class Scheduler:
     if not waiting:
       return None
     is_calm = not self.flights and not self.requests.is_expecting
-    if is_calm and len(waiting) == 1:  # what the rules come to, in no time
+    if is_calm and len(waiting) == 1:  # as the rules would, but fast
       return next(iter(waiting))
     capacity = self.programs.grid.capacity
     pooled = [group for group in waiting if group.stage > 0]
@@ -161,27 +157,26 @@ class Scheduler:
     flights = [one.group for one in self.flights if not one.rows[0].alone]
     full = [group for group in waiting if len(waiting[group]) >= capacity]
     if (pooled or self.flights) and self._is_crowded():
-      found = [] if self.flights else pooled
+      legal = [] if self.flights else pooled
     elif late:
-      found = self._due(late) or late
+      legal = self._due(late) or late
     elif full:
-      found = [group for group in full if group.stage == max(full).stage]
+      legal = [group for group in full if group.stage == max(full).stage]
     elif self.requests.is_expecting:
-      found = []
+      legal = []
     else:
-      found = [
+      legal = [
         group for group in waiting
         if not any(x.stage < group.stage and x.variant == group.variant
                    for x in flights)
       ]  # fmt: skip
-      found = [group for group in found if group.stage == min(found).stage]
+      legal = [group for group in legal if group.stage == min(legal).stage]
     # The group makes equal ages deterministic.
-    oldest = min(found, key=lambda g: (waiting[g][0].since, g), default=None)
+    oldest = min(legal, key=lambda g: (waiting[g][0].since, g), default=None)
     if oldest and oldest.stage == 0:  # the queue's turn, whose rows take turns
-      queued = (group for group in found if group.stage == 0)
-      oldest = min(
-        queued, key=lambda g: (waiting[g][0].turn, waiting[g][0].since, g)
-      )
+      queued = [group for group in legal if group.stage == 0]
+      turns = {g: (waiting[g][0].turn, waiting[g][0].since, g) for g in queued}
+      oldest = min(queued, key=turns.__getitem__)
     return oldest if not self.flights or oldest in full else None
 
   def _late(self, waiting: Waiting) -> list[Group]:
@@ -196,9 +191,8 @@ class Scheduler:
   def _due(self, late: Sequence[Group]) -> list[Group]:
     """Returns the groups whose turn has come, if any.
 
-    After `TURNS` batches of a loop in a row those of other stages are due,
-    and the other way round: neither long loops nor a flood of new rows hold
-    up the rest.
+    After `TURNS` batches of a loop in a row other stages are due, and the other
+    way round: neither long loops nor new rows starve the rest.
     """
     if self._in_a_row < TURNS:
       return []
@@ -207,8 +201,7 @@ class Scheduler:
   def _is_due(self) -> bool:
     """Returns True if late rows are due before a full batch of a loop.
 
-    They may fill one more batch of it, so never if two are full: the device
-    has to hold these.
+    They may fill one more, so never if two are full: the device holds these.
     """
     (first, *others) = self.pool.ready
     if others or not self._loops(first.group) or self._is_crowded():

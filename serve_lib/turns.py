@@ -14,7 +14,7 @@ from serve_lib import process
 
 @dataclasses.dataclass(eq=False)
 class Flow:
-  """Work that belongs together; that of other flows is done in between."""
+  """Work that belongs together, in turns with other flows."""
 
   rows: int = 1  # in all
   # The start of its next work by each `Clock`.
@@ -24,10 +24,9 @@ class Flow:
 class Clock:
   """Start-time fair queueing (Goyal et al. 1996).
 
-  The work of a flow starts where its work before ends, but not before now, so
-  the flow that was given least since it came is next: a small one overtakes the
-  rest of a large one. Time passes with the work that is done, divided by the
-  flows that wait, so that new flows do not hold up the others for ever.
+  The work of a flow starts where its work before ends, but not before now: a
+  small flow overtakes the rest of a large one. Time passes with the work that
+  is done, divided by the flows that wait: new flows do not starve the others.
   """
 
   def __init__(self):
@@ -47,9 +46,9 @@ class Clock:
 
 
 class Turns:
-  """Places that flows share fairly, see `Clock`; used in one event loop.
+  """Places that flows share by a `Clock`, in one event loop.
 
-  `reserve` places are only for what a flow takes first.
+  `reserve` of them are only for what a flow takes first.
   """
 
   def __init__(self, places: int, reserve: int = 0):
@@ -98,8 +97,8 @@ class Turns:
 class Lane(Turns):
   """Threads with places for the work that they do at a time.
 
-  While `yields` returns True they have a low priority, so that they do not take
-  the cores from the event loop and from batches.
+  While `yields` returns True their priority is below that of the event loop and
+  of batches. `then` is called in the event loop after each function.
   """
 
   def __init__(
@@ -115,8 +114,7 @@ class Lane(Turns):
       low: concurrent.futures.ThreadPoolExecutor(threads, initializer=begin)
       for low, begin in ((False, None), (True, process.yield_to_others))
     }
-    self._yields = yields
-    self._then = then  # called in the event loop after each function
+    self._yields, self._then = yields, then
 
   def start(
     self, cost: int, function: Callable[..., Any], *arguments: Any

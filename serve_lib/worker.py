@@ -1,9 +1,8 @@
 """The threads that run batches and answer rows.
 
 Each thread chooses a batch, runs it and answers its rows; all but running is
-done by one thread at a time. With two batches at once on a CPU, element-wise
-operations of one are computed during products of the other. Each batch needs a
-thread, as XLA's CPU client runs the calls of one thread one after the other.
+done by one at a time. On a CPU the element-wise operations of a batch are
+computed during products of another; XLA's client needs a thread for each.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from jaxtyping import Bool, Int
 
 from serve_lib import loops
 from serve_lib.chain import ClosedError, Failure, Group, Policy, Row
-from serve_lib.monitor import Monitor, shielded
+from serve_lib.monitor import shielded
 from serve_lib.pool import Batch, RequestQueue
 from serve_lib.scheduler import Scheduler
 
@@ -32,11 +31,11 @@ class Worker:
   policy: Policy
   programs: Any  # `Programs` or `OnnxStages`
   requests: RequestQueue
-  monitor: Monitor
   limits: Mapping[str, Any]  # `max_wait` and others, of the scheduler
 
   def __post_init__(self):
-    self.pool = self.programs.pool(self.requests)
+    self.pool = self.programs.pool(self.programs, self.requests)
+    self.monitor = self.policy.monitor
     self.scheduler = Scheduler(
       self.programs, self.requests, self.pool, self._retry, **self.limits
     )
@@ -60,7 +59,7 @@ class Worker:
   def _step(self) -> bool:
     """Runs a batch, or waits for one; returns False at the end.
 
-    No local reference to a batch survives a call.
+    A function, so that no local variable keeps a batch.
     """
     seen = self.requests.changes
     with self._turn:
@@ -141,10 +140,9 @@ class Worker:
     self._resolve([(row, self._answer(row)) for row in leaves])
 
   def _retry(self, rows: Sequence[Row], error: Exception, stage: int) -> None:
-    """Runs the rows of a batch that failed again, each alone.
+    """Runs the rows of a batch that failed again from their inputs, each alone.
 
-    So a row that breaks its batch costs the others time and no answer. A batch
-    whose carry was consumed can only start again from the inputs.
+    So a row that breaks its batch costs the others time and no answer.
     """
     if len(rows) == 1:
       self._fail(rows, error, f'stage {stage}')
@@ -168,8 +166,7 @@ class Worker:
     exits = self.policy.decide(stage, batch.rows, values)
     exits = np.asarray(exits, bool)
     if exits.shape != batch.slots.shape:
-      expected = 'policy.decide: expected one for each row'
-      raise ValueError(f'{expected}, got {exits}')
+      raise ValueError(f'policy.decide: expected one for each row, got {exits}')
     if 'length' in values:
       for row, length in zip(batch.rows, values['length'], strict=True):
         row.length = self.programs.grid.fit_length(int(length))

@@ -13,8 +13,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
 from core.errors import ConfigError
+from halting.row_rules import softmax
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
 from tests import packages
@@ -36,25 +38,22 @@ def variants():
   return KNOWN | {file: (file, []) for file in files if file not in known}
 
 
-def marked(name):
+def marks_of(name):
   if name in SLOW:
-    return pytest.param(name, marks=pytest.mark.slow)
-  if name in KNOWN and name not in DEFAULT:
-    return pytest.param(name, marks=pytest.mark.nightly)
-  return name
+    return pytest.mark.slow
+  return pytest.mark.nightly if name in KNOWN and name not in DEFAULT else ()
 
 
 def with_layouts():
   """Each case on 8 devices: rows split; also parameters; also matrices."""
   for name in variants():
     mark = pytest.mark.slow if name in DEFAULT else pytest.mark.nightly
-    plain = [one for one in [marked(name)] if not isinstance(one, str)]
-    yield pytest.param(name, (8, 1, 1), marks=plain[0].marks if plain else ())
+    yield pytest.param(name, (8, 1, 1), marks=marks_of(name))
     yield pytest.param(name, (2, 2, 2), marks=mark)
     yield pytest.param(name, (1, 8, 1), marks=pytest.mark.nightly)
 
 
-CASES, LAYOUTS = [marked(name) for name in variants()], [*with_layouts()]
+CASES = [pytest.param(name, marks=marks_of(name)) for name in variants()]
 
 
 def one_step(config, layout):
@@ -72,12 +71,8 @@ def one_step(config, layout):
     before = jax.device_get(state)
     step, _ = setup.step(stage, batch)
     after, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
-    return (
-      before,
-      jax.device_get(after),
-      float(metrics['loss'].compute()),
-      float(metrics['grad_norm'].compute()),
-    )
+    values = (float(metrics[n].compute()) for n in ('loss', 'grad_norm'))
+    return before, jax.device_get(after), *values
 
 
 @functools.cache
@@ -96,18 +91,16 @@ def largest_difference(a, b):
 @pytest.mark.parametrize('name', CASES)
 def test_one_step_has_finite_gradients_and_trains(name, folders):
   before, after, loss, norm = stepped(name, tuple(folders.items()), 1, 1, 1)
-  assert np.isfinite(loss)
-  assert np.isfinite(norm)
+  assert np.isfinite([loss, norm]).all()
   assert norm > 0
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
   assert int(after.step) == 1
-  changed = largest_difference(before.opt_state, after.opt_state)
-  assert changed > 0
+  assert largest_difference(before.opt_state, after.opt_state) > 0
 
 
 # Three classes, for example, are not split into two.
 @pytest.mark.filterwarnings('ignore:.* of an activation are whole on every')
-@pytest.mark.parametrize(('name', 'layout'), LAYOUTS)
+@pytest.mark.parametrize(('name', 'layout'), [*with_layouts()])
 def test_8_devices_do_the_step_of_1(name, layout, folders):
   one = stepped(name, tuple(folders.items()), 1, 1, 1)
   eight = stepped(name, tuple(folders.items()), *layout)
@@ -137,18 +130,11 @@ def test_a_flipped_bit_loses_no_run(folders):
 
 
 def test_every_task_has_a_configuration(folders):
-  used = {
-    adapter.load(flag, overrides, folders).task
-    for flag, overrides in variants().values()
-  }
+  used = {adapter.load(*one, folders).task for one in variants().values()}
   found = packages.tasks(ROOT)
   bases = {base for kind in found.values() for base in kind.__mro__[1:]}
-  without = {
-    name
-    for name, kind in found.items()
-    if name not in used and kind not in bases
-  }
-  assert not without, 'no file of configs/ trains these'
+  concrete = {name for name, kind in found.items() if kind not in bases}
+  assert concrete <= used, 'no file of configs/ trains these'
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -179,8 +165,5 @@ def test_served_probabilities_are_those_of_the_masked_form(name, folders):
     given, expected = [answer.label for answer in answers], logits[:, 0]
   else:
     given = [list(answer.probabilities.values()) for answer in answers]
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    expected = powers / powers.sum(-1, keepdims=True)
-    if task.MULTI_LABEL:
-      expected = 1 / (1 + np.exp(-logits))
+    expected = (scipy.special.expit if task.MULTI_LABEL else softmax)(logits)
   np.testing.assert_allclose(given, expected, atol=1e-4)

@@ -23,100 +23,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / 'docs/mechanisms.md'
 PAGES = ('README.md', *sorted(f'docs/{p.name}' for p in ROOT.glob('docs/*.md')))
 
-# What a command gets in addition, by what stands in it: fewer steps, smaller
-# models. None: not run here, with the reason.
-RUN = '--config.batch_size=8 --config.log_every=1 --config.mesh.data=1'
-STEPS = '--config.phases.0.steps=2'
-TEXT = '--config.dataset.max_length=32'
-FEW = '--config.dataset.max_examples=16'
-SMALLER = (
-  (r'^pip install', None),
-  (r'^pytest', None),
-  (r'launch\.cluster', '--dry_run'),  # there is no cluster
-  (
-    r'launch\.train.*size=paper',
-    f'{RUN} {STEPS} --config.model.width=24 --config.model.mlp_dim=32 '
-    '--config.model.depth=2',
-  ),
-  (
-    r'launch\.train.*quick_start\.py',
-    f'{RUN} --config.dataset.test_examples=64 '
-    '--config.phases.0.steps=1 '
-    '--config.phases.1.steps=1 '
-    '--config.phases.2.steps=1',
-  ),
-  (r'launch\.train.*adatape/parity\.py', f'{RUN} {STEPS}'),
-  (r'launch\.sweep.*--vary', f'{RUN} {STEPS} --trials=2'),
-  # 45 and 27 trainings; tests/launch/sweep_test.py runs a sweep.
-  (r'launch\.sweep.*adatape/(figure2|photographs)', None),
-  (r'launch\.sweep.*(recipes|tables|ablation)\.txt', None),  # hours
-  (r'tables/', None),  # of these runs
-  (r'benchmarks\.budgets.*--sweep', None),  # of the 27 trainings
-  (
-    r'benchmarks\.budgets',
-    '--rows=16 --rounds=1 --warmup=0 --batch_size=4 --thresholds=1 '
-    '--max_steps=3',
-  ),
-  (r'launch\.train.*digits', f'{RUN} --config.phases.0.epochs=0.02'),
-  (r'launch\.train.*tfds=', None),  # needs a prepared TFDS data set
-  (r'launch\.(train|sweep).*adatape/table', None),  # needs ImageNet or JFT
-  (
-    r'launch\.train.*images\.py',
-    f'{RUN} --config.phases.0.epochs=1 --config.model.depth=2 '
-    '--config.model.bank_size=60 --config.dataset.image_size=32',
-  ),
-  (
-    r'launch\.train.*recurrent_act',
-    f'{RUN} {STEPS} --config.dataset.test_examples=16 --config.model.width=16',
-  ),
-  (r'data=SPLIT|=split_', None),  # a part of the real data
-  (r'launch\.train.*eat/(glue|tags)', f'{RUN} {TEXT} {FEW}'),
-  (
-    r'launch\.train.*tau_from',
-    f'{RUN} --config.phases.0.steps=1 --config.phases.1.steps=1',
-  ),
-  (r'launch\.train.*pretrain\.py', f'{RUN} {STEPS}'),
-  (r'launch\.train.*albert_act', f'{RUN} {TEXT} {FEW}'),
-  (r'launch\.prepare_corpus', '--vocab_size=26 --processes=1'),
-  (r'launch\.export.*--bundle', '--batches=1'),
-  (r'launch\.compile', None),  # minutes, and needs libtpu
-  (
-    r'--evals=certificate',  # of a few rows
-    '--config.evals.certificate.epsilon=0.5 '
-    '--config.evals.certificate.delta=0.5 '
-    '--config.evals.certificate.replace=True',
-  ),
-  (r'benchmarks\.analyze', '--rows=8'),
-  (r'launch\.glue zip', None),  # needs the official test sets of all tasks
-  # Until it is asked to end.
-  (r'launch\.serve', '--port=0 & sleep 60; kill -TERM $! && wait $!'),
-  (r'benchmarks\.cost', '--table=6 --rows=ViT-Ti/16 --batch=1 --rounds=1'),
-  (r'benchmarks\.adatape', '--variant=Ti/16 --batch=1 --rounds=1'),
-  (
-    r'benchmarks\.eat_speed.*--length',
-    '--variant=tiny --depth=6 --length=8,16 --rounds=1 --fill=1',
-  ),
-  (
-    r'benchmarks\.eat_speed',
-    '--variant=tiny --depth=6 --length=16 --batch=2 --rounds=1 --fill=1 '
-    '--candidates=dense,eat',
-  ),
-  (
-    r'benchmarks\.eat ',
-    '--time=never --rows=8 --rounds=1 --batch_size=4 --peers=none --draws=10 '
-    '--lengths=16,32',  # of rows of at most 32 tokens
-  ),
-  (r'benchmarks\.adaptivity', '--rows=8'),
-  (
-    r'benchmarks\.serve',
-    '--rows=8 --seconds=0.1 --loads=50 --batch_size=2 --peers=none',
-  ),
-  (
-    r'benchmarks\.albert',
-    '--variant=micro --length=16 --batch=2 --iterations=6 --repeats=1',
-  ),
-  (r'.', ''),
-)
+# Names in tests/small_commands.txt.
+SHORT = {
+  'RUN': '--config.batch_size=8 --config.log_every=1 --config.mesh.data=1',
+  'STEPS': '--config.phases.0.steps=2',
+  'TEXT': '--config.dataset.max_length=32',
+  'FEW': '--config.dataset.max_examples=16',
+}
+TABLE = (ROOT / 'tests/small_commands.txt').read_text()
 TREE = """\
 1\tA\ta\tDET\tDT\t_\t2\tdet\t_\t_
 2\tword\tword\tNOUN\tNN\t_\t0\troot\t_\t_
@@ -136,8 +50,12 @@ def commands(text):
 
 def smaller(command):
   """Returns the command at small size, or None if it is not run."""
-  extra = next(e for pattern, e in SMALLER if re.search(pattern, command))
-  return None if extra is None else f'{command} {extra}'
+  for entry in re.split(r'\n(?=\S)', re.sub('^#.*\n', '', TABLE, flags=re.M)):
+    pattern, *words = entry.strip().split('\n')
+    if re.search(pattern, command):
+      flags = [SHORT.get(word, word) for word in ' '.join(words).split()]
+      return None if flags == ['-'] else ' '.join([command, *flags])
+  return command
 
 
 @pytest.fixture(scope='module')
@@ -159,9 +77,10 @@ def stand_ins(tmp_path_factory):
     'configs/eat/glue.py:task=sst2,model=dense,variant=minilm,epochs=1,'
     'data=data/glue,vocabulary=data/vocabulary'
   )
+  short = ' '.join(SHORT[name] for name in ('RUN', 'TEXT', 'FEW'))
   narrow = '--config.model.width=24 --config.model.mlp_dim=32'
-  run(root, f'python -m launch.train --workdir=tiny --config={dense} {RUN} '
-      f'{TEXT} {FEW} {narrow} --config.model.num_heads=2')  # fmt: skip
+  run(root, f'python -m launch.train --workdir=tiny --config={dense} {short} '
+      f'{narrow} --config.model.num_heads=2')  # fmt: skip
   run(root, 'python -m launch.export --workdir=tiny --out=minilm')
   return root
 

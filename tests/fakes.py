@@ -100,6 +100,5 @@ class FakeText(TokenSource):
       length_buckets=buckets,
     )  # fmt: skip
     super().__init__(
-      info, Encoded(tokens, tokens % 2, offsets), rng.integers(2, size=size),
-      0, lambda index: f'fake_text/{self.split}',
-    )  # fmt: skip
+      info, Encoded(tokens, tokens % 2, offsets), rng.integers(2, size=size), 0
+    )

@@ -31,6 +31,7 @@ from halting.token_rules import ACT, PonderNet, SkipACT, Threshold
 from model_lib.bert import BertClassifier
 from model_lib.vit import TokenTransformer, ViT
 from recurrent_act.model import RecurrentModel
+from tests import wrong_values
 from tests.albert_act import small as small_albert
 from tests.eat import small as small_eat
 from tests.model_lib import plain
@@ -184,45 +185,23 @@ def test_logits_train_every_parameter(name):
 
 EAT = (EatClassifier, small_eat.FIELDS)
 ALBERT = (AlbertClassifier, small_albert.FIELDS)
-RECURRENT = (RecurrentModel, dict(num_classes=2))
 TAPED = (AdaTapeViT, VIT | TAPE)
 UNIVERSAL = (UniversalTransformer, SIZES | dict(max_steps=5))
 UNSHARED = (UnsharedViT, SIZES | dict(max_steps=5, patch_size=4))
-# (model and its fields, values out of the range of a field)
-ILLEGAL = [
-  ((ViT, VIT), dict(pool='none', positions='none')),
-  ((AViT, VIT), dict(rule='act', gamma=1e5, beta=-1e5, dynamic='yes')),
-  ((DeiT, VIT), dict(pool='gap')),
-  ((ViT3FFN, VIT), dict(pool='gap')),
-  (TAPED, dict(
-    bank='trainable', pool='max', insert_after=-1, tape_mlp='moe',
-    read_mlp='moe', tokens_per_step=0, threshold=-1.0, query_update='sum',
-    bank_drop=1.0, query_noise=-0.1, dropout=1.0,
-  )),
-  (UNIVERSAL, dict(
-    halting='layer', combination='sum', max_steps=0, rule='act', dropout=1.0,
-  )),
-  (UNSHARED, dict(pool='max', positions='none', max_steps=0, width=0)),
-  ((UViT, VIT), dict(ut_steps=0, halting='layer')),
-  (EAT, dict(
-    prune_ratios=(0.3, 1.0), prune_scores='size', window_implementation='blok',
-    min_tokens=0, pooler_activation='foo', window=7,
-  )),
-  (EAT, dict(window=-2)),
-  (ALBERT, dict(
-    width=0, num_groups=0, inner_group=0, vocab_size=0, max_positions=-4,
-    type_vocab_size=-1, activation='foo', norm_epsilon=-1.0, rule='always',
-    halting_bias=float('nan'), remat_chunk=-3, dropout=1.0,
-    attention_dropout=1.5, classifier_dropout=-0.5,
-  )),
-  (ALBERT, dict(norm_epsilon=0.0, rule=None)),
-  (RECURRENT, dict(
-    cell='tanh', rule='ponder', max_steps=0, width=0, num_targets=0,
-  )),
-  ((ACT, {}), dict(epsilon=1.0)),
-  ((SkipACT, {}), dict(epsilon=-0.5, mu=0)),
-  ((Threshold, {}), dict(tau=0.0)),
-]  # fmt: skip
+UNNAMED = 'dtype', 'parent', 'name'  # a configuration does not set them
+# A legal instance of every class of models and rules.
+LEGAL = {type(model): model for model, _ in MODELS.values()} | {
+  kind: kind() for kind in (ACT, PonderNet, SkipACT, Threshold)
+}
+# Values outside of a predicate.
+ILLEGAL = {
+  AViT: dict(rule='act'),
+  EatClassifier: dict(window=7, pooler_activation='foo'),
+  AlbertClassifier: dict(
+    activation='foo', rule='always', halting_bias=float('nan')
+  ),
+  RecurrentModel: dict(rule='ponder'),
+}
 # (model and its fields, values that contradict another field)
 CONTRADICTING = [
   (TAPED, dict(insert_after=3, bank_size=9, query_dim=17)),
@@ -243,24 +222,25 @@ CONTRADICTING = [
 ]  # fmt: skip
 
 
-def one_by_one(table):
-  return pytest.mark.parametrize(
-    ('kind', 'given', 'field'),
-    [
-      (kind, given | {field: value}, field)
-      for (kind, given), values in table
-      for field, value in values.items()
-    ],
-  )
+@pytest.mark.parametrize('kind', LEGAL)
+def test_annotations_declare_the_legal_values(kind):
+  names = {field.name for field in dataclasses.fields(kind)} - {*UNNAMED}
+  legal = {name: getattr(LEGAL[kind], name) for name in names}
+  wrong = wrong_values.wrong_fields(kind, UNNAMED)
+  for field, value in (*wrong, *ILLEGAL.get(kind, {}).items()):
+    with pytest.raises(ConfigError) as caught:
+      fields.check(kind, legal | {field: value}, 'model', without=('dtype',))
+    assert caught.value.field == f'model.{field}', value
 
 
-@one_by_one(ILLEGAL)
-def test_annotations_declare_the_legal_values(kind, given, field):
-  with pytest.raises(ConfigError, match=f'^model.{field}: expected'):
-    fields.check(kind, given, 'model', without=('dtype',))
-
-
-@one_by_one(CONTRADICTING)
+@pytest.mark.parametrize(
+  ('kind', 'given', 'field'),
+  [
+    (kind, given | {field: value}, field)
+    for (kind, given), values in CONTRADICTING
+    for field, value in values.items()
+  ],
+)
 def test_contradicting_fields_are_named_at_construction(kind, given, field):
   with pytest.raises(ValueError, match=f'^{field}: expected'):
     kind(**given)

@@ -1,6 +1,6 @@
 """A family is added by a folder and a configuration; no file is edited.
 
-A halting rule is added by a file. Both are the examples of CONTRIBUTING.md.
+A rule or a router is one file. Families and rules are those of CONTRIBUTING.md.
 """
 
 import json
@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 
+import cv2
+import numpy as np
 import pytest
 
 from tests import imports_test, packages
@@ -37,95 +39,8 @@ def test_shapes():
     model.init(key, jnp.zeros((3, 8, 1)))
 '''
 
-# A family with a policy of its own, which has a field that bundles store.
-UNSURE = {
-  'unsure/__init__.py': '"""Answers that say how sure they are."""\n',
-  'unsure/model.py': '''"""A linear model."""
-
-import flax.linen as nn
-import jax
-
-
-class Linear(nn.Module):
-  """Classifies rows of symbols."""
-
-  num_classes: int
-  dtype: str = 'float32'
-
-  @nn.compact
-  def __call__(self, tokens, row_keys=None):
-    features = jax.nn.one_hot(tokens, 3).reshape(len(tokens), -1)
-    return nn.Dense(self.num_classes)(features), {'features': features}
-''',
-  'unsure/policy.py': '''"""Marks answers of a small margin."""
-
-import dataclasses
-from typing import Annotated
-
-from annotated_types import Interval
-
-from halting.row_rules import margin, softmax
-from serve_lib import classifier
-from serve_lib.decisions import ClassifierPolicy
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of serving."""
-
-  margin: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
-
-
-@dataclasses.dataclass(eq=False)
-class Marking(ClassifierPolicy):
-  """Says that an answer is unsure."""
-
-  _: dataclasses.KW_ONLY
-  margin: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
-
-  def describe(self, row):
-    depth, share, fields = super().describe(row)
-    found = float(margin(softmax(self.logits(row)[-1])))
-    return depth, share, fields | {'unsure': found < self.margin}
-
-
-def serve(task, options, run):
-  """Returns chain and policy of a run."""
-  given = classifier.read_options(Options, options)
-  reader = classifier.item_reader(task)
-
-  def serve_variables(variables):
-    chain, _ = classifier.one_stage(task, reader, (1,), run, variables)
-    names = task.label_names
-    return chain, Marking(chain, reader, names, (1,), margin=given.margin)
-
-  return serve_variables
-''',
-  'unsure/task.py': '''"""Names how it is served."""
-
-from train_lib.classification import Classification
-
-
-class Unsure(Classification):
-  """Classification that is served by a policy of its own."""
-
-  SERVE = 'unsure.policy:serve'
-''',
-  'configs/unsure/parity.py': '''"""Parity of 8 symbols."""
-
-import ml_collections
-
-
-def get_config(arg=''):
-  c = ml_collections.ConfigDict()
-  c.task = 'unsure.task:Unsure'
-  c.model = dict(name='unsure.model:Linear')
-  c.dataset = dict(name='parity', length=8)
-  c.phases = (dict(steps=100),)
-  c.evals = dict(test=dict(type='classification', split='test'))
-  return c
-''',
-}
+# Files of a family with a policy of its own, and of a router in one file.
+FILES = ROOT / 'tests' / 'new_family'
 
 
 def documented():
@@ -144,7 +59,9 @@ def tree(tmp_path_factory):
   root = tmp_path_factory.mktemp('family') / 'checkout'
   ignored = shutil.ignore_patterns('.git', '__pycache__', '*_cache', 'docs')
   shutil.copytree(ROOT, root, ignore=ignored)
-  files = documented() | UNSURE | {'tests/pooled/model_test.py': TEST}
+  own = {str(path.relative_to(FILES)): path for path in FILES.rglob('*.py')}
+  files = documented() | {name: own[name].read_text() for name in own}
+  files['tests/pooled/model_test.py'] = TEST
   for name, text in files.items():
     path = root / name
     assert not path.exists(), 'a family edits no file'
@@ -240,57 +157,73 @@ def test_its_tests_and_the_contract_find_it(tree):
     assert f'may[{family}]' in text
 
 
-RULES = {  # (configuration, overrides, options of serving)
-  'token': ('hasty.py:task=sst2,data={glue}', [
+TEXTS = ['--lengths=16', '--batches=2']
+# Configuration, its overrides, options of serving, module to trust.
+ONE_FILE = {
+  'token rule': ('hasty.py:task=sst2,data={glue}', [
     *adapter.FINE_TUNED, 'phases.0.steps=2', 'phases.0.epochs=0',
-  ], ''),
-  'row': (
+  ], TEXTS, 'hasty'),
+  'row rule': (
     'eat/glue.py:task=sst2,data={glue},vocabulary={vocabulary},variant=tiny,'
     'parts=pe,exits=1-2,recipe=paper', [
       *adapter.EAT, 'dataset.max_length=32',
       'phases.0.steps=1', 'phases.0.epochs=0',
       'phases.1.steps=1', 'phases.1.epochs=0',
-    ], '--serve=rule=hasty:Odds,rule.least=1',
-  ),
+    ], [*TEXTS, '--serve=rule=hasty:Odds,rule.least=1'], 'hasty'),
+  'router': ('depths.py', [
+    'phases.0.steps=2', 'phases.0.epochs=0', 'evals={{}}',
+  ], ['--batches=2'], 'depths'),
 }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', RULES)
-def test_a_rule_of_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
-  flag, overrides, serve = RULES[kind]
+@pytest.mark.parametrize('kind', ONE_FILE)
+def test_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
+  flag, overrides, serve, module = ONE_FILE[kind]
   folders = {
     'glue': str(standin.write_glue(tmp_path)),
     'vocabulary': str(standin.write_vocabulary(tmp_path)),
   }
-  run, bundle, trust = f'{tmp_path}/run', f'{tmp_path}/file', '--trust=hasty'
+  run, bundle, trust = (
+    f'{tmp_path}/run',
+    f'{tmp_path}/file',
+    f'--trust={module}',
+  )
   texts = [item.format(**folders) for item in (*adapter.SHRUNK, *overrides)]
   python(
     tree, '-m', 'launch.train', f'--workdir={run}',
     f'--config=configs/{flag.format(**folders)}',
     *(f'--config.{text}' for text in texts),
   )  # fmt: skip
-  options = [trust, *filter(None, [serve])]
+  options = [trust, *serve]
   python(
     tree, '-m', 'launch.export', f'--workdir={run}', f'--bundle={bundle}',
-    '--lengths=16', '--batches=2', *options,
+    *options,
   )  # fmt: skip
   lines = '"w1 w2"\n"w3"\n'
+  if kind == 'router':
+    lines = ''
+    for number in range(2):
+      pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3))
+      cv2.imwrite(f'{tmp_path}/{number}.png', pixels)
+      lines += f'"{tmp_path}/{number}.png"\n'
   command = '-m', 'launch.predict', '--compilation_cache=none'
   served, bundled = (
     [json.loads(line) for line in python(
       tree, *command, *source, input=lines
     ).splitlines()]
     for source in (
-      [f'--workdir={run}', '--lengths=16', '--batches=2', *options],
-      [f'--bundle={bundle}', trust],
+      [f'--workdir={run}', *options], [f'--bundle={bundle}', trust],
     )
   )  # fmt: skip
+  assert len(served) == 2
   for one, same in zip(served, bundled, strict=True):
     assert one['label'] == same['label']
     assert one['exit_reason'] == same['exit_reason']
-  if kind == 'row':  # the first class is as likely as any other
+  if kind == 'row rule':  # the first class is as likely as any other
     assert {one['exit_reason'] for one in served} == {'odds'}
-  else:
+  elif kind == 'token rule':
     config = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert config['model']['rule'] == {'name': 'hasty:First', 'limit': 0.6}
+  else:
+    assert float(python(tree, 'both_forms.py', run)) < 1e-5

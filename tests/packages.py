@@ -14,27 +14,17 @@ LIBRARIES = ('core', 'halting')  # without the suffix of the others
 
 
 def packages(root: pathlib.Path) -> tuple[str, ...]:
-  """Names of all top-level packages."""
   return tuple(sorted(path.parent.name for path in root.glob('*/__init__.py')))
 
 
 def libraries(root: pathlib.Path) -> tuple[str, ...]:
-  """Names of the shared libraries."""
-  return tuple(name for name in packages(root) if is_library(name))
-
-
-def is_library(name: str) -> bool:
-  """Whether a package is a shared library, by its name."""
-  return name.endswith('_lib') or name in LIBRARIES
+  names = packages(root)
+  return tuple(n for n in names if n.endswith('_lib') or n in LIBRARIES)
 
 
 def families(root: pathlib.Path) -> tuple[str, ...]:
-  """Names of the packages of models."""
-  return tuple(
-    name
-    for name in packages(root)
-    if not is_library(name) and name not in ROLES
-  )
+  others = (*libraries(root), *ROLES)
+  return tuple(name for name in packages(root) if name not in others)
 
 
 def config_files(root: pathlib.Path) -> tuple[str, ...]:

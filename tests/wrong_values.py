@@ -24,9 +24,9 @@ def outside(hint):
     base, *limits = arguments
     yield from outside(base)
     for limit in limits:
-      ends = {name: getattr(limit, name, None) for name in ('ge', 'le')}
-      yield from (ends['ge'] - 1,) if ends['ge'] is not None else ()
-      yield from (ends['le'] + 1,) if ends['le'] is not None else ()
+      for name, distance in (('ge', -1), ('le', 1), ('gt', 0), ('lt', 0)):
+        if (end := getattr(limit, name, None)) is not None:
+          yield end + distance
       if getattr(limit, 'min_length', 0):
         yield (typing.get_origin(base) or base)()
   elif origin is typing.Literal:

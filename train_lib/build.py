@@ -24,10 +24,9 @@ from train_lib.train_step import TrainState
 
 
 class Plan:
-  """The parts of a run that need no data, from a validated configuration.
+  """The parts of a run that need no data; its `devices` may be compiled for.
 
-  `devices` may be those of a machine that is only compiled for. Raises
-  `ConfigError` for a field that does not fit the data or the devices.
+  Raises `ConfigError` for a field that does not fit the data or the devices.
   """
 
   def __init__(
@@ -49,15 +48,13 @@ class Plan:
     self.optimizer = optimizers.build_optimizer(
       config.optimizer, rate, self.task.DECAY
     )
-    # eval_shape needs no device; it catches fields that fail only on an input:
-    # patches that do not divide the image, heads that do not divide the width.
+    # It catches fields that fail only on an input, and needs no device.
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
     scales = config.optimizer.scales
     optimizers.check_patterns(self.phases, scales, boxed.params)
     self.mesh = sharding.make_mesh(config.mesh, devices)
-    together = self.task.rows_together
-    sharding.check_batch_size(config, self.mesh, together)
+    sharding.check_batch_size(config, self.mesh, self.task.rows_together)
     # Shapes, dtypes and shardings of a state.
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
     self._steps: dict[Any, Any] = {}  # compiled
@@ -81,10 +78,9 @@ class Plan:
     return jax.eval_shape(self.task.init_frozen)
 
   def step(self, phase: phases.Planned, batch: Any) -> tuple[Any, float]:
-    """Returns the compiled train step and compile time, 0 s if it is known.
+    """Returns the compiled train step, and seconds: 0 if it was compiled.
 
-    Arrays of the batch may be shapes. Phases with equal static parts and
-    batches of equal shapes share a step.
+    Phases with equal static parts and batches of equal shapes share a step.
     """
     begin = time.monotonic()
     shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
@@ -108,12 +104,9 @@ class Plan:
 
 
 class Setup(Plan):
-  """A plan with its data, teacher and evaluators.
+  """A plan with its data, teacher and evaluators; make it outside of a mesh."""
 
-  Construct it outside `jax.set_mesh(mesh)` and use it inside. `between_batches`
-  is called before each batch of an evaluation.
-  """
-
+  # Called before each batch of an evaluation.
   between_batches: Callable[[], None] = staticmethod(lambda: None)
 
   def __init__(self, config: Any, workdir: str = ''):
@@ -127,7 +120,6 @@ class Setup(Plan):
     super().__init__(config, self.info, steps)
     config = self.config
     with jax.set_mesh(self.mesh):
-      # Constants of the loss, e.g. a teacher.
       frozen = self.task.init_frozen()
       self.frozen = jax.device_put(frozen, sharding.replicated(self.mesh))
       self.evaluators = [  # of each phase, by the names of entries
@@ -155,10 +147,10 @@ class Setup(Plan):
   def init(self) -> TrainState:
     """Returns a fresh state on the devices."""
     where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    build = jax.jit(
+    fresh = jax.jit(
       lambda: sharding.unbox(self._initial()), out_shardings=where
     )
-    return build()
+    return fresh()
 
   def _put_evaluated(self, batch: Any) -> Any:
     self.between_batches()
@@ -192,10 +184,7 @@ def build_evaluators(
   workdir: str,
   put: Any = None,
 ) -> dict[str, evaluator.Evaluator]:
-  """Builds the evaluators, for training and for launch.evaluate.
-
-  Those whose files others read come first, in whatever order they are named.
-  """
+  """Builds the evaluators; whose files others read come first."""
 
   def jitted(method):
     def call(variables, batch):

@@ -1,8 +1,7 @@
 """Checkpoints that survive crashes, full disks and flipped bits.
 
-orbax writes atomically, sharded and in the background. `Checkpointer` adds
-checksums and the fallback of `checkpoint_io` and retention of the newest and
-the best, and raises a failed save's error at the next call of save or wait.
+orbax writes atomically, sharded and in the background; this adds checksums, a
+fallback, retention, and errors at the next call.
 """
 
 import concurrent.futures
@@ -27,8 +26,8 @@ from train_lib.run_directory import Path, steps_in
 class Checkpointer(contextlib.ExitStack):
   """Saves and restores the state of one run; all processes call it alike.
 
-  It keeps the `keep` newest checkpoints, and the best by `best_metric` if that
-  is not empty. A run survives a damaged newest checkpoint only with 2 or more.
+  It keeps the `keep` newest checkpoints, and the best if `best_metric` is not
+  empty. A run survives a damaged newest checkpoint only with 2 or more.
   """
 
   def __init__(
@@ -59,11 +58,10 @@ class Checkpointer(contextlib.ExitStack):
   ) -> None:
     """Starts saving; the state may be donated as soon as this returns.
 
-    Checkpoints of later steps than the restored one are first moved to
-    `set_aside/`. `extra` are JSON values. The step must grow from save to save.
-
-    Raises CheckpointError if this or the previous save failed; older
-    checkpoints are untouched. A run of one process may try again.
+    `extra` are JSON values; steps must grow. Checkpoints of later steps than
+    the restored one are first moved to `set_aside/`. Raises CheckpointError if
+    this or the previous save failed; older checkpoints are untouched, and a run
+    of one process may try again.
     """
     self.wait()
     flat = io.flatten(state)
@@ -75,23 +73,17 @@ class Checkpointer(contextlib.ExitStack):
     self._remove_temporary()
     self._set_later_aside()
     with self._errors():
-      self._check_space(flat)
+      need = sum(array.nbytes for array in flat.values())
+      free = shutil.disk_usage(self.directory).free
+      # Before many writes fail. Of several processes all save, or none.
+      if free < need and jax.process_count() == 1:
+        full = os.strerror(errno.ENOSPC)
+        raise OSError(f'{full}: {need} bytes needed, {free} free')
       self._orbax.write(self.directory / str(step), flat)
     self._saving = self._thread.submit(self._complete)
 
-  def _check_space(self, flat: Mapping[str, Any]) -> None:
-    """Raises OSError if the arrays do not fit, before many writes fail."""
-    need = sum(array.nbytes for array in flat.values())
-    free = shutil.disk_usage(self.directory).free
-    if free < need and jax.process_count() == 1:  # all save, or none
-      words = f'{os.strerror(errno.ENOSPC)}: {need} bytes needed, {free} free'
-      raise OSError(words)
-
   def wait(self, block: bool = True) -> None:
-    """Raises `CheckpointError` if the last save failed.
-
-    Waits until it has ended, or returns if it is running and not `block`.
-    """
+    """Raises CheckpointError of the last save; waits for its end if `block`."""
     saving = self._saving
     if saving is not None and (block or saving.done()):
       self._saving = None
@@ -102,10 +94,7 @@ class Checkpointer(contextlib.ExitStack):
   def amend(
     self, step: int, extra: Mapping[str, Any], metrics: Mapping[str, float]
   ) -> None:
-    """Replaces `extra` and `metrics` of the newest checkpoint's manifest.
-
-    That is done after its save; `wait` raises the errors of both.
-    """
+    """Replaces `extra` and `metrics` of the newest checkpoint, once saved."""
     before, path = self._saving, self.directory / str(step)
 
     def run() -> None:
@@ -118,10 +107,9 @@ class Checkpointer(contextlib.ExitStack):
     self._saving = self._thread.submit(run)
 
   def restore(self, abstract_state: Any) -> tuple[Any, io.Saved] | None:
-    """Restores the newest checkpoint that is not damaged.
+    """Returns (state, checkpoint) of the newest undamaged, None without any.
 
-    Nothing is deleted, moved or cast; the number of devices may differ. Returns
-    (state, checkpoint), None if there is no checkpoint at all.
+    Nothing is deleted, moved or cast; the number of devices may differ.
     """
     self.wait()
     if not steps_in(self.directory):
@@ -161,8 +149,8 @@ class Checkpointer(contextlib.ExitStack):
       self._remove_temporary()
       step = self._description.get('step')
       saved = '' if step is None else f' step {step}'
-      what = f'saving{saved} to {self.directory}'
-      message = f'{what} failed: {type(error).__name__}: {error}'
+      cause = f'{type(error).__name__}: {error}'
+      message = f'saving{saved} to {self.directory} failed: {cause}'
       raise CheckpointError(message) from error
 
   def _remove_temporary(self) -> None:

@@ -3,10 +3,9 @@
     <directory>/<step>/              arrays, written by orbax
     <directory>/<step>/manifest.json the fields of `Saved`
 
-Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`, so a
-checkpoint does not depend on Python classes. orbax does not detect corrupted
-bytes, so `find` verifies size and CRC-32 of all files before they are read.
-Only this file calls orbax, by its API of version 0.
+Arrays are named by their paths, such as `opt_state/0/mu/encoder/kernel`. orbax,
+which only this file calls, by its API of version 0, does not detect corrupted
+bytes: `find` verifies size and CRC-32 of all files before they are read.
 """
 
 import concurrent.futures
@@ -27,19 +26,20 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from core import fields, files
+from core.errors import UserError
 from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 
 TEMPORARY = '.orbax-checkpoint-tmp'  # ends the name of a folder in writing
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
-# orbax's list of the arrays, and the database of those of all processes. It is
-# not made, without an error, in a folder whose name is a pattern of `glob`.
+# orbax's list of the arrays, and the database of those of all processes, which
+# a folder whose name is a pattern of `glob` lacks without an error.
 NEEDED = '_METADATA', 'manifest.ocdbt'
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
   """A checkpoint could not be written, or none can be read."""
 
   exit_code = 6
@@ -49,7 +49,7 @@ class CorruptCheckpointError(CheckpointError):
   """Files differ from those written; the message names them."""
 
 
-class CheckpointMismatchError(ValueError):
+class CheckpointMismatchError(UserError, ValueError):
   """The checkpoint holds other arrays than asked for; names their paths."""
 
   exit_code = 6
@@ -70,9 +70,9 @@ class Saved:
   def read(self, prefix: str = '', abstract: Any = None) -> Any:
     """Reads the arrays whose name starts with a prefix.
 
-    `abstract` is the wanted structure, with shardings (a leaf without one
-    becomes a NumPy array); None for nested dictionaries of NumPy arrays. Raises
-    CheckpointMismatchError if the arrays are not the wanted ones.
+    `abstract` is their structure; leaves without a sharding become NumPy
+    arrays, and None gives nested dictionaries of them. Raises
+    CheckpointMismatchError for other arrays.
     """
     saved = {n: x for n, x in self.arrays.items() if n.startswith(prefix)}
     if abstract is None:
@@ -120,20 +120,19 @@ class Writer(ocp.AsyncCheckpointer):
 
 
 def find(directory: Path, step: int | str | None = None) -> Saved:
-  """Returns the newest undamaged checkpoint, or the one that is asked for.
+  """Returns the newest undamaged checkpoint, or that of a step or 'best'.
 
-  `directory` is that of a run, or of its checkpoints; `step` is a number,
-  'best', or None or 'latest' for the newest. Warns of each damaged file of
-  newer steps; deletes nothing. Raises CheckpointError if no such checkpoint
-  exists, CorruptCheckpointError if the step, or every step, is damaged.
+  `directory` is that of a run, or of its checkpoints; None and 'latest' are the
+  newest. Warns of each damaged file of newer steps. Raises CheckpointError
+  without such a checkpoint, CorruptCheckpointError if it, or all, are damaged.
   """
   root = pathlib.Path(directory).absolute()
   root = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
   steps = steps_in(root)
   wanted = best_step(root) if step == 'best' else step
   newest = step in (None, 'latest')
-  found = steps[::-1] if newest else [s for s in steps if s == wanted]
-  if not found:
+  candidates = steps[::-1] if newest else [s for s in steps if s == wanted]
+  if not candidates:
     name = '' if newest else f' of step {step}'
     message = f'{root} has no checkpoint{name}; it has {steps or "none"}'
     if step == 'best':
@@ -141,7 +140,7 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     raise CheckpointError(message)
   chosen, damaged = -1, []
   # One process verifies for all.
-  for step in found if jax.process_index() == 0 else []:
+  for step in candidates if jax.process_index() == 0 else []:
     problems = verify(root / str(step))
     if not problems:
       chosen = step
@@ -151,9 +150,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
     chosen = int(multihost_utils.broadcast_one_to_all(np.int32(chosen)))
   lines = files.printable(shortened(damaged))
   if chosen < 0:
-    raise CorruptCheckpointError(
-      f'no good checkpoint among steps {found} of {root}:\n  {lines}'
-    )
+    what = f'no good checkpoint among steps {candidates} of {root}'
+    raise CorruptCheckpointError(f'{what}:\n  {lines}')
   if damaged:
     message = f'DAMAGED CHECKPOINT, going back to step {chosen}:\n  {lines}'
     warnings.warn(message, stacklevel=3)
@@ -177,21 +175,17 @@ def _describe(path: pathlib.Path) -> Saved:
 
 
 def best_step(root: pathlib.Path) -> int | None:
-  """Returns the step with the best finite value, the first of equal ones.
-
-  Metric and mode are read from the newest readable manifest.
-  """
-  found: list[Saved] = []
+  """Returns the first best finite step, by the newest manifest's metric."""
+  readable: list[Saved] = []
   for step in steps_in(root):
-    # `find` reports damaged files.
-    with contextlib.suppress(*files.DAMAGE):
-      found.append(_describe(root / str(step)))
-  rule = found[-1].best if found else {}
+    with contextlib.suppress(*files.DAMAGE):  # which `find` reports
+      readable.append(_describe(root / str(step)))
+  rule = readable[-1].best if readable else {}
   name = rule.get('metric', '')
-  values = {s.step: float(s.metrics.get(name, 'nan')) for s in found}
-  finite = {step for step, value in values.items() if math.isfinite(value)}
+  values = {s.step: float(s.metrics.get(name, 'nan')) for s in readable}
+  finite = [step for step, value in values.items() if math.isfinite(value)]
   choose = min if rule.get('mode') == 'min' else max
-  return choose(sorted(finite), key=values.__getitem__, default=None)
+  return choose(finite, key=values.__getitem__, default=None)
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
@@ -244,11 +238,7 @@ def shortened(lines: list[str]) -> str:
 
 
 def finish(path: pathlib.Path, description: Mapping[str, Any]) -> None:
-  """Writes the manifest into a folder of written arrays.
-
-  Raises ValueError, before the checkpoint is committed, if no reader could open
-  the arrays.
-  """
+  """Writes the manifest before the commit; ValueError if it lacks `NEEDED`."""
   content = {**description, 'files': _measure_all(path)}
   _check_needed(content['files'])
   (path / MANIFEST).write_text(_encode(content), encoding='utf-8')

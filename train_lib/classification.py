@@ -1,13 +1,11 @@
 """Classification of images or token sequences by any model.
 
-The model is called as `model(inputs, row_keys=...) -> (logits, out)`;
-subclasses add the terms of an adaptive mechanism, which read `out`.
+A model returns (logits, out) for `(inputs, row_keys=...)`; the terms that a
+subclass adds read `out`.
 """
 
 import dataclasses
-import functools
 import math
-import operator
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -19,6 +17,7 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from core.errors import ConfigError
+from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from train_lib import mixup
 from train_lib.task import Task, complete_model, construct
@@ -28,10 +27,7 @@ TOP = 5  # classes of the metric `top5_accuracy`
 
 
 class Classification(Task):
-  """Softmax cross-entropy, with label smoothing and mixup as options.
-
-  `model.name` is `'module:Class'` of a Linen module with the other fields.
-  """
+  """Softmax cross-entropy, with label smoothing and mixup as options."""
 
   SERVE = 'serve_lib.classifier:serve'
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
@@ -47,17 +43,17 @@ class Classification(Task):
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
-    """Checks `loss` and `model`; see `Task.validate_config`."""
+    """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
     config['model'] = complete_model(config['model'], cls.MODEL)
-    alpha = config['loss'].get('mixup', 0.0)
+    alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')
 
   @property
   def rows_together(self) -> int:
     """Two rows of a mixup pair; see `Task.rows_together`."""
-    return mixup.PAIR if self.config['loss'].get('mixup', 0.0) else 1
+    return mixup.PAIR if self.config['loss'].get('mixup') else 1
 
   def build_model(self) -> Any:
     """Returns the module of `config.model`; checks that it fits the data."""
@@ -67,10 +63,7 @@ class Classification(Task):
       expected += f' for {type(self).__name__}'
       raise ConfigError('dataset.max_labels', most, expected)
     model = construct(self.config, self.info.num_classes)
-    size = getattr(model, 'vocab_size', math.inf)
-    if size < self.info.vocab_size:
-      expected = f'at least the {self.info.vocab_size} ids of the data'
-      raise ConfigError('model.vocab_size', size, expected)
+    check_sizes(model, self.info)
     return model
 
   def example(self) -> dict[str, Array]:
@@ -84,8 +77,8 @@ class Classification(Task):
     # Images are sent as uint8 (a quarter of float32) and scaled on the device.
     if inputs.dtype != jnp.uint8:
       return inputs
-    given = np.array([self.info.mean, self.info.std], np.float32)
-    mean, std = given.reshape(2, 1, 1, 1, -1)
+    scale = np.array([self.info.mean, self.info.std], np.float32)
+    mean, std = scale.reshape(2, 1, 1, 1, -1)
     return inputs.astype(jnp.float32) / (255 * std) - mean / std
 
   def arguments(self, batch: Batch) -> tuple[Array, ...]:
@@ -94,7 +87,7 @@ class Classification(Task):
 
   def mixed(self, batch, row_keys):
     """Mixes images in training, if `loss.mixup` is set; see `Task.mixed`."""
-    alpha = self.config['loss'].get('mixup', 0.0)
+    alpha = self.config['loss'].get('mixup')
     if row_keys is None or not alpha:
       return super().mixed(batch, row_keys)
     key = self.info.input_key
@@ -107,12 +100,19 @@ class Classification(Task):
   def target_loss(
     self, forward: Forward, logits: Float[Array, 'B *G K']
   ) -> Float[Array, 'B ...']:
-    """Returns `smoothed` with the targets, in shares if they are mixed.
+    """Returns `cross_entropy` of smoothed labels, in shares if they are mixed.
 
-    The cross-entropy is linear in the targets: it is mixed, not the labels.
+    It is linear in the targets, so it is mixed, not the labels.
     """
-    parts = [s * self.smoothed(logits, batch) for s, batch in forward.targets]
-    return functools.reduce(operator.add, parts)
+    parts = [s * self.cross_entropy(logits, b) for s, b in forward.targets]
+    losses: Any = sum(parts[1:], start=parts[0])
+    smoothing = self.config['loss'].get('label_smoothing')
+    if not smoothing or self.info.num_classes == 1:
+      return losses
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
+    # Several targets of one item count the sum, as in `cross_entropy`.
+    logs = logs.reshape(*losses.shape, -1).sum(-1)
+    return (1 - smoothing) * losses - smoothing * logs
 
   def row_flops(self, out) -> float | Float[Array, ' B']:
     """Returns the FLOPs of each row in the form that saves; here of all."""
@@ -142,19 +142,6 @@ class Classification(Task):
     targets = jax.nn.one_hot(batch['label'], logits.shape[-1])
     return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
 
-  def smoothed(
-    self, logits: Float[Array, 'B *G K'], batch: Batch
-  ) -> Float[Array, 'B ...']:
-    """Returns `cross_entropy` with smoothed labels, which training lowers."""
-    losses = self.cross_entropy(logits, batch)
-    share = self.config['loss'].get('label_smoothing', 0.0)
-    if not share or self.info.num_classes == 1:
-      return losses
-    logs = jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
-    # Several targets of one item count the sum, as in `cross_entropy`.
-    logs = logs.reshape(*losses.shape, -1).sum(-1)
-    return (1 - share) * losses - share * logs
-
   def metrics(self, forward: Forward) -> Metrics:
     """Returns accuracy and cross-entropy of rows with their own labels."""
     logits, batch = forward.logits, forward.batch
@@ -168,15 +155,16 @@ class Classification(Task):
 
   def by_class(self, logits, batch) -> dict[str, Any]:
     """Returns the accuracy of each class and, of more than 5, of the best 5."""
-    classes, found = logits.shape[-1], dict[str, Any]()
+    classes, mask = logits.shape[-1], batch['mask']
+    metrics: dict[str, Any] = {}
     if classes > TOP:
       best = jax.lax.top_k(logits, TOP)[1]
       right = jax.vmap(self.correct, (1, None), 1)(best, batch).any(1)
-      found[f'top{TOP}_accuracy'] = Average.from_values(right, batch['mask'])
+      metrics[f'top{TOP}_accuracy'] = Average.from_values(right, mask)
     if not self.MULTI_LABEL:
-      given = self.correct(logits.argmax(-1), batch), batch['mask']
-      found[CLASS_ACCURACY] = ByClass.of(*given, batch['label'], classes)
-    return found
+      hits = self.correct(logits.argmax(-1), batch), mask, batch['label']
+      metrics[CLASS_ACCURACY] = ByClass.of(*hits, classes)
+    return metrics
 
   def correct(
     self, predicted: Int[Array, ' B'], batch: Batch
@@ -190,3 +178,18 @@ class Classification(Task):
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 or self.MULTI_LABEL else ()
+
+
+def check_sizes(model: Any, info: DatasetInfo) -> None:
+  """Raises ConfigError for a table of the model that the data exceed."""
+  for field, least in {
+    'vocab_size': info.vocab_size,
+    'max_positions': info.input_shape[0],
+    'type_vocab_size': info.token_types,
+  }.items():
+    size = getattr(model, field, math.inf)
+    no_types = field == 'type_vocab_size' and not size
+    if size < least and not no_types:  # an index outside is NaN
+      raise ConfigError(
+        f'model.{field}', size, f'at least {least} for the data'
+      )

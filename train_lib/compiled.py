@@ -1,8 +1,7 @@
 """What a compiled program does: memory, FLOPs, collectives and their cause.
 
-XLA's text is the only place where all collectives stand, with their shapes and
-the Python lines that they come from. A loop's body is counted as often as its
-condition says. Bytes are those of the results on one device.
+Only XLA's text has all collectives, with shapes and Python lines. A loop's body
+counts as often as its condition says; bytes are of results on one device.
 """
 
 import collections
@@ -42,9 +41,7 @@ class Collective(NamedTuple):
   sizes: tuple[int, ...]  # elements of each result
   bytes: int  # of all results
   times: int  # in a run of the program
-  # 'file:line' of ours that causes it, else the name of the operation or (newer
-  # XLA) of the argument.
-  where: str
+  where: str  # 'file:line' of ours that causes it, else a name of XLA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +55,12 @@ class Program:
 
   def traffic(self, key: str = 'kind') -> dict[str, tuple[int, int]]:
     """Returns (count, bytes) of the collectives by 'kind' or 'where'."""
-    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    counts: collections.Counter[str] = collections.Counter()
+    sizes: collections.Counter[str] = collections.Counter()
     for one in self.collectives:
-      entry = found[getattr(one, key)]
-      entry[0] += one.times
-      entry[1] += one.times * one.bytes
-    largest = sorted(found.items(), key=lambda item: -item[1][1])
-    return {name: (count, size) for name, (count, size) in largest}
+      counts[getattr(one, key)] += one.times
+      sizes[getattr(one, key)] += one.times * one.bytes
+    return {name: (counts[name], size) for name, size in sizes.most_common()}
 
 
 def inspect(compiled: Any) -> Program:
@@ -117,14 +113,13 @@ def _size(dtype: str, bits: str, shape: str) -> tuple[int, int]:
 
 def _computations(text: str) -> dict[str, list[str]]:
   """Returns the lines of each computation; the program itself is ''."""
-  found: dict[str, list[str]] = {}
+  computations: dict[str, list[str]] = {}
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
-      name = '' if line.startswith('ENTRY') else match[1]
-      found[name] = []
-    elif found and line.startswith(' '):
-      found[name].append(line)
-  return found
+      lines = computations['' if line.startswith('ENTRY') else match[1]] = []
+    elif computations and line.startswith(' '):
+      lines.append(line)
+  return computations
 
 
 def _times(computations: Mapping[str, list[str]]) -> dict[str, int]:

@@ -1,8 +1,4 @@
-"""The schema of a run: fields, defaults and legal ranges, validated once.
-
-Defaults of the run are declared here, those of data sets, models, losses and
-evaluators on their classes.
-"""
+"""The schema of a run: fields, defaults and legal ranges, validated once."""
 
 import dataclasses
 import os
@@ -28,9 +24,8 @@ def _is_rename(text: str) -> bool:
 
 
 def _is_scale(text: str) -> bool:
-  pattern, arrow, factor = text.rpartition('->')
-  number = re.fullmatch(r'\d+(\.\d*)?|\.\d+', factor)
-  return bool(pattern and arrow and number) and is_pattern(pattern)
+  match = re.fullmatch(r'(.+)->(\d+(\.\d*)?|\.\d+)', text)
+  return match is not None and is_pattern(match[1])
 
 
 def _is_source(path: str) -> bool:
@@ -89,13 +84,11 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """When to save, how many to keep, and which metric selects the best.
-
-  `max_failures` consecutive saves may fail; one more stops the run.
-  """
+  """When to save, how many to keep, and which metric selects the best."""
 
   every_steps: Steps = 1000
   keep: Annotated[int, Interval(ge=1, le=1000)] = 2
+  # Consecutive saves that may fail; one more stops the run.
   max_failures: Annotated[int, Interval(ge=0, le=1000)] = 2
   best_metric: Annotated[str, "a metric such as 'test/accuracy', or ''"] = ''
   best_mode: Literal['max', 'min'] = 'max'
@@ -131,12 +124,10 @@ class Run:
   """All fields of a configuration; phases run in their order.
 
   `dtype` is that of the computation; parameters are float32. `batch_size` is
-  the global batch size, split into `num_micro` micro-batches. `ema_decay` 0
-  disables the EMA, which is debiased. Up to `max_nonfinite_steps` consecutive
-  non-finite steps are skipped; one more stops the run. With `allow_other_rows`
-  a run is resumed on more rows of its classes, or fewer, and keeps its
-  schedule. After `watchdog_seconds` without progress all processes stop, see
-  `train_lib.watchdog`.
+  global, split into `num_micro` micro-batches. `ema_decay` 0 disables the EMA,
+  which is debiased. One more than `max_nonfinite_steps` consecutive non-finite
+  steps, or `watchdog_seconds` without progress, stop the run.
+  `allow_other_rows` resumes on more or fewer rows with the same schedule.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -174,11 +165,10 @@ def validate(
 ) -> ml_collections.ConfigDict:
   """Returns a configuration with every field of the run, its data and model.
 
-  Overrides are texts such as 'optimizer.lr=1e-3'. Reads config files of named
-  checkpoints; a task may open its data for sizes of the model, e.g. a corpus'
-  tokenizer. Touches no device. Raises ConfigError for the first illegal field.
+  Overrides are texts such as 'optimizer.lr=1e-3'. Touches no device; a task may
+  read checkpoints or data for sizes of the model. Raises ConfigError for the
+  first illegal field.
   """
-  _refuse_stages(config, overrides)
   run = fields.check(Run, fields.override(Run, config, overrides), '')
   if run['batch_size'] % run['num_micro']:
     expected = f'a divisor of {run["batch_size"]} rows'
@@ -208,20 +198,10 @@ def validate(
   return ml_collections.ConfigDict(run).lock()
 
 
-def _refuse_stages(config: Any, overrides: Sequence[str]) -> None:
-  """Raises ConfigError for the phases as they were before they had an order."""
-  old = [text for text in overrides if re.match(r'stages\b', text)]
-  old += ['stages'] if 'stages' in config else []
-  if old:
-    expected = 'phases, a tuple in their order: c.phases = (dict(steps=100), '
-    expected += 'dict(steps=50)); --config.phases.0.steps=100 for the first'
-    raise ConfigError('stages', old[0], expected)
-
-
 def check_weights(run: ml_collections.ConfigDict) -> None:
-  """Raises ConfigError for a weight of the loss that the last phase replaces.
+  """Raises ConfigError where the last phase ends at another weight of the loss.
 
-  A knob of its name hides it. Training must end at it, as evaluation reads it.
+  Its knob replaces the weight in training, and evaluation reads the weight.
   """
   for name, schedule in run.phases[-1].knobs.items():
     # As it is written: a schedule's last value is rounded.

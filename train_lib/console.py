@@ -26,9 +26,8 @@ STYLE: Any = dict(highlight=False, soft_wrap=True)
 class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
-  Warnings are printed by every process, everything else by the primary one.
-  `waited` is the time in seconds that the device waited for data; `carried` are
-  the `unwritten` rows of the checkpoint that the run continues from.
+  All but warnings comes from the primary process. `waited`: seconds that the
+  device waited for data; `carried`: `unwritten` rows of the checkpoint.
   """
 
   def __init__(
@@ -54,7 +53,7 @@ class Console(contextlib.ExitStack):
 
       self._tensorboard = SummaryWriter(str(run.workdir / 'tensorboard'))
       self.enter_context(self._writing())
-      self.callback(self._tensorboard.close)  # writes what waits
+      self.callback(self._tensorboard.close)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     hidden = not (self._primary and self._console.is_terminal)
     self._bar = self.enter_context(
@@ -73,8 +72,7 @@ class Console(contextlib.ExitStack):
 
   def warn(self, error: Exception) -> None:
     """Prints a warning, in every process."""
-    line = f'warning: {printable(error)}'
-    self._console.print(line, style='red', markup=False)
+    _warn(self._console, printable(error))
 
   def trace(self, step: int) -> None:
     """Traces `profile.steps` steps from `profile.start_step` on."""
@@ -105,9 +103,8 @@ class Console(contextlib.ExitStack):
     if step > start:
       eta = (self._total - step) / (step - start) * (now - first)
       left = str(datetime.timedelta(0, int(eta)))
-    names = ['loss', 'accuracy']
-    for *_, labels in self._setup.task.PANELS:
-      names += labels
+    panels = [name for *_, labels in self._setup.task.PANELS for name in labels]
+    names = 'loss', 'accuracy', *panels
     shown = {name: metrics[name] for name in names if name in metrics}
     shown |= {'steps/s': speed, 'examples/s': examples}
     end = f'  waiting for data {100 * waiting:.1f} %  ETA {left}'
@@ -168,6 +165,10 @@ class Console(contextlib.ExitStack):
         self.print(f'no plot: {error}')
 
 
+def _warn(console: rich.console.Console, text: str) -> None:
+  console.print(f'warning: {text}', style='red', markup=False)
+
+
 def _table(rows: Mapping[str, Any]) -> rich.table.Table:
   table = rich.table.Table(show_header=False, box=None)
   for name, value in rows.items():
@@ -197,8 +198,7 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
     rows['lengths'] = f'{lengths}; FLOPs are those of the longest'
   console.print(_table(rows))
   if setup.not_split:
-    words = f'warning: not split, as they do not divide: {setup.not_split}'
-    console.print(words, style='red', markup=False)
+    _warn(console, f'not split, as they do not divide: {setup.not_split}')
   where = f'continues at step {step}' if step else 'starts'
   console.print(
     f'{config.task} {where}: {setup.total_steps} steps on {setup.mesh.size} of '

@@ -2,30 +2,29 @@
 
 import dataclasses
 import functools
-from typing import Any
+import os
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from annotated_types import Predicate
 from jaxtyping import Array, Float
 
 from train_lib.classification import Classification
 
 TEACHER = 'loss.teacher'
+Teacher = Annotated[
+  str,
+  Predicate(lambda path: not path or os.path.isfile(f'{path}/config.json')),
+  "the directory of a run, or ''",
+]
 
 
 class Student(Classification):
-  """Mixin of a Task whose `loss.teacher` is the directory of a run, or ''."""
+  """Mixin of a Task whose `loss.teacher` is a `Teacher`."""
 
   _class_ids: Any = None  # the teacher's, by class
-
-  @classmethod
-  def validate_config(cls, config: dict[str, Any]) -> None:
-    """Also checks that the teacher is a run."""
-    super().validate_config(config)
-    if config['loss']['teacher']:
-      from train_lib import loading  # it imports build, which imports tasks
-
-      loading.load_config(config['loss']['teacher'], key=TEACHER)
 
   @functools.cached_property
   def teacher(self) -> Any:
@@ -34,7 +33,7 @@ class Student(Classification):
     if not directory:
       return None
     from dataset_lib import contract
-    from train_lib import loading
+    from train_lib import loading  # it imports build, which imports tasks
 
     config = loading.load_config(directory, key=TEACHER)
     teacher = loading.restore(directory, config)
@@ -53,10 +52,7 @@ class Student(Classification):
     return dataclasses.replace(self.teacher, mesh=mesh).variables
 
   def teacher_logits(self, frozen: Any, batch: Any) -> Float[Array, 'B O']:
-    """Returns the logits of the teacher, without noise and gradient.
-
-    Classes are in the order of the student's data.
-    """
+    """Returns the teacher's logits of our classes, without noise, gradient."""
     given = frozen['params'], frozen['model_state'], batch
     logits = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
     return logits if self._class_ids is None else logits[:, self._class_ids]
@@ -71,7 +67,8 @@ class Student(Classification):
     if logits.shape[-1] == 1:
       return jnp.square(target[:, 0] - logits[:, 0])
     temperature = self.config['loss']['temperature']
-    teacher = jax.nn.log_softmax(target / temperature)
-    student = jax.nn.log_softmax(logits / temperature)
-    kl = (jnp.exp(teacher) * (teacher - student)).sum(-1)
+    teacher, student = (
+      jax.nn.log_softmax(x / temperature) for x in (target, logits)
+    )
+    kl = optax.losses.kl_divergence_with_log_targets(student, teacher)
     return temperature**2 * kl

@@ -1,8 +1,4 @@
-"""The loss of PonderNet (Banino et al. 2021, equation 2).
-
-A model that runs all steps returns the logits `out['step_logits']` `[N, B, O]`
-and the probabilities `out['halting']` `[N, B]` of the steps.
-"""
+"""The loss of PonderNet (Banino et al. 2021, equation 2)."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -19,7 +15,9 @@ from train_lib.terms import Forward, Term
 class ExpectedLoss(Classification):
   """Mixin: `sum_n p_n L_n + beta KL(p || prior)` instead of the last loss.
 
-  beta is `loss.ponder_weight`. Without `out['halting']` the loss is the base's.
+  A model that runs all steps has their logits `out['step_logits']` `[N, B, O]`
+  and probabilities `out['halting']` `[N, B]`; other models keep the base's
+  loss. beta is `loss.ponder_weight`.
   """
 
   @dataclasses.dataclass(frozen=True)

@@ -45,10 +45,7 @@ class Trained:
 
   @functools.cached_property
   def variables(self) -> dict[str, Any]:
-    """`{'params': ..., 'model_state': ...}`, read at the first use.
-
-    EMA parameters if present; all arrays are sharded over the mesh.
-    """
+    """`{'params': ..., 'model_state': ...}` on the mesh, EMA if present."""
     boxed = jax.eval_shape(self.task.init, jax.random.key(0))
     params, model_state = sharding.abstract(boxed, self.mesh)
     state = self.saved.read('model_state/', model_state)
@@ -56,10 +53,7 @@ class Trained:
 
 
 def split_of(config: Any, split: str) -> str:
-  """Returns the checked split, for '' the first that the run evaluates on.
-
-  Raises ConfigError for the field '--split'.
-  """
+  """Returns the split, or the run's first; ConfigError of '--split'."""
   splits = (entry.get('split') for entry in config.evals.values())
   split = split or next(filter(None, splits), 'test')
   try:
@@ -72,38 +66,33 @@ def split_of(config: Any, split: str) -> str:
 def load_config(
   workdir: Path, key: str = '--workdir'
 ) -> ml_collections.ConfigDict:
-  """Returns the configuration of a run, complete and checked.
+  """Returns the complete configuration of a run, without paths to other runs.
 
-  Paths to other runs (teacher, warm start) are cleared, because they are not
-  needed to load this one. Raises ConfigError for the field `key` if `workdir`
-  has no run, InvalidDataError if its configuration is damaged, and ConfigError
-  of the file for an illegal field or another preparation than the contract has.
+  Raises ConfigError of `key` if `workdir` has no run, InvalidDataError for a
+  damaged configuration, and ConfigError of the file for an illegal field or
+  another preparation than that of the contract.
   """
   path = pathlib.Path(workdir) / CONFIG
   registry.keep_out(workdir)
   if not path.is_file():
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
-  # A ConfigDict takes a field's type from its value, so a list could not later
-  # be overridden by a tuple.
   with files.damage_of(path):
-    values = files.with_tuples(read_config(path))
-    config = ml_collections.ConfigDict(values)
-    config.warm_start.workdir = ''
-    for name in {'evals', 'model'} & {*config}:
-      config[name].items()  # a group of fields
-    if 'teacher' in config.loss:
-      config.loss.teacher = ''
-    own = path.with_name(TOKENIZER)
-    if 'tokenizer' in config.dataset and own.is_file():
-      config.dataset.tokenizer = str(own)
+    values, own = read_config(path), path.with_name(TOKENIZER)
+    values['warm_start']['workdir'] = ''
+    if 'teacher' in values['loss']:
+      values['loss']['teacher'] = ''
+    if 'tokenizer' in values['dataset'] and own.is_file():
+      values['dataset']['tokenizer'] = str(own)
+    for group in ('model', 'evals'):
+      dict(values.get(group, {}))
   try:
-    config = config_schema.validate(config).unlock()
+    config = config_schema.validate(values).unlock()
     if path.with_name(DATASET_INFO).exists():
       info = load_info(workdir)
       prepared = builder.preprocessing(config.dataset)
-      given = dataclasses.replace(info, preprocessing=prepared)
-      contract.check(info, given, [*info.preprocessing], 'dataset')
+      data = dataclasses.replace(info, preprocessing=prepared)
+      contract.check(info, data, [*info.preprocessing], 'dataset')
   except ConfigError as error:
     field = f'{key}: {path}: {error.field}'
     raise ConfigError(field, error.given, error.expected) from error
@@ -123,26 +112,24 @@ def restore(
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
   with files.damage_of(saved.path / MANIFEST):
-    given = saved.extra.get('contract')  # none in older ones
-    trained = info if given is None else parse_info(given)
+    kept = saved.extra.get('contract')  # none in older ones
+    trained = info if kept is None else parse_info(kept)
   for one in contract.differences(trained, info, is_copy=True):
-    place = pathlib.Path(workdir) / DATASET_INFO
-    words = f'was changed after step {saved.step}: {one}; restore it'
-    raise InvalidDataError(f'{place} {words}')
+    change = f'was changed after step {saved.step}: {one}; restore it'
+    raise InvalidDataError(f'{pathlib.Path(workdir) / DATASET_INFO} {change}')
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
-    given = tokenizer.load(path).preprocessing(0)
-    own = dataclasses.replace(info, preprocessing=given)
+    prepared = tokenizer.load(path).preprocessing(0)
+    own = dataclasses.replace(info, preprocessing=prepared)
     contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
   # Older checkpoints have a name; see `phases.of_older`.
-  names = {one.name: index for index, one in enumerate(config.phases)}
-  index = saved.extra.get('phase', names.get(str(saved.extra.get('stage'))))
-  if index not in range(len(config.phases)):
-    phase = saved.extra.get('phase', saved.extra.get('stage'))
-    expected = f'that of the checkpoint, {phase}'
-    raise ConfigError('phases', [*names], expected)
-  changes = config.phases[index].model
-  return Trained(saved, build_task(config, info, changes), mesh)
+  names = [one.name for one in config.phases]
+  phase = saved.extra.get('phase', saved.extra.get('stage'))
+  index = names.index(phase) if phase in names else phase
+  if index not in range(len(names)):
+    raise ConfigError('phases', names, f'that of the checkpoint, {phase}')
+  task = build_task(config, info, config.phases[index].model)
+  return Trained(saved, task, mesh)
 
 
 def serve(
@@ -157,8 +144,8 @@ def serve(
 
   Args:
     step: a number, 'best', or None for the newest good one.
-    lengths: length buckets in tokens; longer texts are cut off. For AdaTape, in
-      tape tokens. None for those of the training data or the model.
+    lengths: buckets in tokens (of AdaTape: tape tokens), None for those of the
+      data or the model; longer texts are cut off.
     options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
     on_drift: called when drift begins or ends.
 
@@ -166,9 +153,9 @@ def serve(
   CheckpointError if no undamaged checkpoint matches.
   """
   directory = os.fspath(workdir)
-  wanted = None if lengths is None else tuple(lengths)
+  buckets = None if lengths is None else tuple(lengths)
   trained = restore(directory, load_config(directory, 'workdir'), step)
-  run = ServedRun(directory, trained.saved.step, wanted, on_drift)
+  run = ServedRun(directory, trained.saved.step, buckets, on_drift)
   # Options are checked before the parameters are read.
   serve_variables = trained.task.prepare_serving(options or {}, run)
   served: tuple[Any, Any] = serve_variables(trained.variables)
@@ -176,18 +163,14 @@ def serve(
 
 
 def start_from(state: Any, config: Any, task: Task) -> Any:
-  """Replaces parameters of a fresh state with those of `config.warm_start`.
-
-  The contract of a run, and the fields of a published ViT, are compared with
-  those of the task.
-  """
+  """Replaces parameters of a fresh state with those of `config.warm_start`."""
   if not config.workdir:
     return state
   _check_source(config, task)
-  model = task.config['model']
-  given = config.workdir, config.renames, config.skip, model, task.info
+  source = config.workdir, config.renames, config.skip
   try:
-    params = warm_start(state.params, *given)
+    model, info = task.config['model'], task.info
+    params = warm_start(state.params, *source, model, info)
   except (ValueError, checkpoint_io.CheckpointError) as error:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
@@ -234,19 +217,16 @@ def warm_start(
 ) -> Any:
   """Replaces fresh parameters with those (EMA if present) of a checkpoint.
 
-  Nothing is cast, except a published model in half or double precision.
-  Positions of patches are resized. What a published model leaves fresh, or has
-  for other tasks, is logged: modules after a text encoder, and what
-  `convert_vit.fit` keeps.
+  Nothing is cast, except a published model in half or double precision;
+  positions of patches are resized. What a published model leaves fresh, or has
+  for other tasks, is logged.
 
   Args:
     params: their structure and shardings are kept.
-    directory: of the run, its checkpoints, or a Hugging Face model; for a ViT
-      see `convert_vit.load`.
-    renames: 'old->new', applied in turn to the names of the checkpoint by
-      `re.sub`.
-    skip: regular expressions, e.g. `^head/`, searched in the names of the
-      checkpoint (after renaming) and of the model; matches keep fresh values.
+    directory: of the run, its checkpoints or a published model, or its file.
+    renames: 'old->new', applied in turn to the names by `re.sub`.
+    skip: regular expressions, e.g. `^head/`, searched in the (new) names and
+      those of the model; matches keep fresh values.
     model: fields of the model that a ViT's file must agree with.
     info: of the images, None for squares in [-1, 1].
 
@@ -254,37 +234,34 @@ def warm_start(
   over on either side or differ in shape or dtype, or no file can be used.
   """
   source, fit = _read(directory, params, dict(model), info)
-  found, fresh = map(checkpoint_io.flatten, (source.params, params))
-  found, skipped = _selected(found, fresh, directory, renames, skip)
-  found = position_grids.resize(found, fresh, source.image, _sides(info))
-  kept = fit(found, fresh)
-  heads = ({'head/kernel', 'head/bias'} & {*found}) - kept - skipped
+  saved, fresh = map(checkpoint_io.flatten, (source.params, params))
+  saved, skipped = _selected(saved, fresh, directory, renames, skip)
+  saved = position_grids.resize(saved, fresh, source.image, _sides(info))
+  kept = fit(saved, fresh)
+  heads = ({'head/kernel', 'head/bias'} & {*saved}) - kept - skipped
   if info and heads:
     order = contract.order_of_head(source.class_names, info.class_names)
-    found |= {name: found[name][..., order] for name in heads}
+    saved |= {name: saved[name][..., order] for name in heads}
   if kept or source.ignored:
     unused = sorted({*source.ignored, *(kept - {*fresh})})
     new = sorted((skipped | kept) & {*fresh})
     message = '%s: not used: %s; keep fresh values: %s'
     logging.warning(message, directory, unused, new)
-  skipped |= kept
-  found = {n: leaf for n, leaf in found.items() if n not in skipped}
-  wanted = {n: leaf for n, leaf in fresh.items() if n not in skipped}
-  checkpoint_io.check_layout(
-    directory, checkpoint_io.layout(found), checkpoint_io.layout(wanted)
+  used, wanted = (
+    {name: leaf for name, leaf in tree.items() if name not in skipped | kept}
+    for tree in (saved, fresh)
   )
+  layouts = map(checkpoint_io.layout, (used, wanted))
+  checkpoint_io.check_layout(directory, *layouts)
   for name, leaf in wanted.items():
-    fresh[name] = jax.device_put(found[name], leaf.sharding)
+    fresh[name] = jax.device_put(used[name], leaf.sharding)
   return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
 
 
 def _read(
   directory: Path, params: Any, model: dict[str, Any], info: DatasetInfo | None
 ) -> tuple[convert.Checkpoint, Callable[[Any, Any], set[str]]]:
-  """Reads a run or a published model; see `warm_start` for the arguments.
-
-  Also returns `fit(found, fresh)`, the names that keep fresh values.
-  """
+  """Reads a source, and `fit(saved, fresh)`: names that keep fresh values."""
   if convert_vit.is_vit(directory):
     pixels = Pixels(info.mean, info.std) if info else HALF
     published = convert_vit.load(directory, pixels)
@@ -309,7 +286,7 @@ def _sides(info: DatasetInfo | None) -> position_grids.Sides:
 
 
 def _selected(
-  found: dict[str, Any],
+  saved: dict[str, Any],
   fresh: Mapping[str, Any],
   directory: Path,
   renames: Sequence[str],
@@ -319,20 +296,20 @@ def _selected(
   unmatched, skipped = [], set()
   for rename in renames:
     old, _, new = rename.partition('->')
-    unmatched += [] if any(re.search(old, name) for name in found) else [rename]
-    names = collections.Counter(re.sub(old, new, name) for name in found)
+    unmatched += [] if any(re.search(old, name) for name in saved) else [rename]
+    names = collections.Counter(re.sub(old, new, name) for name in saved)
     name, count = names.most_common(1)[0] if names else ('', 0)
     if count > 1:
       become = f'{count} parameters of the checkpoint become {name!r}'
       raise ValueError(f'warm_start.renames: {become}')
-    found = dict(zip(names, found.values(), strict=True))
+    saved = dict(zip(names, saved.values(), strict=True))
   for pattern in skip:
-    hits = {name for name in {*found, *fresh} if re.search(pattern, name)}
+    hits = {name for name in {*saved, *fresh} if re.search(pattern, name)}
     unmatched += [] if hits else [pattern]
     skipped |= hits
   if unmatched:
     raise ValueError(
       f'warm_start: {unmatched} match no parameter of {directory}; it has\n  '
-      + checkpoint_io.shortened(sorted(found))
+      + checkpoint_io.shortened(sorted(saved))
     )
-  return found, skipped
+  return saved, skipped

@@ -22,10 +22,7 @@ _QUANTILES = 4096
 def mix(
   batch: Batch, key: str, row_keys: Key[Array, ' B'], alpha: float
 ) -> tuple[Batch, Targets]:
-  """Returns the batch with `batch[key]` `[B, H, W, E]` mixed, and its targets.
-
-  The row's own label has its share, that of its partner the rest.
-  """
+  """Returns the batch, `batch[key]` `[B, H, W, E]` mixed, and its targets."""
   share = shares(row_keys, batch['mask'], alpha)
   own, images = share[:, None, None, None], batch[key]
   mixed = own * images + (1.0 - own) * partners(images)
@@ -41,14 +38,12 @@ def partners(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
 def shares(
   row_keys: Key[Array, ' B'], mask: Float[Array, ' B'], alpha: float
 ) -> Float[Array, ' B']:
-  """Returns the share of each row in its mix, float32 in [1/2, 1].
+  """Returns the share of each row in its own mix, float32 in [1/2, 1].
 
-  It is max(s, 1 - s) of s ~ Beta(alpha, alpha), as in big_vision, so a row has
-  the larger share in its own mix; 1 if the partner is padding.
+  max(s, 1 - s) of s ~ Beta(alpha, alpha), as in big_vision; 1 beside padding.
   """
   keys = row_random.fold_rows(row_keys, 'mixup')
-  # A table, because `jax.random.beta` rejects samples in a loop that runs until
-  # the rows of all devices are done, which they would have to communicate.
+  # A table: `jax.random.beta` loops until the rows of all devices are accepted.
   draw = functools.partial(
     jax.random.randint, shape=(), minval=0, maxval=_QUANTILES
   )

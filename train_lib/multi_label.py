@@ -13,8 +13,8 @@ from train_lib.terms import Batch
 class MultiLabel(Classification):
   """Sigmoid cross-entropy summed over the classes, as ViT on JFT.
 
-  The labels of a batch are class ids, int32 `[B, max_labels]` padded with -1.
-  With the losses of a family: `class Mine(MultiLabel, TapeClassification)`.
+  Labels are class ids, int32 `[B, max_labels]` padded with -1. With the losses
+  of a family: `class Mine(MultiLabel, TapeClassification)`.
   """
 
   MULTI_LABEL = True
@@ -23,8 +23,7 @@ class MultiLabel(Classification):
   def validate_config(cls, config):
     """Also refuses label smoothing; see `Task.validate_config`."""
     super().validate_config(config)
-    smoothing = config['loss']['label_smoothing']
-    if smoothing:
+    if smoothing := config['loss']['label_smoothing']:
       expected = '0: a sigmoid of each class is trained on its labels'
       raise ConfigError('loss.label_smoothing', smoothing, expected)
 

@@ -41,11 +41,9 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
   """Returns a chain that clips, preconditions, decays weights, and scales.
 
-  `decayed` is the pattern of the parameters with weight decay, `Task.DECAY`.
-  It is decoupled for every method, so `adam` with weight decay is `adamw`.
-  LAMB's trust ratio scales an update to the norm of its parameter. It applies
-  where weight decay does (You et al., 2020): with it, a step would only
-  multiply a bias of one element by 1 +- lr.
+  Parameters that match `decayed` have weight decay, decoupled for every method,
+  and LAMB's trust ratio (You et al., 2020): by it a step would only multiply a
+  bias of one element by 1 +- lr.
   """
   parts, decay = [], config['weight_decay']
   mask = functools.partial(trainable_mask, pattern=decayed)
@@ -62,13 +60,9 @@ def build_optimizer(
   return optax.chain(*parts)
 
 
-def num_updates(opt_state: Any, otherwise: Any = None) -> Any:
-  """Returns the updates that were applied, int32: skipped steps are none.
-
-  Only a schedule counts them; without one it returns `otherwise`.
-  """
-  found = optax.tree.get(opt_state, 'ScaleByScheduleState')
-  return otherwise if found is None else found.count
+def num_updates(opt_state: Any) -> Any:
+  """Returns the applied updates, int32, which the schedule counts."""
+  return optax.tree.get(opt_state, 'ScaleByScheduleState').count
 
 
 def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:
@@ -98,8 +92,7 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
 
 def path_name(path: Any) -> str:
   """Returns a parameter's path as `'encoder/block_0/mlp/kernel'`."""
-  # Boxed parameters add one level, the attribute `value` that holds the array;
-  # a parameter named 'value' has a DictKey and is kept.
+  # A box adds the attribute `value`; a parameter of this name has a DictKey.
   box = jax.tree_util.GetAttrKey('value')
   names = tuple(key for key in path if key != box)
   return jax.tree_util.keystr(names, simple=True, separator='/')

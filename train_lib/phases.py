@@ -1,9 +1,8 @@
-"""Phases and knobs: the changes within one run.
+"""Phases and knobs: the changes within one run, functions of the step.
 
-A *knob* is a traced scalar that follows a schedule within its phase (a prune
-ratio, a loss weight): it changes every step and never recompiles. A *phase*
-changes static parts: the trained parameters, model keywords. Both depend only
-on the step, so a resumed run continues at its step.
+A *knob* is a traced scalar (a prune ratio, a loss weight) that follows a
+schedule in its phase and never recompiles. A *phase* changes static parts: the
+trained parameters, model keywords.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ Config = Any
 
 
 def is_pattern(text: str) -> bool:
-  """Whether a text is a regular expression."""
+  """Returns True for a regular expression."""
   with contextlib.suppress(re.error):
     return bool(re.compile(text))
   return False
@@ -46,8 +45,8 @@ Knob = Annotated[
 class Phase:
   """Consecutive steps with one compiled train step: `steps` or `epochs`.
 
-  Parameters whose path `trainable` matches train; `model` has the keywords that
-  differ in this phase, `knobs` schedules. `name` is for messages.
+  Parameters train whose path `trainable` matches; `model` has the fields that
+  differ, `knobs` schedules. `name` is for messages.
   """
 
   name: str = ''
@@ -84,8 +83,7 @@ class Planned(Phase):
 def knob_value(schedule: Any, step: int, last_step: int) -> float:
   """Returns the value of a schedule at a step in [0, last_step] of its phase.
 
-  A number is constant. A shape goes from the first to the last value, but
-  'alternate' takes them in turns.
+  A number is constant; 'alternate' takes the first and last value in turns.
   """
   if isinstance(schedule, (int, float)):
     return float(schedule)
@@ -114,17 +112,15 @@ def plan(phases: Iterable[Phase], steps_per_epoch: int) -> tuple[Planned, ...]:
 def of_older(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the configuration of a run; phases were `stages`, a group by name.
 
-  They ran in the order of their names, stage2 before stage10. Checkpoints of
-  such a run know their phase by that name.
+  They ran in the order of names, stage2 before stage10. Checkpoints name them.
   """
   current = dict(config)
-  stages = current.pop('stages', None)
-  if stages is None:
+  if (stages := current.pop('stages', None)) is None:
     return current
-  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=_order)]
+  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=_natural)]
   return {'phases': phases, **current}
 
 
-def _order(name: str) -> list[Any]:
+def _natural(name: str) -> list[Any]:
   parts = re.split(r'(\d+)', name)
   return [int(part) if part.isdigit() else part for part in parts]

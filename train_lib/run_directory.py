@@ -18,11 +18,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from core import fields, files
-from core.errors import ConfigError, InvalidDataError
+from core import fields, files, registry
+from core.errors import ConfigError, InvalidDataError, UserError
 from core.files import Path, writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
@@ -35,39 +35,33 @@ METRICS = 'metrics.jsonl'
 MANIFEST = 'manifest.json'  # of a checkpoint
 WRITTEN = ('profile', 'tensorboard', 'submission')  # folders, not links
 TOKENIZER = 'tokenizer.json'  # of a run on texts
-# Fields that may differ on resume: values are the same up to rounding.
+# Fields that may differ on resume.
 HARMLESS = re.compile(
   r'log_every|tensorboard|num_micro|max_nonfinite_steps|watchdog_seconds|'
   r'allow_other_rows|phases\.\d+\.name|'
   r'(loader|checkpoint|evals|mesh|profile|blocks)\..*'
 )
-# Not all file systems lock across hosts, so a run renews run.lock, and that of
-# another host is watched: its times are compared with each other, never with a
-# clock. NFS shows changes after up to 60 s.
+# A run renews run.lock, as not all file systems lock across hosts: another host
+# watches its times change. NFS shows changes after up to 60 s.
 BEAT_SECONDS, WATCH_SECONDS = 10.0, 75.0
 
 
-class RunLockedError(RuntimeError):
-  """Another run works in the directory; names its pid, host and start."""
+class RunLockedError(UserError, RuntimeError):
+  """Another run works in the directory."""
 
   exit_code = 5
 
 
-class ConfigChangedError(ValueError):
+class ConfigChangedError(UserError, ValueError):
   """The directory belongs to a run of another configuration; names the keys."""
-
-  exit_code = 2
 
 
 class RunDirectory(contextlib.ExitStack):
   """A context in which a run owns its directory.
 
-  If the directory has checkpoints, the configuration must not differ from the
-  saved one, nor the data `info` from what the run was trained on. Only one
-  process is `primary`.
-
-  Raises (on entering):
-    RunLockedError, ConfigChangedError, InvalidDataError, WriteError.
+  With checkpoints the configuration must be the saved one, and the data `info`
+  those the run was trained on. Only one process is `primary`. Entering raises
+  RunLockedError, ConfigChangedError, InvalidDataError and WriteError.
   """
 
   def __init__(
@@ -98,8 +92,7 @@ class RunDirectory(contextlib.ExitStack):
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""
     if self._primary:
-      with writing(self.workdir / name):
-        files.write_json(self.workdir / name, value)
+      files.write_json(self.workdir / name, value)
 
   def log(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends a line of metrics; it is in the file when this returns."""
@@ -128,55 +121,54 @@ class RunDirectory(contextlib.ExitStack):
       except (ValueError, TypeError, LookupError):
         message = f'{path}: line {number} is damaged, dropped'
         warnings.warn(message, stacklevel=2)
-    with writing(path):
-      files.write_text(path, ''.join(kept))
+    files.write_text(path, ''.join(kept))
 
   def _check_config(self) -> None:
-    path, own = self.workdir / CONFIG, self.workdir.resolve()
-    other = (self.workdir / CHECKPOINTS).resolve().parent
-    if other != own and (other / CONFIG).exists():
+    path, checkpoints = self.workdir / CONFIG, self.workdir / CHECKPOINTS
+    other = checkpoints.resolve().parent
+    if other != self.workdir.resolve() and (other / CONFIG).exists():
       line = f'is a link to those of {other}, which training would delete'
-      raise InvalidDataError(f'{self.workdir / CHECKPOINTS} {line}')
+      raise InvalidDataError(f'{checkpoints} {line}')
     for name in WRITTEN:
       files.check_no_link(self.workdir / name)
     if path.is_dir():
       raise InvalidDataError(f'{path} is damaged (it is a directory)')
-    steps = steps_in(self.workdir / CHECKPOINTS)
-    if steps and not path.exists():
-      raise ConfigChangedError(
-        f'{path} is missing, so the configuration of the checkpoints {steps} '
-        'cannot be compared: put it back, or use another workdir.'
-      )
-    if steps:
-      saved = read_config(path)
-      changed = changes(saved, self._config)
-      if changed:
-        lines = '\n  '.join(changed)
+    if steps := steps_in(checkpoints):
+      if not path.exists():
         raise ConfigChangedError(
-          f'{self.workdir} has checkpoints of a run with another '
-          f'configuration:\n  {lines}\nUse the saved values, use another '
-          f'workdir, or edit {path} to resume with the new ones deliberately.'
+          f'{path} is missing, so the configuration of the checkpoints {steps} '
+          'cannot be compared: put it back, or use another workdir.'
         )
+      saved = read_config(path)
+      self._refuse(
+        'with another configuration', changes(saved, self._config),
+        'Use the saved values, use another workdir, or edit '
+        f'{path} to resume with the new ones deliberately.',
+      )  # fmt: skip
       # Checkpoints of older runs know their phase by its name.
       self._config = {**self._config, 'phases': saved.get('phases', ())}
     if self._info and (trained := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else ('num_examples',)
       others = contract.differences(trained, self._info, (*contract.ALL, *rows))
-      if others:
-        lines = '\n  '.join(map(str, others))
-        raise ConfigChangedError(
-          f'{self.workdir} has checkpoints of a run on other data:\n  {lines}\n'
-          'Restore the data or use another workdir; allow_other_rows=True '
-          'continues with more rows or fewer, and keeps the schedule.'
-        )
+      self._refuse(
+        'on other data', map(str, others),
+        'Restore the data or use another workdir; allow_other_rows=True '
+        'continues with more rows or fewer, and keeps the schedule.',
+      )  # fmt: skip
+
+  def _refuse(self, what: str, different: Iterable[str], advice: str) -> None:
+    if lines := '\n  '.join(different):
+      raise ConfigChangedError(
+        f'{self.workdir} has checkpoints of a run {what}:\n  {lines}\n{advice}'
+      )
 
 
 @contextlib.contextmanager
 def _locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Locks a run. The kernel frees the lock of a killed process.
+  """Locks a run; the kernel frees the lock of a killed process.
 
-  `run.lock` names the holder. While it is renewed it holds, too: for other
-  hosts, and on file systems that cannot lock directories.
+  `run.lock` names the holder. For other hosts, and where directories cannot be
+  locked, it holds while it is renewed.
   """
   path, host = workdir / 'run.lock', socket.gethostname()
   files.check_replaceable(path)
@@ -191,8 +183,8 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
     if _holder(path)[0] not in ('', known) and _is_renewed(path):
       raise RunLockedError(_in_use(path))
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-    fields = {'pid': os.getpid(), 'host': host, 'started': started}
-    text, done = files.dumps(fields), threading.Event()
+    holder = {'pid': os.getpid(), 'host': host, 'started': started}
+    text, done = files.dumps(holder), threading.Event()
     with writing(path):
       path.write_text(text)
     beat = threading.Thread(target=_renew, args=(path, text, done), daemon=True)
@@ -208,10 +200,8 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
 
 def _is_renewed(path: pathlib.Path) -> bool:
   """Watches whether the run that wrote a lock is alive."""
-  print(
-    f'{path} is of {_holder(path)[1]}; watching for {WATCH_SECONDS:.0f} s '
-    'whether that run is alive', file=sys.stderr, flush=True,
-  )  # fmt: skip
+  watching = f'watching for {WATCH_SECONDS:.0f} s whether that run is alive'
+  print(f'{path} is of {_holder(path)[1]}; {watching}', file=sys.stderr)
   before, end = path.stat().st_mtime_ns, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < end:
     time.sleep(min(1.0, WATCH_SECONDS / 10))
@@ -238,18 +228,16 @@ def _renew(path: pathlib.Path, text: str, done: threading.Event) -> None:
 
 
 def _in_use(lock: pathlib.Path) -> str:
-  return (
-    f'{lock.parent} is in use by {_holder(lock)[1]}. Two runs in one directory '
-    'overwrite each other: stop that run or use another workdir.'
-  )
+  holder = _holder(lock)[1]
+  return f'{lock.parent} is in use by {holder}: stop it or use another workdir'
 
 
 def _holder(lock: pathlib.Path) -> tuple[str, str]:
   """Returns the host of the run that wrote a lock file, and its description."""
   with contextlib.suppress(OSError, InvalidDataError, KeyError):
-    fields = files.read_object(lock)
-    words = 'process {pid} on host {host}, started {started}'.format(**fields)
-    return str(fields['host']), files.printable(words)
+    holder = files.read_object(lock)
+    text = 'process {pid} on host {host}, started {started}'.format(**holder)
+    return str(holder['host']), files.printable(text)
   return '', 'a process that is just starting'
 
 
@@ -266,9 +254,9 @@ def load_info(workdir: Path) -> DatasetInfo:
     return parse_info(files.read_object(path))
 
 
-def parse_info(given: Mapping[str, Any]) -> DatasetInfo:
+def parse_info(content: Mapping[str, Any]) -> DatasetInfo:
   """Returns a contract from JSON; raises ValueError for an illegal one."""
-  values = fields.check(DatasetInfo, given, '')
+  values = fields.check(DatasetInfo, content, '')
   shape, mean, std = (values[k] for k in ('input_shape', 'mean', 'std'))
   if min(shape, default=0) < 1:
     raise ValueError(f'input_shape: got {shape}')
@@ -309,7 +297,10 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   with contextlib.suppress(ConfigError, InvalidDataError):
     saved = config_schema.validate(saved).to_dict()
-  old, new = (_flat(json.loads(files.dumps(one))) for one in (saved, given))
+  old, new = (
+    _flat(json.loads(registry.with_moved(files.dumps(one))))
+    for one in (saved, given)
+  )
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
     for k in sorted(old.keys() | new.keys())
@@ -328,15 +319,14 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
 
 def versions() -> dict[str, Any]:
   """Returns versions of packages, Python, system and code."""
-  found = importlib.metadata.distributions()
-  # The name is None in a damaged installation.
-  packages = sorted((d.name, d.version) for d in found if d.name)
+  installed = importlib.metadata.distributions()
   changed = _git('status', '--porcelain', '--untracked-files=no')
   dirty = None if changed is None else bool(changed)
   return {
     'python': platform.python_version(),
     'platform': platform.platform(),
-    'packages': dict(packages),
+    # The name is None in a damaged installation.
+    'packages': dict(sorted((d.name, d.version) for d in installed if d.name)),
     'git': {'revision': _git('rev-parse', 'HEAD'), 'dirty': dirty},
   }
 

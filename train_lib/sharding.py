@@ -1,8 +1,8 @@
 """Mesh and logical axes: the layout of arrays over devices.
 
-The mesh has the axes `data` (replicas of the parameters), `fsdp` (batch and
-parameters both split) and `tensor` (matrices split). Models name the axes of
-their arrays logically; `RULES` maps those names to the mesh.
+Axes of the mesh: `data` (replicas of the parameters), `fsdp` (batch and
+parameters split), `tensor` (matrices split). Models name axes logically;
+`RULES` maps the names to the mesh.
 """
 
 import math
@@ -48,11 +48,9 @@ def mesh_shape(sizes: Any, count: int, is_whole: bool) -> tuple[int, ...]:
 
 
 def make_mesh(sizes: Any, devices: Sequence[Any] | None = None) -> Mesh:
-  """Builds the mesh; one axis may be -1 and takes the remaining devices.
+  """Builds the mesh of `mesh_shape`, by default of all devices.
 
-  If the product is smaller than the device count, the first devices are used;
-  with several processes every device must be used. `devices` are all by
-  default.
+  A smaller mesh has the first devices, unless there are several processes.
   """
   devices = jax.devices() if devices is None else devices
   shape = mesh_shape(sizes, len(devices), jax.process_count() > 1)
@@ -86,52 +84,43 @@ def abstract(boxed: Any, mesh: Mesh | None) -> Any:
   def place(leaf: Any) -> jax.ShapeDtypeStruct:
     where: Any = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if mesh is not None:
-      where = NamedSharding(mesh, _split(leaf, mesh))
+      axes = (a if n % parts_of(a, mesh) == 0 else None for n, a in _axes(leaf))
+      where = NamedSharding(mesh, PartitionSpec(*axes))
     value = unbox(leaf)
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
 
   return jax.tree.map(place, boxed, is_leaf=_is_boxed)
 
 
-def _split(leaf: Any, mesh: Mesh) -> PartitionSpec:
+def _axes(leaf: Any) -> list[tuple[int, Any]]:
+  """Returns the size and mesh axis of each dimension that has a name."""
   names = leaf.names if _is_boxed(leaf) else ()
   if unknown := {*names} - {None, *dict(RULES)}:
     # Unknown names would silently be replicated.
     raise ValueError(f'{sorted(unknown)}: expected axes of sharding.RULES')
-  shape, spec = unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES)
+  shape, spec = unbox(leaf).shape, nn.logical_to_mesh_axes(names, RULES) or ()
   # Factored optimizer statistics carry a parameter's names but have lower rank.
-  if spec is None or len(spec) > len(shape):
-    return PartitionSpec()
-  return PartitionSpec(
-    *(
-      axis if size % parts_of(axis, mesh) == 0 else None
-      for size, axis in zip(shape, spec, strict=False)
-    )
-  )
+  return [] if len(spec) > len(shape) else [*zip(shape, spec, strict=False)]
 
 
 def not_split(boxed: Any, mesh: Mesh) -> list[str]:
-  """Names the dimensions of parameters that the mesh should split but cannot.
-
-  They are whole on every device, e.g. a head of 10 classes on 4 devices.
-  """
-  found: dict[str, list[str]] = {}
+  """Lists dimensions of parameters that the mesh should split but cannot."""
+  names: dict[str, list[str]] = {}
   leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_boxed)
   for path, leaf in leaves:
-    spec = nn.logical_to_mesh_axes(leaf.names, RULES) if _is_boxed(leaf) else ()
-    for size, axis in zip(unbox(leaf).shape, spec or (), strict=False):
+    for size, axis in _axes(leaf):
       if size % parts_of(axis, mesh):
-        words = f'{size} of {axis}={parts_of(axis, mesh)}'
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        found.setdefault(words, []).append(name)
+        cause = f'{size} of {axis}={parts_of(axis, mesh)}'
+        names.setdefault(cause, []).append(name)
   return [
-    f'{words} in {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
-    for words, names in found.items()
+    f'{cause} in {first}' + f' and {len(rest)} more' * bool(rest)
+    for cause, (first, *rest) in names.items()
   ]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array that every device holds whole."""
+  """Returns the sharding of an array that every device has whole."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -151,10 +140,7 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, Any]:
 def check_batch_size(
   config: Any, mesh: Mesh | jax.sharding.AbstractMesh, together: int = 1
 ) -> None:
-  """Raises `ConfigError` unless rows divide over devices and micro-batches.
-
-  `together`: rows that one device holds together, 2 for mixup.
-  """
+  """Raises `ConfigError` unless all devices have whole groups of rows."""
   micro, devices = config.num_micro, mesh.shape['data'] * mesh.shape['fsdp']
   multiple = devices * micro * together
   if config.batch_size % multiple:

@@ -1,8 +1,7 @@
 """The Task contract between an objective and the trainer.
 
 A task owns a model, terms and metrics; the trainer owns steps, devices, files.
-Implement an objective as a `Task` and a config; all share one training loop.
-See `train_lib.terms` for an example.
+An objective is a `Task` and a configuration; `train_lib.terms` has an example.
 """
 
 import abc
@@ -28,7 +27,7 @@ from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
 
 class ServedRun(NamedTuple):
-  """A run that a task is served from; defaults: a task built without a run."""
+  """A run that a task is served from; without a run the defaults."""
 
   directory: str = ''  # with its tokenizer and calibration
   step: int | None = None  # of the checkpoint, for messages
@@ -40,26 +39,20 @@ NO_RUN = ServedRun()
 
 
 class Task(abc.ABC):
-  """A model, the terms of its loss, and metrics.
+  """A model, the terms of its loss, and metrics; `info` is that of the data."""
 
-  `config` is the configuration, `info` that of the data, `model` the module.
-  """
-
-  # How the task is served, 'module:function' as `serve_lib.classifier:serve`,
-  # imported when that happens; '' if it is not.
+  # 'module:function' that serves the task, imported then, or ''.
   SERVE: ClassVar[str] = ''
   # Pattern of the parameters with weight decay.
   DECAY: ClassVar[str] = r'(^|/)kernel$'
-  # Metrics of its mechanism that the terminal and the figure of a run show:
-  # title, unit, scale, {metric: legend label}.
+  # Metrics that terminal and figure show: title, unit, scale, {metric: label}.
   PANELS: ClassVar[tuple[tuple[str, str, float, dict[str, str]], ...]] = ()
-  # Names of the knobs that the loss reads; a phase may schedule no others.
+  # Knobs that the loss reads; a phase may schedule no others.
   KNOBS: ClassVar[tuple[str, ...]] = ()
   MODEL_KNOBS: ClassVar[tuple[str, ...]] = ()  # keywords of the model
 
   def __init__(self, config: Config, info: DatasetInfo):
-    self.config = config
-    self.info = info
+    self.config, self.info = config, info
     self.model = self.build_model()
 
   @dataclasses.dataclass(frozen=True)
@@ -68,10 +61,9 @@ class Task(abc.ABC):
 
   @classmethod
   def validate_config(cls, config: dict[str, Any]) -> None:
-    """Checks `loss` and `model`, and adds their defaults in place.
+    """Checks `loss` and `model` (of each phase), adds defaults in place.
 
-    Also runs for the `model` of each phase. Touches no device; it may open data
-    for sizes of the model, e.g. a corpus' tokenizer.
+    Touches no device; may open data for sizes of the model, e.g. a tokenizer.
     """
     config['loss'] = fields.check(cls.Loss, config['loss'], 'loss')
 
@@ -146,9 +138,8 @@ class Task(abc.ABC):
   ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
     """Returns (loss, (metrics, model_state)) of a micro-batch.
 
-    `norm` are the `normalizers` of the whole batch, all noise of a row comes
-    from its key (None in evaluation), `knobs` are traced scalars from the
-    phase's schedules.
+    `norm`: `normalizers` of the whole batch; `row_keys`: the only noise, None
+    in evaluation; `knobs`: traced scalars of the phase's schedules.
     """
     read, targets = self.mixed(batch, row_keys)
     options = {name: knobs[name] for name in self.MODEL_KNOBS if name in knobs}
@@ -190,24 +181,17 @@ class Task(abc.ABC):
   def serve(
     self, variables: Tree, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> tuple[Any, Any]:
-    """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`.
-
-    `variables` are on one device, `options` the serving options of the family.
-    """
+    """Returns (chain, policy) of `Engine(chain, policy, policy.lengths)`."""
     return self.prepare_serving(options, run)(variables)
 
   def prepare_serving(
     self, options: Mapping[str, Any], run: ServedRun = NO_RUN
   ) -> Callable[[Tree], tuple[Any, Any]]:
-    """Checks the options; returns `serve` as a function of the variables."""
+    """Checks the family's options; returns `serve` as a function."""
     if self.SERVE:
       return pkgutil.resolve_name(self.SERVE)(self, options, run)
-    expected = (
-      'a task that is served, as classification is; a pretrained model is '
-      'fine-tuned first'
-    )
-    name = f'{type(self).__module__}:{type(self).__name__}'
-    raise ConfigError('task', name, expected)
+    expected = 'a task that is served; a pretrained model is fine-tuned first'
+    raise ConfigError('task', registry.name_of(type(self)), expected)
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes files that serving needs, such as a tokenizer."""
@@ -226,16 +210,15 @@ def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
 
 def with_model(config: Config, changes: Config) -> dict[str, Any]:
   """Returns the configuration as a dict, with `model` updated by `changes`."""
-  plain = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  if not changes:
-    return plain
-  return plain | {'model': {**plain['model'], **dict(changes)}}
+  plain = dict(config) if isinstance(config, dict) else config.to_dict()
+  model = {**plain['model'], **dict(changes)}
+  return plain | {'model': model} if changes else plain
 
 
 class Model(Mapping[str, Any]):
-  """The checked fields of `config.model`, and the module that they describe.
+  """The checked fields of `config.model`, also as attributes.
 
-  Fields are also attributes. The module has two classes; see `construct`.
+  `module` is what they describe, with two classes; see `construct`.
   """
 
   def __init__(self, values: Mapping[str, Any], module: Any):
@@ -250,9 +233,6 @@ class Model(Mapping[str, Any]):
   def __len__(self) -> int:
     return len(self._values)
 
-  def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-    return self._values | dict(other)
-
   def __getattr__(self, name: str) -> Any:
     if name.startswith('_'):
       raise AttributeError(name)
@@ -263,25 +243,23 @@ def complete_model(
   model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
 ) -> Model:
   """Completes `config.model` with defaults; its module must subclass `kind`."""
-  given = dict(model)
-  name = given.pop('name', '')
-  expected = f"'{kind.__module__}:{kind.__name__}' or a subclass"
+  settings = dict(model)
+  name = settings.pop('name', '')
+  expected = f"'{registry.name_of(kind)}' or a subclass"
   if kind is nn.Module:
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
-  set_by_task = ('num_classes', 'dtype')
-  given = older.model_fields(given, module)
-  complete = fields.check(module, given, 'model', without=set_by_task)
+  settings = older.model_fields(settings, module)
+  by_task = ('num_classes', 'dtype')
+  complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):
     built: Any = registry.build(module, complete, num_classes=2)
+  hints = fields.hints(module)
   # The module may have set sizes that its variant determines.
-  values = {field: getattr(built, field) for field in complete}
-  values |= {
-    field: complete[field]
-    for field, hint in fields.hints(module).items()
-    if fields.is_open(hint)
+  sizes = {
+    k: getattr(built, k) for k in complete if not fields.is_open(hints[k])
   }
-  return Model({'name': str(name), **values}, built)
+  return Model({'name': str(name), **complete, **sizes}, built)
 
 
 def construct(config: Config, num_classes: int) -> Any:
@@ -290,9 +268,9 @@ def construct(config: Config, num_classes: int) -> Any:
   model = config['model']
   if isinstance(model, Model):
     return model.module.clone(**sizes)
-  given = dict(model)
-  module = registry.locate(given.pop('name'), 'model.name', nn.Module)
-  return registry.build(module, older.model_fields(given, module), **sizes)
+  settings = dict(model)
+  module = registry.locate(settings.pop('name'), 'model.name', nn.Module)
+  return registry.build(module, older.model_fields(settings, module), **sizes)
 
 
 @contextlib.contextmanager

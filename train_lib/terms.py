@@ -14,9 +14,8 @@ A new objective is one file, a Task whose `terms` reads what a `Forward` has:
       term = Term(entropy, 'entropy_weight', name='entropy')
       return *super().terms(forward), term
 
-Denominators are those of the whole batch, so micro-batches and devices add up
-exactly, also of terms with different ones. `Classification.target_loss` mixes
-and smooths the labels, whatever logits it is applied to.
+Denominators are those of the whole batch: micro-batches and devices add up.
+`Classification.target_loss` mixes and smooths the labels, for any logits.
 """
 
 import dataclasses
@@ -58,8 +57,7 @@ class Term:
   """One part of a loss: `weight * sum(value * mask) / sum(of mask `per`)`."""
 
   value: Any  # of the shape of its mask, e.g. `[B]`
-  # A number, an array [], or the name of a field of `loss` or a knob. A term of
-  # weight 0 is only logged.
+  # A number, an array [], or a name: a field of `loss`, or a knob. 0: only log.
   weight: Any = 1.0
   over: str = 'rows'  # the mask of the items that are summed
   per: str = ''  # the mask whose sum divides; '' for `over`
@@ -72,8 +70,8 @@ def total(
 ) -> tuple[Float[Array, ''], Metrics]:
   """Returns the loss, and the metrics that its terms name.
 
-  `norm` has the sum of each mask over the whole batch. Raises ConfigError if
-  the shape of a value is not that of its mask.
+  `norm`: the sum of each mask over the whole batch. Raises ConfigError for a
+  value without the shape of its mask.
   """
   loss, shares, metrics = jnp.zeros(()), dict[str, Any](), dict[str, Any]()
   for term in terms:

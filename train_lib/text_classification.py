@@ -1,7 +1,7 @@
 """Classification and regression of sentences and pairs of sentences.
 
-The model is called as `model(tokens, token_types, length, row_keys=...)` and
-may return logits of several heads, `out['exits']` `[E, B, O]`.
+A model takes `(tokens, token_types, length, row_keys=...)`, and may return
+logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import pathlib
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from core import files
 from core.errors import ConfigError
-from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import Average
 from model_lib import sizes
 from train_lib.classification import Classification
@@ -24,13 +23,11 @@ from train_lib.terms import Batch, Forward, Metrics
 class TextClassification(Classification):
   """Cross-entropy of the last head; squared error if there is one class.
 
-  `model.from_checkpoint` is the directory of a run or of a Hugging Face model;
-  its sizes become defaults of `model`.
+  `model.from_checkpoint`, a run or a Hugging Face model, has default sizes.
   """
 
   SERVE = 'serve_lib.classifier:serve_texts'
-  # Also the embedding tables, as in BERT's recipe, which excludes only biases
-  # and LayerNorm.
+  # BERT's recipe excludes only biases and LayerNorm.
   DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
   # Variants, and defaults of the fields that a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.BERT
@@ -47,15 +44,6 @@ class TextClassification(Classification):
       known |= checkpoint_fields(directory, cls.SIZES.defaults)
     config['model'] = known | model
     super().validate_config(config)
-
-  def build_model(self) -> Any:
-    """Returns the module; raises if vocabulary or length exceed it."""
-    model, longest = super().build_model(), self.info.input_shape[0]
-    if longest > model.max_positions:
-      expected = f'at most the {model.max_positions} positions of the model'
-      raise ConfigError('dataset.max_length', longest, expected)
-    check_token_types(model, self.info)
-    return model
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer to the directory of the run."""
@@ -89,19 +77,11 @@ class TextClassification(Classification):
     return super().cross_entropy(logits, batch)
 
   def metrics(self, forward: Forward) -> Metrics:
-    """Returns those of a classification, or the squared error."""
+    """Returns metrics of a classification, or the squared error."""
     if not self.is_regression:
       return super().metrics(forward)
     errors = self.cross_entropy(forward.logits, forward.batch)
     return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
-
-
-def check_token_types(model: Any, info: DatasetInfo) -> None:
-  """Raises ConfigError if rows have more token types than the model."""
-  table = model.type_vocab_size
-  if 0 < table < info.token_types:  # an index outside is NaN
-    expected = f'0, or at least {info.token_types}: the data are pairs of texts'
-    raise ConfigError('model.type_vocab_size', table, expected)
 
 
 def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
@@ -109,18 +89,15 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
   from model_lib import convert
   from train_lib.run_directory import CONFIG
 
-  field = 'model.from_checkpoint'
-  expected = 'the directory of a run or of a Hugging Face model'
   try:
     if convert.is_checkpoint(directory):
-      found = convert.read_sizes(directory)
+      fields = convert.read_sizes(directory)
     else:
-      path = pathlib.Path(directory) / CONFIG
-      model = files.read_object(path)['model']
-      found = {name: model[name] for name in names if name in model}
+      model = files.read_object(pathlib.Path(directory) / CONFIG)['model']
+      fields = {name: model[name] for name in names if name in model}
+    if {*fields} != {*names}:
+      raise ValueError(f'expected {", ".join(names)}, got {", ".join(fields)}')
+    return fields
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ConfigError(field, directory, f'{expected} ({error})') from error
-  if set(found) != set(names):
-    expected += f' with the fields {", ".join(names)}'
-    raise ConfigError(field, f'{directory} with {", ".join(found)}', expected)
-  return found
+    expected = f'the directory of a run or of a Hugging Face model ({error})'
+    raise ConfigError('model.from_checkpoint', directory, expected) from error

@@ -1,8 +1,8 @@
 """The train step: pure, jitted, the same for every task.
 
-Gradients of micro-batches add up exactly, because denominators are computed
-over the whole batch and all noise of a row comes from its own key. A step
-whose loss or gradient is not finite updates only `step` and `nonfinite`.
+Gradients of micro-batches add up exactly: denominators are those of the whole
+batch, all noise of a row comes from its own key. A step whose loss or gradient
+is not finite updates only `step` and `nonfinite`.
 """
 
 import math
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from core.errors import UserError
 from eval_lib.metrics import Average, Leaf
 from train_lib.optimizers import num_updates, path_name, trainable_mask
 from train_lib.task import Task
@@ -69,15 +70,14 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
-  Jit it with the state donated. `optimizer` applies the learning rate;
-  `schedule` is used only to log the rate, without `optimizer.scales`.
-  `num_micro` is the number of micro-batches; parameters whose paths match
-  `trainable` are trained.
+  Jit it with the state donated. `optimizer` applies the learning rate,
+  `schedule` only logs it, without `optimizer.scales`. Parameters whose paths
+  match `trainable` are trained.
   """
 
   def train_step(state, frozen, batch, knobs):
     # The optimizer counts only the steps that were not skipped.
-    rate = schedule(num_updates(state.opt_state, state.step))
+    rate = schedule(num_updates(state.opt_state))
     loss, grads, metrics, model_state = _accumulate(
       task, num_micro, state, frozen, batch, knobs
     )
@@ -148,8 +148,8 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
 def _micro_batches(x: Any, num_micro: int, together: int) -> Any:
   """Splits rows `[B, ...]` into micro-batches `[num_micro, R, ...]`.
 
-  Micro-batch i takes groups i, i + num_micro, ... of rows that stay together,
-  one row each unless the task says otherwise: no row changes its device.
+  Micro-batch i has the groups i, i + num_micro, ... of rows that stay together:
+  no row changes its device.
   """
   groups = x.reshape(-1, num_micro, together, *x.shape[1:]).swapaxes(0, 1)
   return groups.reshape(num_micro, -1, *x.shape[1:])
@@ -161,7 +161,7 @@ def _zero_unless(mask: Any, tree: Any) -> Any:
   )
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError, RuntimeError):
   """The loss or its gradient was NaN or infinite too many steps in a row."""
 
   exit_code = 3
@@ -181,8 +181,8 @@ def first_culprit(
 ) -> str:
   """Names the first input, parameter or gradient that is not finite.
 
-  Recomputes the gradients of step number `step`, counted from 1; the state is
-  up to `trainer.LAG` steps newer, so the cause may not be found.
+  Recomputes the gradients of `step`, counted from 1; the state is up to
+  `trainer.LAG` steps newer, so the cause may not be reproduced.
   """
   begun = state.replace(step=jnp.int32(step - 1))
   gradients = jax.jit(lambda *args: _accumulate(task, 1, *args)[1])

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from core.errors import ConfigError, WriteError
+from core.errors import ConfigError, UserError, WriteError
 from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import compute
 from train_lib.build import Setup
@@ -44,9 +44,8 @@ def train(
 
   Returns the content of `result.json`. `config` is validated, `started` the
   `time.monotonic()` of the process start. A `dry_run` builds, compiles and
-  prints everything and writes nothing. Raises NonFiniteError for a non-finite
-  step (after `max_nonfinite_steps` of them), Preempted after a signal and a
-  save. On an error one of several processes ends at once, see `Watchdog`.
+  prints, and writes nothing. Raises NonFiniteError after `max_nonfinite_steps`
+  non-finite steps, Preempted after a signal and a save; see also `Watchdog`.
   """
   started = started or time.monotonic()
   with contextlib.ExitStack() as stack:
@@ -90,8 +89,8 @@ class _Loop:
     self.seconds_before = 0.0  # of earlier processes of this run
     self.is_compiling = False  # the program of an evaluation
     saving, primary = self.config.checkpoint, jax.process_index() == 0
-    given = workdir, self.config.to_dict(), primary, setup.info
-    self.run = enter(RunDirectory(*given))
+    config = self.config.to_dict()
+    self.run = enter(RunDirectory(workdir, config, primary, setup.info))
     if primary:
       with writing(self.run.workdir):
         setup.task.save_assets(self.run.workdir)
@@ -99,15 +98,13 @@ class _Loop:
     best = saving.best_metric, saving.best_mode
     folder = self.run.workdir / CHECKPOINTS
     self.checkpointer = enter(Checkpointer(folder, saving.keep, *best))
-    restored = self.checkpointer.restore(setup.abstract)
-    if restored is not None:
-      state, saved = restored
-      self.results = dict(saved.extra['results'])
-      self.seconds_before = saved.extra['seconds']
+    extra: dict[str, Any] = {}
+    if restored := self.checkpointer.restore(setup.abstract):
+      state, extra = restored[0], restored[1].extra
+      self.results, self.seconds_before = extra['results'], extra['seconds']
     self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
     # Rows of the log that a checkpoint carries are not all of their step.
-    extra = restored[1].extra if restored else {}
     carried = extra.get('rows', {})
     self.run.truncate_log(min([self.start, *(int(k) - 1 for k in carried)]))
     batches = setup.dataset.batches(start_step=self.start)
@@ -130,15 +127,12 @@ class _Loop:
     train_step, seconds = self.setup.step(phase, batch)
     self.watchdog.progress(f'{now}: computing')
     if seconds:
-      key = self.setup.dataset.info.input_key
-      shape = f'{key} {list(batch[key].shape)}'
-      compiled = f'compiled the step of {phase.label} for {shape}'
-      self.console.print(f'{compiled} in {seconds:.1f} s')
+      key = self.setup.info.input_key
+      name = f'{phase.label} for {key} {list(batch[key].shape)}'
+      self.console.print(f'compiled the step of {name} in {seconds:.1f} s')
     self.console.trace(self.done)
-    knobs = phase.knob_values(self.done)
-    self.state, metrics = train_step(
-      self.state, self.setup.frozen, batch, knobs
-    )
+    inputs = self.setup.frozen, batch, phase.knob_values(self.done)
+    self.state, metrics = train_step(self.state, *inputs)
     self.done = step = self.done + 1
     self.pending.append((step, phase, metrics, batch))
     last, saving = step == self.setup.total_steps, self.config.checkpoint
@@ -151,8 +145,8 @@ class _Loop:
     saved, measured = False, dict[str, float]()
     try:
       if evaluators and not stop:
-        # 2. Saving before an evaluation, which may fail. The checkpoint gets
-        # its metrics later, at the latest when the run is resumed.
+        # 2. Saving before an evaluation, which may fail; its metrics are added
+        # later, at the latest when the run is resumed.
         saved = self._save(save, False, phase, {}, True)
         measured = self._measure(phase, saved)
       elif not evaluators:
@@ -193,7 +187,17 @@ class _Loop:
 
   def _measure(self, phase: Planned, saved: bool) -> dict[str, float]:
     """Evaluates and writes the log; stores the metrics if the step is saved."""
-    measured = self._evaluate(self._due_evaluators(phase))
+    evaluators, measured = self._due_evaluators(phase), dict[str, float]()
+    for name, evaluator in evaluators.items():
+      self.is_compiling = True
+      metrics = evaluator.measure(self.state.variables)
+      measured |= {f'{name}/{key}': value for key, value in metrics.items()}
+    best = self.config.checkpoint.best_metric
+    if best.partition('/')[0] in evaluators and best not in measured:
+      expected = f'one of {", ".join(sorted(measured))}'
+      raise ConfigError('checkpoint.best_metric', best, expected)
+    self.results |= measured
+    self.console.log_evaluation(self.done, measured)
     try:
       self.console.flush()
     finally:  # the checkpoint carries rows that cannot be written
@@ -218,27 +222,13 @@ class _Loop:
       if self.first_step_seconds is None:
         self.first_step_seconds = time.monotonic() - self.started
       if skipped > self.config.max_nonfinite_steps:
-        task, knobs = self.setup.tasks[phase.index], phase.knob_values(step - 1)
-        given = self.state, self.setup.frozen, batch, knobs
-        culprit = first_culprit(task, *given, step)
+        inputs = self.setup.frozen, batch, phase.knob_values(step - 1)
+        task = self.setup.tasks[phase.index]
+        culprit = first_culprit(task, self.state, *inputs, step)
         raise NonFiniteError(step, skipped, culprit)
       last = step == self.setup.total_steps
       if last or skipped or _due(step, self.config.log_every):
         self.console.log_step(step, compute(metrics))
-
-  def _evaluate(self, evaluators: Any) -> dict[str, float]:
-    measured: dict[str, float] = {}
-    for name, evaluator in evaluators.items():
-      self.is_compiling = True
-      found = evaluator.measure(self.state.variables)
-      measured |= {f'{name}/{key}': value for key, value in found.items()}
-    best = self.config.checkpoint.best_metric
-    if best.partition('/')[0] in evaluators and best not in measured:
-      expected = f'one of {", ".join(sorted(measured))}'
-      raise ConfigError('checkpoint.best_metric', best, expected)
-    self.results |= measured
-    self.console.log_evaluation(self.done, measured)
-    return measured
 
   def _extra(self, phase: Planned, unmeasured: bool) -> dict[str, Any]:
     """Returns the values of a checkpoint that are not arrays."""
@@ -254,10 +244,9 @@ class _Loop:
   def _save(
     self, save: bool, must: bool, phase: Planned, metrics: Any, unmeasured: bool
   ) -> bool:
-    """Saves if wanted and returns True; fatal if a save that `must` be fails.
+    """Returns True if it has saved; raises if a save that `must` be fails.
 
-    `checkpoint.max_failures` other saves in a row may fail, e.g. on a full
-    disk; the next one is tried again.
+    `checkpoint.max_failures` other saves in a row may fail, as on a full disk.
     """
     extra = self._extra(phase, unmeasured)
     self.watchdog.progress(f'step {self.done}: saving')
@@ -307,10 +296,10 @@ class _Stopped(Exception):  # noqa: N818 - an event, not an error
   """A signal ends an evaluation."""
 
 
-class Preempted(Exception):  # noqa: N818 - an event, not an error
+class Preempted(UserError):  # noqa: N818 - an event, not an error
   """The run was stopped by a signal after saving `step`."""
 
-  in_all_processes = True  # they agree on the step
+  in_all_processes = True
 
   def __init__(self, step: int):
     saved = f'step {step} is saved, the same command resumes from there'
@@ -320,9 +309,8 @@ class Preempted(Exception):  # noqa: N818 - an event, not an error
 class PreemptionGuard(contextlib.ExitStack):
   """A context: the first SIGTERM or SIGINT makes `should_stop` return True.
 
-  With `jax.distributed` initialised, JAX's coordination service handles
-  SIGTERM and agrees on one step for all processes; SIGINT is forwarded to it.
-  Enter the context after `jax.distributed.initialize`.
+  With `jax.distributed`, initialised before, its coordination service handles
+  SIGTERM and agrees on a step for all processes; SIGINT is forwarded to it.
   """
 
   def __enter__(self) -> 'PreemptionGuard':

@@ -1,16 +1,14 @@
 """Ends all processes of a training if one fails, dies or gets stuck.
 
-Each process writes a record to the key-value store of `jax.distributed` every
-second, by a thread of its own. Process 0 reads all records, the others that of
-process 0; the first fault that one of them sees is the verdict that all print
-before they exit. Intervals are counted in ticks, so clocks are not compared and
-a process that was suspended does not blame the others.
+A thread of each process writes a record to the key-value store of
+`jax.distributed` every second. Process 0 reads all, the others that of process
+0; the first fault that one sees is the verdict that all print before they exit.
+Intervals are counted in ticks: no clocks are compared, and a process that was
+suspended does not blame the others.
 
-If native code keeps Python's lock, so that no thread runs, the stacks are
-printed by `faulthandler`; a peer then sees the silence.
-
-JAX would end the survivors too, but with exit -6 and a native stack trace. It
-still does so if process 0 is killed, as the store is gone at once.
+If native code keeps Python's lock, `faulthandler` prints the stacks and a peer
+sees the silence. JAX would end the survivors too, with exit -6 and a native
+stack trace, and still does if process 0, which has the store, is killed.
 """
 
 import concurrent.futures
@@ -25,11 +23,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import jax
 from jax._src import distributed  # JAX has no public key-value store
+
+from core.errors import UserError
 
 PEER, STUCK = 8, 9  # exit codes
 TICK = 1.0  # seconds between records
@@ -45,10 +46,9 @@ _VERDICT = f'{_SHARED}verdict'
 class Watchdog:
   """A context that ends the process, and its peers, on a fault of any of them.
 
-  Exit code `STUCK`: no process reported `progress` for `seconds`; `PEER`:
-  another process failed or is silent, but for an error that a restart would
-  meet again, with whose code all end. In a run of several processes an error
-  that leaves the context is printed and ends the process at once, because a
+  Exit code `STUCK`: no `progress` of any process for `seconds`; `PEER`: another
+  process failed or is silent; the code of a `PERMANENT` error is that of all.
+  One of several processes ends at once on an error, which is printed, because a
   normal exit waits for the peers; errors with `in_all_processes` are raised.
   """
 
@@ -65,11 +65,7 @@ class Watchdog:
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
 
   def progress(self, now: str, exempt: bool = False) -> None:
-    """Reports progress; `now` is begun, such as 'step 3: reading its batch'.
-
-    Until the next report an `exempt` process, e.g. one that compiles, may take
-    any time. All processes of a run make the same reports.
-    """
+    """Reports what is begun, in all processes; if `exempt` it may take long."""
     self._state = (self._state[0] + 1, exempt, now)
 
   def __enter__(self) -> 'Watchdog':
@@ -79,7 +75,7 @@ class Watchdog:
   def __exit__(
     self, kind: Any, error: BaseException | None, trace: TracebackType | None
   ) -> None:
-    told = error is None or hasattr(error, 'in_all_processes')
+    told = isinstance(error, UserError) and error.in_all_processes
     if error is not None and self._peers and not told:
       self._fail(error)
     self.progress(FINISHED, exempt=True)
@@ -93,15 +89,18 @@ class Watchdog:
     if isinstance(error, jax.errors.JaxRuntimeError):
       # A collective fails if a peer is gone; the thread then names the peer.
       time.sleep(SILENCE + 3 * TICK)
-    code, known = getattr(error, 'exit_code', 1), hasattr(error, 'exit_code')
-    if isinstance(error, SystemExit):
+    code = 1
+    if isinstance(error, UserError):
+      code = error.exit_code
+    elif isinstance(error, SystemExit):
       code = error.code if isinstance(error.code, int) else 1
     elif isinstance(error, KeyboardInterrupt):
       code = 128 + signal.SIGINT
-    elif not known:
+    else:
       traceback.print_exception(error)  # a bug
     text = ' '.join(str(error).split())
-    text = text if known else f'{type(error).__name__}: {text}'
+    if not isinstance(error, UserError):
+      text = f'{type(error).__name__}: {text}'
     failed = f'process {self._id} failed at {self._state[2]}: {text}'
     told = code if code in PERMANENT else PEER
     self._end(code, text, verdict=f'{told} {failed}')
@@ -138,10 +137,10 @@ class Watchdog:
           self._silent(peer, record)
       if self._id:
         continue  # process 0 judges the progress of all
-      found = {peer: record['count'] for peer, record in records.items()}
+      before_counts = counts
+      counts = {peer: record['count'] for peer, record in records.items()}
       exempt = any(record['exempt'] for record in records.values())
-      idle = 0.0 if exempt or found != counts else idle + tick
-      counts = found
+      idle = 0.0 if exempt or counts != before_counts else idle + tick
       if idle > self._seconds:
         self._stuck(records)
     with contextlib.suppress(RuntimeError):
@@ -189,25 +188,24 @@ class Watchdog:
     self._ending.acquire()  # never released: another thread may find a fault
     if verdict and self._peers:
       # One of several verdicts wins. The store does not answer if it is gone.
-      tell = threading.Thread(target=self._tell, args=[verdict], daemon=True)
-      tell.start()
-      tell.join(3 * TICK)
+      _within(3 * TICK, self._client.key_value_set, _VERDICT, verdict)
     os.write(2, f'error: {text}\n'.encode())
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()  # may block, as may be the cause of the fault
-    flush.join(TICK)
+    _within(TICK, sys.stdout.flush)  # may block, as may be the cause
     if self._peers and not self._id:
       time.sleep(3 * TICK)  # the store ends with process 0
     os._exit(code)
 
-  def _tell(self, verdict: str) -> None:
-    with contextlib.suppress(RuntimeError):
-      self._client.key_value_set(_VERDICT, verdict)
 
+def _within(seconds: float, call: Callable[..., Any], *given: Any) -> None:
+  """Calls a function that may fail or block; waits for some seconds."""
 
-def _flush() -> None:
-  with contextlib.suppress(OSError, ValueError):
-    sys.stdout.flush()
+  def run() -> None:
+    with contextlib.suppress(RuntimeError, OSError, ValueError):
+      call(*given)
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  thread.join(seconds)
 
 
 def _kill_if_stopped(pid: int) -> None:

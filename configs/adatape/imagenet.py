@@ -8,16 +8,13 @@ Ti/16, S/16 or B/16; `root` a folder root/{train,val}/class/*, or else TFDS has
 prepared imagenet2012; `teacher` of deit, the directory of a run that its
 distillation token imitates (none in the table).
 
-Hyper-parameters are those of Table 5 for every model. Its weight decay is taken
-as in the code of Beyer et al. (2022), whose recipe it repeats: the share by
-which a step of peak learning rate reduces a weight. Our decay is multiplied by
-the learning rate, so it is Table 5's over 0.001. Gradients are clipped at norm
-1, as they are there and in the ViT paper. The weights of the ponder costs of
-U2T and A-ViT are not printed.
-
-Input and tape tokens share a feed-forward network: the printed parameters of
-AdaTape count none for the tape but the one that is applied to its tokens once.
-AdaTape has no [CLS] token (as in Table 1). No result: it was not run.
+Table 5 has the hyper-parameters of every model. Its weight decay is taken as in
+the code of Beyer et al. (2022), whose recipe it repeats: the share by which a
+step of peak learning rate reduces a weight, so ours is Table 5's over 0.001.
+Gradients are clipped at norm 1, as there and in the ViT paper. The weights of
+the ponder costs of U2T and A-ViT are not printed. The printed parameters of
+AdaTape count a network that is applied to the tape's tokens once. No result: it
+was not run.
 """
 
 import ml_collections
@@ -35,23 +32,19 @@ def get_config(arg=''):
   is_tiny = arg.variant.startswith('Ti/')
   c = ml_collections.ConfigDict()
   c.batch_size = 1024
-  c.dataset = dict(
-    image_size=224,
+  c.dataset = common.images(
+    arg.root, 'imagenet2012', image_size=224,
     augment=('inception_crop', 'flip', 'randaugment'),
     randaugment=(2, 10) if is_tiny else (2, 15),
-  )
-  if arg.root:
-    c.dataset.update(name='folder', root=arg.root)
-  else:
-    c.dataset.update(name='tfds', builder='imagenet2012')
+  )  # fmt: skip
   c.loss = dict(
     label_smoothing=0.0 if is_tiny else 0.1, mixup=0.2 if is_tiny else 0.5
   )
   models.paper(c, arg.model, arg.variant)
   if arg.model == 'deit':
     c.loss.teacher = arg.teacher
-  lr, decay = 1e-3, 1e-4 if is_tiny else 8e-5
-  c.optimizer = dict(lr=lr, warmup_steps=10_000, weight_decay=decay / lr)
+  decay = 0.1 if is_tiny else 0.08
+  c.optimizer = dict(lr=1e-3, warmup_steps=10_000, weight_decay=decay)
   c.phases = (dict(epochs=300),)
   split = 'val' if arg.root else 'validation'
   c.evals = dict(

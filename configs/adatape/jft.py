@@ -13,15 +13,11 @@ oxford_iiit_pet that TFDS prepared; `model` and `variant` of the ViT:
            learn                           B/32, B/16
 
 3ffn is a ViT with three feed-forward networks per block: one for [CLS], one for
-each half of the patches. `ablation`:
-
-  adaptive  (default)
-  length    the top T tokens of the bank ("w/o Ada Length")
-  content   T trainable tokens and no bank ("w/o Ada Length&Content")
-  act       halting by ACT (A.4)
-
-The average sequence length of Table 2 is the metric `tape_length` plus 49
-(B/32, L/32) or 196 (B/16, L/16) patches.
+each half of the patches. `ablation`: adaptive (default), length (the top T
+tokens of the bank, "w/o Ada Length"), content (T trainable tokens and no bank,
+"w/o Ada Length&Content"), act (halting by ACT, A.4). The average sequence
+length of Table 2 is the metric `tape_length` plus 49 (B/32, L/32) or 196 (B/16,
+L/16) patches.
 
 Recipe: "We follow Dosovitskiy et al. (2020) and train all models for 7 epochs"
 (A.6). From appendix B, Table 3 of the ViT paper: Adam with weight decay 0.1,
@@ -30,12 +26,7 @@ on JFT; the peak rate is 8e-4 (B), 6e-4 (L/32) or 4e-4 (L/16). Labels are
 several per image, so the loss is a sigmoid. The weight of the ponder cost of
 U2T and UViT is not printed; 0.01 here.
 
-Input and tape tokens have separate feed-forward networks (section 2):
-`tape_mlp='glu'`. A model with an input bank has no [CLS] token: Table 2 prints
-59 = 49 + 10 tokens, and the printed FLOPs agree; the others have one.
-
-Figures 5 to 9 are sweeps over fields of this configuration, where a line sets
-another value of one field:
+Figures 5 to 9 are sweeps, where a line sets another value of one field:
 
   python -m launch.sweep --workdir=/tmp/figure7 --metric=imagenet/10shot \
       --overrides=configs/adatape/figure7.txt \
@@ -44,9 +35,7 @@ another value of one field:
 figure5.txt is for model=vit,variant=S/32, figure8.txt for model=vit,
 variant=B/32, figure6.txt (T = 5, 10, 20, 40) for model=input,ablation=length.
 Figure 9 shows the runs of Table 1 and Figure 8 over the throughput of
-`benchmarks.cost --table=1,7`.
-
-No result: JFT-300M is not public.
+`benchmarks.cost --table=1,7`. No result: JFT-300M is not public.
 """
 
 import ml_collections
@@ -55,17 +44,15 @@ from configs import common
 from configs.adatape import models
 
 MODELS = ('vit', 'u2t', 'uvit', '3ffn', *models.TAPES)
-# Labels are several per image.
 TASKS = {
   'train_lib.classification:Classification': 'train_lib.multi_label:MultiLabel',
   'adatape.task:TapeClassification': 'adatape.task:TapeMultiLabel',
   'adatape.task:PonderClassification': 'adatape.task:PonderMultiLabel',
 }
-# (TFDS name, split to test on, shots) by evaluation.
-FEW_SHOT = {
-  'imagenet': ('imagenet2012', 'validation', (10, 25)),
-  'cifar100': ('cifar100', 'test', (10,)),
-  'pets': ('oxford_iiit_pet', 'test', (10,)),
+FEW_SHOT: dict[str, tuple[str, dict]] = {
+  'imagenet': ('imagenet2012', dict(test_split='validation', shots=(10, 25))),
+  'cifar100': ('cifar100', dict(test_split='test', shots=(10,))),
+  'pets': ('oxford_iiit_pet', dict(test_split='test', shots=(10,))),
 }
 
 
@@ -95,12 +82,10 @@ def get_config(arg=''):
   c.evals = dict(
     val=dict(type='classification', split='validation', every_steps=10_000)
   )
-  for name, (builder, split, shots) in FEW_SHOT.items():
+  for name, (builder, fields) in FEW_SHOT.items():
     if arg.fewshot == 'tfds':
       data = dict(name='tfds', builder=builder, image_size=224)
-      c.evals[name] = dict(
-        type='fewshot', dataset=data, test_split=split, shots=shots
-      )
+      c.evals[name] = dict(type='fewshot', dataset=data, **fields)
   c.checkpoint = dict(every_steps=5000)
   c.log_every = 100
   return c

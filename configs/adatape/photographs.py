@@ -13,8 +13,7 @@ learn or input as in jft.py.
 
 A small variant, to run on a CPU: 6 blocks of width 64 on images of 32 pixels,
 16 patches of 8 pixels; the bank has 64 patches of 4 pixels, or 1,000 trainable
-tokens. T, tau, K, noise, drop and the tape's loss are those of Table 4, and the
-networks are shared, as in Table 6. All models take the same steps.
+tokens. The tape is that of Table 4. All models take the same steps.
 """
 
 import ml_collections
@@ -22,8 +21,10 @@ import ml_collections
 from configs import common
 from configs.adatape import models
 
-# Limits of the depth, in proportion to those of the paper's base models.
-DEPTHS: dict[str, dict] = {
+# Depth, or its limit in proportion to that of the paper's base models; bank.
+SIZES: dict[str, dict] = {
+  'learn': dict(depth=6, query_dim=64, bank_size=1000),
+  'input': dict(depth=6, query_dim=64, bank_patch_size=4),
   'ut': dict(max_steps=6),
   'u2t': dict(max_steps=8),
   'uvit': dict(depth=6, ut_steps=2),
@@ -35,34 +36,20 @@ DEPTHS: dict[str, dict] = {
 
 def get_config(arg=''):
   arg = common.parse_arg(
-    arg, root='', fewshot='', model=models.MODELS,
+    arg, root='', fewshot='', model=models.NAMES,
     ablation=tuple(models.ABLATIONS),
   )  # fmt: skip
   c = ml_collections.ConfigDict()
   c.batch_size = 64
   c.dataset = dict(
-    name='folder',
-    root=arg.root,
-    image_size=32,
-    resize_small=32,
-    min_crop_area=0.3,
-    augment=('inception_crop', 'flip'),
-  )
+    name='folder', root=arg.root, image_size=32, resize_small=32,
+    min_crop_area=0.3, augment=('inception_crop', 'flip'),
+  )  # fmt: skip
   c.loss = dict(label_smoothing=0.1)
-  size = dict(width=64, mlp_dim=256, num_heads=4, patch_size=8)
-  if arg.model in models.TAPES:
-    c.task = models.TAPE_TASK
-    c.model = dict(models.TAPES[arg.model], **size, depth=6, query_dim=64)
-    c.loss.tape_weight = models.TAPE_WEIGHT[arg.model]
-    if arg.model == 'learn':
-      c.model.bank_size = 1000
-    else:
-      c.model.bank_patch_size = 4
-  else:
-    c.task, fields = models.BASELINES[arg.model]
-    c.model = dict(**fields, **size, **DEPTHS.get(arg.model, dict(depth=6)))
-  if arg.model in models.PONDERS:
-    c.loss.ponder_weight = models.PONDER_WEIGHT
+  size = SIZES.get(arg.model, dict(depth=6))
+  models.build(
+    c, arg.model, width=64, mlp_dim=256, num_heads=4, patch_size=8, **size
+  )
   if arg.model == 'avit':
     c.loss.prior_depth = 4.5  # of 6, as 9 of 12
   models.ablate(c, arg.model, arg.ablation)

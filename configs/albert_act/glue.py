@@ -3,7 +3,7 @@ r"""ALBERT with halting on GLUE.
   python -m launch.train --workdir=/tmp/albert_sst2 \
       --config=configs/albert_act/glue.py:task=sst2,checkpoint=/tmp/albert,data=D
 
-Arguments, also of probing.py:
+Arguments, but for submit also of probing.py:
 
   task        its name
   data        folder of the task's files; of GLUE empty for TFDS
@@ -12,11 +12,7 @@ Arguments, also of probing.py:
   halting     act (default), straight_through, ponder_net, or fixed
   score       kept (default): the halting score is loaded from the checkpoint;
               HF checkpoints have no score and need fresh
-
-Of GLUE only:
-
-  submit      1: at its end the training answers GLUE's test splits, as files in
-              WORKDIR/submission
+  submit      1: as in configs/eat/glue.py
 
 The paper's grids, for python -m launch.sweep: of GLUE grid.txt, of the probing
 tasks grid_probing.txt.
@@ -43,10 +39,9 @@ def get_config(arg=''):
 
 def arguments(arg, tasks, **others):
   """Reads the arguments of the module."""
-  halting = 'act', 'straight_through', 'ponder_net', 'fixed'
   return common.parse_arg(
-    arg, task=tasks, data='', checkpoint='', halting=halting,
-    score=('kept', 'fresh'), **others,
+    arg, task=tasks, data='', checkpoint='', score=('kept', 'fresh'),
+    halting=('act', 'straight_through', 'ponder_net', 'fixed'), **others,
   )  # fmt: skip
 
 
@@ -61,11 +56,8 @@ def fine_tuning(a, lr):
   c = ml_collections.ConfigDict()
   c.task = 'albert_act.task:FineTune'
   c.batch_size = 32
-  c.model = dict(
-    name='albert_act.model:AlbertClassifier',
-    rule=common.rule(a.halting),
-    dropout=0.1,
-  )
+  c.model = dict(name='albert_act.model:AlbertClassifier', dropout=0.1)
+  c.model.rule = common.rule(a.halting)
   if a.checkpoint:
     c.model.from_checkpoint = a.checkpoint
   else:
@@ -76,9 +68,8 @@ def fine_tuning(a, lr):
   c.optimizer = common.adamw(lr)
   # The heads of pretraining or of another task, as one pattern: each pattern
   # must match a parameter.
-  fresh = 'predictions|sop|head'
-  if a.halting == 'fixed' or a.score == 'fresh':
-    fresh += '|score'
+  is_fresh = a.halting == 'fixed' or a.score == 'fresh'
+  fresh = 'predictions|sop|head' + '|score' * is_fresh
   c.warm_start = dict(workdir=a.checkpoint, skip=(f'^({fresh})/',))
   c.phases = (dict(epochs=3),)
   c.checkpoint = dict(every_steps=500)

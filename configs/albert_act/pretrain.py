@@ -18,7 +18,7 @@ Arguments:
               bert: fixed, no shared weights, embeddings of full width
   length      the max_length used by launch.prepare_corpus
   steps       112,500
-  iterations  the most; 0: those of the variant
+  iterations  the most; 0: as the variant
   tau         weight of the ponder cost; 0: 0.768 / (iterations * length), the
               paper's at length 128
   tau_from    share of the steps without ponder cost, after which its weight
@@ -30,7 +30,6 @@ import ml_collections
 
 from configs import common
 
-# Of `model_lib.sizes`; the first is the default.
 WIDTHS = {'micro': 128, 'mini': 256}  # others: 768
 ITERATIONS = {
   'small': 12, 'tiny': 6, 'base': 24, 'micro': 6, 'mini': 12,
@@ -45,8 +44,8 @@ def get_config(arg=''):
     halting=('act', 'straight_through', 'fixed', 'bert'), length=128,
     steps=112_500, iterations=0, tau=0.0, tau_from=0.0,
   )  # fmt: skip
-  iterations, fixed = ITERATIONS[a.variant], a.halting in ('fixed', 'bert')
-  iterations = a.iterations or iterations
+  iterations = a.iterations or ITERATIONS[a.variant]
+  fixed = a.halting in ('fixed', 'bert')
   tau = 0.0 if fixed else a.tau or 0.768 / (iterations * a.length)
   c = ml_collections.ConfigDict()
   c.task = 'albert_act.pretraining:Pretraining'
@@ -56,11 +55,9 @@ def get_config(arg=''):
     name='pretraining', directory=a.corpus, max_length=a.length,
     mask_share=0.2, max_ngram=3, short_share=0.1,
   )  # fmt: skip
-  c.model = dict(
-    name='albert_act.model:AlbertPretraining',
-    variant=a.variant,
-    rule=common.rule('fixed' if fixed else a.halting),
-  )
+  rule = common.rule('fixed' if fixed else a.halting)
+  name = 'albert_act.model:AlbertPretraining'
+  c.model = dict(name=name, variant=a.variant, rule=rule)
   if a.iterations:
     c.model.max_iterations = iterations
   if a.halting == 'bert':
@@ -77,11 +74,8 @@ def get_config(arg=''):
   c.phases = (dict(steps=a.steps),)
   if a.tau_from and tau:
     free = round(a.steps * a.tau_from)
-    if not 0 < free < a.steps:
-      raise ValueError(
-        'config argument tau_from: expected a share that is a step or more, '
-        f'and leaves one or more, got {a.tau_from} of {a.steps} steps'
-      )
+    legal = f'a share that is a step or more of {a.steps}, and leaves one'
+    common.expect(0 < free < a.steps, 'tau_from', legal, a.tau_from)
     rising = dict(ponder_weight=('linear', 0.0, tau))
     c.phases = (
       dict(name='free', steps=free, knobs=dict(ponder_weight=0.0)),

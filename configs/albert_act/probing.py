@@ -5,9 +5,10 @@ r"""ALBERT with halting on a probing task of SentEval.
 
 Arguments: see `configs.albert_act.glue`; and `held_out`, percent of the train
 split to evaluate on, 10 by default, 0 for the validation split of the files.
-The files may be those of SentEval, or TSV files with named columns.
+The files are as in SentEval, or TSV files with named columns.
 """
 
+from configs import common
 from configs.albert_act.glue import arguments, fine_tuning, rows
 
 TASKS = (
@@ -21,10 +22,7 @@ def get_config(arg=''):
   a = arguments(arg, TASKS, held_out=10)
   c = fine_tuning(a, lr=5e-5)
   c.dataset = dict(name='probing', task=a.task, directory=a.data, **rows(a))
-  split = 'validation'
-  if a.held_out:
-    share = 100 - a.held_out
-    c.train_split, split = f'train[:{share}%]', f'train[{share}%:]'
+  c.train_split, split = common.held_out(a.held_out)
   c.evals = dict(
     dev=dict(type='classification', split=split),
     test=dict(type='classification', split='test'),

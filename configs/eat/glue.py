@@ -7,42 +7,34 @@ r"""EAT on GLUE: a dense model, then exits and pruning, or a student.
 
 Arguments:
 
-  task        sst2 (sentiment), cola (acceptability), mrpc and qqp (paraphrase),
-              stsb (similarity from 0 to 5, a regression), mnli, rte and wnli
-              (entailment), qnli (does a sentence answer a question)
+  task        sst2, cola, mrpc, qqp, stsb (a regression), mnli, qnli, rte, wnli
   model       eat (default), dense, or student (every second layer of the
               teacher, checkpoint or variant, as DistilBERT)
   data        folder of the TSV files (official or with named columns); empty
               for TFDS `glue/*` prepared on this machine
-  pretrained  a Hugging Face directory (config.json, vocab.txt,
-              model.safetensors) to start from
-  teacher     the directory of a finished dense run, from which EAT and students
-              are distilled; without pretrained they also start from its
-              parameters, with it they may be smaller
+  pretrained  a Hugging Face directory to start from
+  teacher     a finished dense run, from which EAT and students are distilled;
+              without pretrained they start from its parameters
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
   variant     sizes without a checkpoint: tiny, mini, small, medium, distil,
               minilm, base, large
   epochs      3; pruning is annealed after the first, at once with epochs=1
-  parts       of EAT, for the ablation: any of p (pruning), w (window),
-              e (exits); without a letter pe, and the paper's pwe with
-              recipe=paper: a window saves no time up to 512 tokens and
+  parts       of EAT, any of p (pruning), w (window), e (exits); by default pe,
+              with recipe=paper pwe: a window saves no time up to 512 tokens and
               separates two texts
-  submit      1: at its end the training answers GLUE's test splits, as files in
-              WORKDIR/submission
+  submit      1: the training ends with answers to GLUE's test splits, as files
+              in WORKDIR/submission
   exits       layers with a head besides the last one, such as 2-3-4
   recipe      how exits learn: paper, or default: they read [CLS] and the mean
               of the tokens, learn at ten times the rate, and from later heads
   prunes      layers after which 30 % of the tokens are removed, such as 2-4
 
-By default the exit layer is 4 (paper), or the middle of a model of 4 or fewer
-layers; tokens are pruned after the exit layer and after the layer at half its
-depth. Regressions have exits at 3 and 4, because they exit where two heads in a
-row agree; `patience` also needs two heads: exits=3-4. Phases and losses are
-those of EAT, section 5. Results, recipes and times: docs/eat_results.md.
+The exit layer is 4 (paper), or the middle of a model of 4 or fewer layers;
+tokens are pruned after it and after the layer at half its depth. Regressions
+exit where two heads in a row agree, so they have exits at 3 and 4; `patience`
+also needs two heads: exits=3-4. Phases and losses follow EAT, section 5.
+Results, recipes and times: docs/eat_results.md.
 """
-
-import json
-import pathlib
 
 import ml_collections
 
@@ -58,50 +50,16 @@ DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
   'minilm': 6, 'large': 24,
 }  # fmt: skip
+ARGUMENTS = dict(
+  model=('eat', 'dense', 'student'), data='', pretrained='', teacher='',
+  vocabulary='', variant=tuple(DEPTHS), epochs=3, parts='', exits='',
+  recipe=('default', 'paper'), prunes='',
+)  # fmt: skip
 
 
 def get_config(arg=''):
-  a = common.parse_arg(
-    arg, task=common.GLUE, model=('eat', 'dense', 'student'), data='',
-    pretrained='', teacher='', vocabulary='', variant=tuple(DEPTHS), epochs=3,
-    parts='', exits='', recipe=('default', 'paper'), prunes='', submit=0,
-  )  # fmt: skip
-  expected = f'only with model=eat, which is {a.model}'
-  common.expect(not a.parts or a.model == 'eat', 'parts', expected, a.parts)
-  a.parts = a.parts or ('pwe' if a.recipe == 'paper' else 'pe')
-  check(a)
-  checkpoint = a.pretrained or a.teacher
-  depth = depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
-  c = ml_collections.ConfigDict()
-  c.task = 'eat.task:FineTune'
-  c.batch_size = 32
-  c.dataset = common.glue(
-    a,
-    tokenizer=a.vocabulary or checkpoint,
-    max_length=LENGTHS.get(a.task, 128),
-    length_buckets=(16, 32, 64, 128, 256),
-  )
-  c.model = dict(name='model_lib.bert:BertClassifier', dropout=0.1)
-  if checkpoint:
-    c.model.from_checkpoint = checkpoint
-  else:
-    c.model.variant = a.variant
-  c.loss = dict(
-    temperature=2.0, teacher=a.teacher, distill_weight=0.5,
-    self_distill_weight=0.0,
-  )  # fmt: skip
-  c.optimizer = common.adamw(3e-5 if a.task == 'mnli' else 2e-5)
-  # The head of a pretrained model is for another task.
-  fresh = ('^head/',) if a.pretrained else ()
-  c.warm_start = dict(workdir=checkpoint, skip=fresh)
-  c.phases = (dict(epochs=float(a.epochs)),)
-  if a.model == 'eat':
-    eat(c, a, depth)
-  if a.model == 'student':
-    c.model.depth = (depth + 1) // 2
-    if checkpoint:
-      c.warm_start.renames = every_second_layer(depth)
-      c.warm_start.skip = (*fresh, *['^dropped_'] * (depth > 1))
+  a = common.parse_arg(arg, task=common.GLUE, submit=0, **ARGUMENTS)
+  c = fine_tuning(a)
   split = common.glue_split(a.task)
   c.evals = dict(dev=dict(type='glue', split=split))
   if a.task != 'stsb':  # a regression has no confidence
@@ -115,88 +73,82 @@ def get_config(arg=''):
     c.evals.frontier = dict(type='frontier', **splits)
   if a.submit:
     c.evals.update(common.submissions(a.task))
+  return c
+
+
+def fine_tuning(a):
+  """Returns a run of the arguments, without evaluations."""
+  parts, checkpoint = parts_of(a), a.pretrained or a.teacher
+  depth = common.depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
+  c = ml_collections.ConfigDict()
+  c.task = 'eat.task:FineTune'
+  c.batch_size = 32
+  c.dataset = common.glue(
+    a, tokenizer=a.vocabulary or checkpoint,
+    max_length=LENGTHS.get(a.task, 128), length_buckets=(16, 32, 64, 128, 256),
+  )  # fmt: skip
+  c.model = dict(name='model_lib.bert:BertClassifier', dropout=0.1)
+  if checkpoint:
+    c.model.from_checkpoint = checkpoint
+  else:
+    c.model.variant = a.variant
+  c.loss = dict(
+    temperature=2.0, teacher=a.teacher, distill_weight=0.5,
+    self_distill_weight=0.0,
+  )  # fmt: skip
+  c.optimizer = common.adamw(3e-5 if a.task == 'mnli' else 2e-5)
+  c.phases = (dict(epochs=float(a.epochs)),)
+  # The head of a pretrained model is for another task.
+  skip = ['^head/'] * bool(a.pretrained)
+  c.warm_start = dict(workdir=checkpoint)
+  if a.model == 'student':
+    c.model.depth = (depth + 1) // 2
+    if checkpoint:  # layers 1, 3, 5, ..., as DistilBERT begins
+      skip += ['^dropped_'] * (depth > 1)
+      c.warm_start.renames = tuple(
+        f'^block_{i}/->' + (f'dropped_{i}/' if i % 2 else f'block_{i // 2}/')
+        for i in range(depth)
+      )
+  if a.model == 'eat':
+    last = 4 if depth > 4 else depth // 2  # the paper's exit, or the middle
+    # A regression needs two heads: it exits where their predictions agree.
+    first = max(1, last - (a.task == 'stsb'))
+    exits = common.layers('exits', a.exits) or tuple(range(first, last + 1))
+    exits = exits if 'e' in parts else ()
+    skip += ['^exit_'] * bool(exits)
+    prunes = prune(c, a, last) if 'p' in parts else ()
+    if exits and a.recipe == 'default':
+      c.model.exit_mean, c.optimizer.scales = True, ('^exit_->10',)
+      c.loss.update(self_distill_weight=1.0, self_distill_from='later')
+    c.model.update(
+      name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
+      prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in parts else 0,
+    )  # fmt: skip
+  c.warm_start.skip = tuple(skip)
   c.checkpoint = dict(every_steps=500)
   return c
 
 
-def eat(c, a, depth):
-  """Sets exits, pruning and window, and the phases of pruning."""
-  exits, prunes = (), ()
-  last = 4 if depth > 4 else depth // 2  # the paper's exit, or the middle
-  if 'e' in a.parts:
-    # A regression needs two heads: it exits where their predictions agree.
-    first = max(1, last - (a.task == 'stsb'))
-    exits = layers('exits', a.exits) or tuple(range(first, last + 1))
-    if exits:
-      c.warm_start.skip = (*c.warm_start.skip, '^exit_')
-  if 'p' in a.parts:
-    prunes = pruned(c, a, last)
-  if exits and a.recipe == 'default':
-    c.model.exit_mean, c.optimizer.scales = True, ('^exit_->10',)
-    c.loss.update(self_distill_weight=1.0, self_distill_from='later')
-  c.model.update(
-    name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
-    prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in a.parts else 0,
-  )  # fmt: skip
-
-
-def pruned(c, a, last):
+def prune(c, a, last):
   """Sets the phases of pruning; returns the layers after which tokens go."""
-  halfway, warm = -(-last // 2), a.epochs > 1
-  annealed = dict(prune_scale=('linear', 0.0, 1.0))
+  warm, knob = a.epochs > 1, dict(prune_scale=('linear', 0.0, 1.0))
+  anneal = dict(name='anneal', epochs=float(a.epochs - warm), knobs=knob)
   first = dict(name='warm', epochs=1.0, knobs=dict(prune_scale=0.0))
-  last_epochs = float(a.epochs - warm)
-  rest = dict(name='anneal', epochs=last_epochs, knobs=annealed)
-  c.phases = (first, rest) if warm else (rest,)
-  return layers('prunes', a.prunes) or tuple(sorted({halfway, last} - {0}))
+  c.phases = (first, anneal) if warm else (anneal,)
+  layers = common.layers('prunes', a.prunes)
+  return layers or tuple(sorted({-(-last // 2), last} - {0}))
 
 
-def every_second_layer(depth):
-  """Renames layers 1, 3, 5, ... of a teacher, as DistilBERT is initialised."""
-  return tuple(
-    f'^block_{i}/->' + (f'dropped_{i}/' if i % 2 else f'block_{i // 2}/')
-    for i in range(depth)
-  )
-
-
-def depth_of(checkpoint):
-  """Reads the number of layers of a run or of a Hugging Face model."""
-  try:
-    path = pathlib.Path(checkpoint, 'config.json')
-    if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
-      raise ValueError('config.json: expected a regular file of JSON')
-    found = json.loads(path.read_bytes())
-    found = found.get('model', found)
-    names = ('depth', 'num_hidden_layers', 'n_layers')
-    return int(next(found[name] for name in names if name in found))
-  except (
-    OSError, ValueError, TypeError, AttributeError, StopIteration,
-    RecursionError,
-  ) as error:  # fmt: skip
-    raise ValueError(
-      'config argument pretrained or teacher: expected the directory of a run '
-      f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'
-    ) from error
-
-
-def layers(name, text):
-  """Reads layers such as '2-3-4'."""
-  items = text.split('-') if text else []
-  is_legal = all(item.isdecimal() for item in items)
-  common.expect(is_legal, name, 'layers such as 2-3-4', text)
-  return tuple(map(int, items))
-
-
-def check(a):
-  """Raises ValueError for arguments that contradict each other."""
-  adaptive, given = a.model == 'eat', f'which are {a.model}, {a.parts}'
-  for name, is_legal, expected in (
-    ('parts', set(a.parts) <= set('pwe'), "letters of 'pwe', such as pw"),
-    ('exits', not a.exits or (adaptive and 'e' in a.parts),
-     f"only with model=eat and 'e' in parts, {given}"),
-    ('recipe', a.recipe == 'default' or (adaptive and 'e' in a.parts),
-     f"paper only with model=eat and 'e' in parts, {given}"),
-    ('prunes', not a.prunes or (adaptive and 'p' in a.parts),
-     f"only with model=eat and 'p' in parts, {given}"),
-  ):  # fmt: skip
-    common.expect(is_legal, name, expected, a[name])
+def parts_of(a):
+  """Returns the parts of EAT; raises ValueError for contradictions."""
+  parts = a.parts or ('pwe' if a.recipe == 'paper' else 'pe')
+  legal = "letters of 'pwe', such as pw"
+  common.expect(set(parts) <= set('pwe'), 'parts', legal, parts)
+  needs = {'parts': parts[0], 'exits': 'e', 'recipe': 'e', 'prunes': 'p'}
+  for name, part in needs.items():
+    is_default = a[name] in ('', 'default')
+    is_legal = is_default or (a.model == 'eat' and part in parts)
+    expected = f'only with model=eat and {part!r} in parts'
+    given = f'{expected}, which are {a.model}, {parts}'
+    common.expect(is_legal, name, given, a[name])
+  return parts

@@ -43,7 +43,7 @@ def get_config(arg=''):
   )  # fmt: skip
   c.model = dict(name='eat.tagging:EatTagger', dropout=0.1)
   if a.pretrained:
-    depth = glue.depth_of(a.pretrained)
+    depth = common.depth_of(a.pretrained)
     c.model.from_checkpoint = a.pretrained
     c.warm_start = dict(workdir=a.pretrained, skip=('^(head|pooler)/',))
   else:
@@ -51,15 +51,12 @@ def get_config(arg=''):
   c.optimizer = common.adamw(5e-5)
   c.phases = (dict(epochs=float(a.epochs)),)
   last = 4 if depth > 4 else depth // 2
-  prunes = glue.pruned(c, a, last) if 'p' in a.parts else ()
+  prunes = glue.prune(c, a, last) if 'p' in a.parts else ()
   c.model.update(
     prune_layers=prunes, prune_ratios=(0.3,) * len(prunes),
     window=32 if 'w' in a.parts else 0,
   )  # fmt: skip
-  split = 'validation'
-  if a.held_out:
-    share = 100 - a.held_out
-    c.train_split, split = f'train[:{share}%]', f'train[{share}%:]'
+  c.train_split, split = common.held_out(a.held_out)
   c.evals = dict(dev=dict(type='classification', split=split))
   c.checkpoint = dict(every_steps=500)
   return c

@@ -15,13 +15,13 @@ Arguments:
   cell  rnn, gru or lstm
 
 `loss.ponder_weight` is tau (of sparse_parity also where the knob of phase 1
-ends), `model.rule.mu` the largest score of Skip-ACT. Graves
-stops after 100 repetitions at an input, 20 in addition; here `model.max_steps`
-is 10 (2 for rule=fixed and sparse_parity): masked repetitions cost time. Graves
-trains with a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3
-and one; here gradients are clipped at norm 1, which is not stated in either.
-`dataset.placement` of parity is leading as in the code of Fojo's thesis; in the
-paper the numbers are scattered. Results: docs/recurrent_act.md.
+ends), `model.rule.mu` the largest score of Skip-ACT. Graves stops after 100
+repetitions at an input, 20 in addition; here `model.max_steps` is 10 (2 for
+rule=fixed and sparse_parity): masked repetitions cost time. Graves trains with
+a learning rate of 1e-4 and 16 asynchronous workers, Fojo with 1e-3 and one;
+gradients are clipped at norm 1, which neither states. `dataset.placement` of
+parity is leading as in the code of Fojo's thesis; in the paper the numbers are
+scattered. Results: docs/recurrent_act.md.
 """
 
 import ml_collections
@@ -53,15 +53,13 @@ def get_config(arg=''):
   if a.task == 'parity':
     c.dataset.placement = 'leading'
   c.model = dict(
-    name='recurrent_act.model:RecurrentModel',
+    name='recurrent_act.model:RecurrentModel', cell=a.cell or cell, width=width,
     rule=common.rule(rule, **(dict(mu=5) if rule == 'skip' else {})),
-    cell=a.cell or cell,
-    width=width,
     max_steps=2 if is_sparse or rule == 'fixed' else 10,
     # A bias of 1 (Graves) would skip two of three inputs from the start; 5
     # times the sigmoid of -1.4 is about one repetition an input, no skip.
     halting_bias=-1.4 if rule == 'skip' else 1.0,
-  )
+  )  # fmt: skip
   # The cost of a fixed number of repetitions is constant.
   tau = 0.0 if rule == 'fixed' else 1e-2 if is_sparse else 1e-3
   c.loss = dict(ponder_weight=tau)

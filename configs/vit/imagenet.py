@@ -8,9 +8,8 @@ RandAugment and mixup, batches of 1,024, 90 epochs; the paper's S/16 reaches
 76.5 % (80.0 % after 300 epochs). Not run here.
 
 Arguments: `root` is a folder root/{train,val}/class/*, or else TFDS has
-prepared imagenet2012; `variant` S/16 or another (Ti/16, B/16, S/32, ...).
-Everything else is a field: `--config.phases.0.epochs=300`. A ViT that
-prunes 30 % of the patches after each of three layers:
+prepared imagenet2012; `variant` S/16 or another (Ti/16, B/16, S/32, ...). A ViT
+that prunes 30 % of the patches after each of three layers:
 
   python -m launch.train --workdir=/tmp/vit_s16_pruned \
       --config=configs/vit/imagenet.py:root=/data/imagenet \
@@ -34,12 +33,9 @@ def get_config(arg=''):
   )  # fmt: skip
   c.loss = dict(mixup=0.2, label_smoothing=0.0)
 
-  data = dict(name='tfds', builder='imagenet2012')
-  if a.root:
-    data = dict(name='folder', root=a.root)
-  c.dataset = dict(
-    **data, image_size=224, augment=('inception_crop', 'flip', 'randaugment'),
-    randaugment=(2, 10),
+  c.dataset = common.images(
+    a.root, 'imagenet2012', image_size=224,
+    augment=('inception_crop', 'flip', 'randaugment'), randaugment=(2, 10),
   )  # fmt: skip
   c.batch_size = 1024
   c.dtype = 'bfloat16'  # of the computation

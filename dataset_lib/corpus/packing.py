@@ -2,8 +2,8 @@
 
 A sentence ends after ".", "!", "?" or "…" and closing quotes and brackets, if
 white space and a word without a small first letter follow; but not after an
-abbreviation ("Dr."), a single letter ("J."), letters with dots ("e.g.") or a
-number's "No.". The full stop of Chinese and Japanese needs no space after it.
+abbreviation ("Dr."), an initial ("J."), letters with dots ("e.g.") or "No." of
+a number. The full stop of Chinese and Japanese needs no space after it.
 """
 
 import bisect
@@ -87,10 +87,9 @@ def pack(
 ) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
-  A row takes the sentences that fit in `limit`. If only one fits, the row is
-  filled with the start of the next (cut at a word), and can be split at the
-  border. A longer sentence is cut at words, or inside of a word that fills a
-  row. No single token is left at the end, if the limit is above 2.
+  A row takes the sentences that fit in `limit`. If only one fits, it is filled
+  with the start of the next. Longer sentences are cut at words, or inside of a
+  word that fills a row. No single token is left at the end if `limit` > 2.
   """
   total = len(begins_word)
   ends = [*np.flatnonzero(begins_sentence).tolist()[1:], total]
@@ -134,10 +133,7 @@ class Part:
 def blocks(
   stream: Iterable[Paragraph], validation_share: float
 ) -> Iterator[list[Part]]:
-  """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`.
-
-  A longer document continues in the next block; rows do not cross blocks.
-  """
+  """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`."""
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
   groups = itertools.groupby(stream, lambda paragraph: bool(paragraph.text))
@@ -189,12 +185,12 @@ def _loaded(path: pathlib.Path) -> tuple[tokenizer.Tokenizer, Any]:
 
 def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
   """Returns the rows of a block, by a tokenizer's file."""
-  given, begins_word = _loaded(path)
+  loaded, begins_word = _loaded(path)
   packed, documents, faults, characters = [], set(), [], 0
   for part in block:
-    texts = [text for one in part.paragraphs for text in split_sentences(one)]
+    texts = list(itertools.chain(*map(split_sentences, part.paragraphs)))
     characters += sum(map(len, texts))
-    tokens, lengths = given.encode_plain(texts)
+    tokens, lengths = loaded.encode_plain(texts)
     lengths = lengths[lengths > 0]
     sentences = np.zeros(len(tokens), bool)
     sentences[np.cumsum(lengths) - lengths] = True
@@ -213,7 +209,7 @@ def encode(path: pathlib.Path, max_length: int, block: Sequence[Part]) -> Rows:
     'documents': sum(part.begins for part in block),
     'characters': characters,
     'words': int(begins_word[tokens].sum()),
-    'unknown_tokens': int((tokens == given.unk_id).sum()),
+    'unknown_tokens': int((tokens == loaded.unk_id).sum()),
     'tokens': len(tokens),
     'sentences': int(sentences.sum()),
     'rows': len(rows),

@@ -7,7 +7,7 @@
   DIRECTORY/SPLIT/sentences.bin  bool [M], whether a token begins one
   DIRECTORY/SPLIT/rows.bin       int64 [R + 1], start offset of each row, then M
 
-The bytes do not depend on the number of processes that encode the texts.
+The bytes do not depend on the number of processes.
 """
 
 import collections
@@ -55,25 +55,17 @@ class Options:
   input: Annotated[
     tuple[str, ...], MinLen(1), 'files, folders and tfds:NAME, with commas'
   ] = flag('files, folders, tfds:NAME', metavar='PATH,...')
-  validation: tuple[str, ...] = flag(
-    'the texts of the validation split', (), 'PATH,...'
-  )
+  validation: tuple[str, ...] = flag('texts of validation', (), 'PATH,...')
   validation_share: Annotated[float, Interval(ge=0.0, le=0.5)] = flag(
     'or the validation split as a share of documents, 0: none', 0.01, 'SHARE'
   )
   tokenizer: str = flag(
-    'spiece.model, tokenizer.json, vocab.txt, or a directory with one '
-    '(default: train a vocabulary)',
-    '',
-    'PATH',
+    'spiece.model, tokenizer.json, vocab.txt (default: train one)', '', 'PATH'
   )
-  vocab_size: Annotated[int, Ge(1)] = flag(
-    'of the trained vocabulary', 30_000, 'PIECES'
-  )
+  vocab_size: Annotated[int, Ge(1)] = flag('to train', 30_000, 'PIECES')
   vocab_texts: Annotated[int, Ge(1000)] = flag(
-    'train it from a random sample of at most this many texts of at most 1,024 '
-    'characters, 100 million in all; a character takes about 20 bytes of '
-    'memory',
+    'random texts to train from, of at most 1,024 characters, 100 million in '
+    'all; a character takes about 20 bytes of memory',
     2_000_000,
     'TEXTS',
   )
@@ -83,9 +75,7 @@ class Options:
   processes: Annotated[int, Ge(1)] | None = flag(
     'that encode (default: one for each core)', None, 'N'
   )
-  data_dir: str = flag(
-    'of TFDS (default ~/tensorflow_datasets)', '', 'DIRECTORY'
-  )
+  data_dir: str = flag('of TFDS (~/tensorflow_datasets)', '', 'DIRECTORY')
   wrapped: bool = flag('lines are broken to a width, see above', False)
   out: str = flag('where to write; new or empty', metavar='DIRECTORY')
 
@@ -97,9 +87,9 @@ def prepare(options: Options, bar: Any) -> Any:
   `vocab_size` can be trained, MissingDataError without text or tokenizer,
   InvalidDataError if a split has no rows, or the tokenizer no [MASK].
   """
-  faults, given = Faults(), (options.data_dir, options.wrapped)
-  held_out = Texts(options.validation, faults, (), *given)
-  texts = Texts(options.input, faults, held_out.names, *given)
+  faults, form = Faults(), (options.data_dir, options.wrapped)
+  held_out = Texts(options.validation, faults, (), *form)
+  texts = Texts(options.input, faults, held_out.names, *form)
   share = 0.0 if options.validation else options.validation_share
 
   def read(stage: str, faults: Faults) -> Iterator[list[Part]]:
@@ -117,14 +107,12 @@ def prepare(options: Options, bar: Any) -> Any:
     processes = options.processes or default_num_threads()
     rows = encoded(read('encoding', faults), encode, processes)
     splits = SPLITS if options.validation or share else (TRAIN,)
+    same = 'validation', 'tokenizer', 'wrapped', 'max_length'
     manifest = {
       'format': FORMAT,
       'inputs': options.input,
-      'validation': options.validation,
+      **{name: getattr(options, name) for name in same},
       'validation_share': share,
-      'tokenizer': options.tokenizer,
-      'wrapped': options.wrapped,
-      'max_length': options.max_length,
       'vocab_size': vocab_size,
       'splits': _write(folder, splits, vocab_size, rows, faults),
       'faults': {
@@ -149,13 +137,13 @@ def _save_tokenizer(
     texts = (text for part in parts for text in part.paragraphs)
     sizes = options.vocab_size, options.vocab_texts
     trained.write_bytes(sentencepiece.train(texts, *sizes))
-  given = tokenizer.load(options.tokenizer or trained)
-  if given.mask_id is None:
+  loaded = tokenizer.load(options.tokenizer or trained)
+  if loaded.mask_id is None:
     expected = 'expected a tokenizer with [MASK]'
     raise InvalidDataError(f'{options.tokenizer}: {expected}')
-  given.save(folder / TOKENIZER_FILE)
+  loaded.save(folder / TOKENIZER_FILE)
   trained.unlink(missing_ok=True)  # tokenizer.json has all of it
-  return given.vocab_size
+  return loaded.vocab_size
 
 
 def _write(
@@ -176,21 +164,20 @@ def _write(
       with (folder / split / f'{name}.bin').open('ab') as file:
         file.write(np.asarray(values, _dtypes(vocab_size)[name]).tobytes())
 
-  for split, tokens, sentences, lengths, own, found, bad in encoded_rows:
+  for rows in encoded_rows:
+    split, lengths, documents = rows.split, rows.lengths, rows.documents
     starts = np.cumsum(lengths) - lengths + counts[split]['tokens']
-    append(split, tokens=tokens, sentences=sentences, rows=starts)
+    append(split, tokens=rows.tokens, sentences=rows.sentences, rows=starts)
     # The first document may continue from the previous block.
-    with_rows = len(own - {last[split]})
-    counts[split].update(found, documents_with_rows=with_rows)
-    last[split] = max(own, default=last[split])
-    for fault in bad:
+    with_rows = len(documents - {last[split]})
+    counts[split].update(rows.counts, documents_with_rows=with_rows)
+    last[split] = max(documents, default=last[split])
+    for fault in rows.faults:
       faults.count(*fault)
   for split, total in counts.items():
     if not total['rows']:
-      raise InvalidDataError(
-        f'no text for the split {split!r}: expected documents of two tokens '
-        'or more, in a corpus of one document give --validation_share=0'
-      )
+      advice = 'a corpus of one document needs --validation_share=0'
+      raise InvalidDataError(f'no text for the split {split!r}; {advice}')
     append(split, rows=[total['tokens']])
   for path in folder.glob('*/*.bin'):
     with path.open('ab') as file:
@@ -273,16 +260,11 @@ def _dtypes(vocab_size: int) -> dict[str, str]:
 
 
 def open_split(directory: pathlib.Path, name: str) -> Split:
-  """Maps the arrays of a split into memory; reads rows.bin only.
-
-  Raises MissingDataError without it, InvalidDataError if a file is damaged.
-  """
+  """Maps the arrays of a split into memory; reads rows.bin only."""
   path = directory / MANIFEST_FILE
   if not path.exists():
-    raise MissingDataError(
-      f'no prepared corpus in {directory} ({path.name} is not there): '
-      'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY makes one'
-    )
+    advice = 'python -m launch.prepare_corpus --input=TEXTS --out=DIRECTORY'
+    raise MissingDataError(f'no prepared corpus in {directory}: {advice}')
   with files.damage_of(path):
     manifest = files.read_object(path)
     if manifest['format'] != FORMAT:
@@ -292,32 +274,23 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
     counts = dict(manifest['splits']).get(name, {'tokens': 0, 'rows': 0})
     total, last = map(operator.index, (counts['tokens'], counts['rows']))
   if not last:
-    raise MissingDataError(
-      f'no split {name!r} in {directory}, it was prepared without; '
-      'launch.prepare_corpus makes one with --validation_share or --validation'
-    )
+    advice = 'prepare it with --validation_share or --validation'
+    raise MissingDataError(f'no split {name!r} in {directory}; {advice}')
   sizes = total, total, last + 1
   arrays: dict[str, np.ndarray] = {}
   dtypes = _dtypes(vocab_size).items()
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
-    try:
+    with files.damage_of(path):
       with files.opened(path, sys.maxsize) as opened:
         array = np.asarray(np.memmap(opened, dtype, 'r'))
-    except (OSError, ValueError) as error:
-      raise _damaged(path, error) from error
-    if len(array) != size:
-      raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
+      if len(array) != size:
+        raise ValueError(f'expected {size} of {dtype}, got {len(array)}')
     arrays[file] = array
   ends, lengths = array[[0, -1]].tolist(), np.diff(array)
   least, limit = packing.MIN_ROW, max_length - packing.SPECIAL_IN_ROW
   if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
     expected = f'expected rows of {least} to {limit} tokens, {total} in all'
-    got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
-    raise _damaged(path, f'{expected}, got {got}')
+    got = f'got {lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
+    raise InvalidDataError(f'{path} is damaged: {expected}, {got}')
   return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
-
-
-def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:
-  advice = 'prepare the corpus again'
-  return InvalidDataError(f'{path} is damaged: {problem}; {advice}')

@@ -1,8 +1,4 @@
-"""Texts of a corpus as a stream of paragraphs, in bounded memory.
-
-`launch.prepare_corpus` says what paragraphs and documents are. Damaged text is
-repaired or left out, and counted; see `ACTIONS`.
-"""
+"""Texts of a corpus as a stream of paragraphs, in bounded memory."""
 
 import codecs
 import gzip
@@ -72,10 +68,7 @@ class Paragraph(NamedTuple):
 
 
 class Texts:
-  """Texts of files, of folders and of 'tfds:NAME', each once.
-
-  Skips files in `without` (see `names`); counts other problems in `faults`.
-  """
+  """Texts of files, folders and 'tfds:NAME', each once, but `without` some."""
 
   def __init__(
     self,
@@ -204,17 +197,17 @@ def _find(name: str, faults: Faults) -> list[Any]:
     raise MissingDataError(f'no file or folder {path}')
   if not path.is_dir():
     return [path]
-  for found in sorted(path.rglob('*')):
-    if not os.path.isdir(found):
-      if found.name.endswith(SUFFIXES):
-        files.check_inside(found, path)
-        paths.append(found)
+  for entry in sorted(path.rglob('*')):
+    if not os.path.isdir(entry):
+      if entry.name.endswith(SUFFIXES):
+        files.check_inside(entry, path)
+        paths.append(entry)
       else:
-        faults.count('other_file', found)
-    elif found.is_symlink():
-      faults.count('linked_folder', found)
-    elif not os.access(found, os.R_OK | os.X_OK):
-      faults.count('unreadable_file', found, 'no permission')
+        faults.count('other_file', entry)
+    elif entry.is_symlink():
+      faults.count('linked_folder', entry)
+    elif not os.access(entry, os.R_OK | os.X_OK):
+      faults.count('unreadable_file', entry, 'no permission')
   return paths
 
 

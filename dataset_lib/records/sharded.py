@@ -1,11 +1,9 @@
 """Random access to the records of TFRecord and ArrayRecord shards.
 
-ArrayRecord files have an index. That of a TFRecord file is made once, by a scan
-of the lengths of its records, and kept in the cache folder
-(`$XDG_CACHE_HOME/adaptive_computation`, by default in `~/.cache`): 8 bytes a
-record. It is made again if the size or time of the file changes. Memory grows
-with the number of shards, not of records. The scan verifies the checksums of
-lengths, reading a record verifies that of its data.
+The index of a TFRecord file, 8 bytes a record, is made by a scan and kept in
+`$XDG_CACHE_HOME/adaptive_computation` (default `~/.cache`) until size or time
+of the file change. Memory grows with the shards, not the records. The scan
+verifies the checksums of lengths, reading a record that of its data.
 """
 
 import array
@@ -49,8 +47,7 @@ class Shard(NamedTuple):
 class RecordFiles:
   """The records of some shards, by index, from several threads.
 
-  Raises MissingDataError or InvalidDataError for shards that are missing,
-  damaged, or hold other numbers of records than they say.
+  Raises MissingDataError or InvalidDataError for missing or damaged shards.
   """
 
   def __init__(self, shards: Sequence[Any], kind: Kind):
@@ -59,7 +56,6 @@ class RecordFiles:
     self.files = sorted({shard.filename for shard in shards})
     for file in self.files:
       files.check_regular(file, os.path.dirname(file))
-    self._indexes: list[pathlib.Path] = []
     if kind == 'tfrecord':
       with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         counts = [shard.examples_in_shard for shard in shards]
@@ -124,9 +120,8 @@ def _read_row(file: str, index: pathlib.Path, row: int) -> bytes | None:
 
   Raises BadRecord 'wrong_checksum', OSError for other damage.
   """
-  # Both files are opened per read, and the index is not mapped: a data set may
-  # have more shards than a process may have open files, which mappings count
-  # as, and a file object's position is not thread-safe.
+  # Both files are opened per read: a data set may have more shards than a
+  # process may have open files, and a file's position is not thread-safe.
   start, end = np.fromfile(index, _WORD, 2, offset=(1 + row) * _WORD.itemsize)
   size = int(end - start) - _FRAME_BYTES
   with open(file, 'rb', buffering=0) as opened:
@@ -170,10 +165,9 @@ def tfrecord_index(
 ) -> pathlib.Path:
   """Returns the index of a TFRecord file, made if missing or out of date.
 
-  Processes of a machine that start at once make it once, and none reads a part
-  of it. `again` makes it in any case. Raises InvalidDataError as
-  `record_offsets`, MissingDataError if the file cannot be read or the cache
-  folder not be written.
+  Several processes make it once; `again` makes it in any case. Raises
+  InvalidDataError as `record_offsets`, MissingDataError if the file cannot be
+  read or the cache folder not be written.
   """
   path, stat = _index_path(file), os.stat(file)
   if not again and _is_index(path, stat, num_records):
@@ -186,14 +180,11 @@ def tfrecord_index(
         time = _WORD.type(stat.st_mtime_ns)
         temporary = path.with_suffix('.tmp')
         np.append(time, offsets).tofile(temporary)
-        # Atomic. After a power failure the file may hold zeros, which readers
-        # take for damage, so it is not synchronized with the disk.
-        temporary.replace(path)
+        temporary.replace(path)  # no fsync: readers notice damage
   except OSError as error:
-    raise MissingDataError(
-      f'cannot make the index {path} of {file}: {error}; let the data be '
-      'readable, and set XDG_CACHE_HOME to a folder that can be written'
-    ) from error
+    problem = f'cannot make the index {path} of {file}: {error}'
+    advice = 'set XDG_CACHE_HOME to a folder that can be written'
+    raise MissingDataError(f'{problem}; {advice}') from error
   return path
 
 
@@ -223,8 +214,7 @@ def record_offsets(
 ) -> Int64[np.ndarray, ' M']:
   """Returns the offsets of a TFRecord file's records, and at the end its size.
 
-  Raises InvalidDataError unless it holds whole records, exactly `num_records`
-  of them if that is given.
+  Raises InvalidDataError unless it holds whole records, `num_records` of them.
   """
   size, offsets = os.path.getsize(filename), array.array('q', [0])
   with open(filename, 'rb') as file:
@@ -237,8 +227,6 @@ def record_offsets(
       offsets.append(min(offsets[-1] + length + _FRAME_BYTES, size + 1))
   if offsets[-1] != size or num_records not in (None, len(offsets) - 1):
     held = 'whole records' if num_records is None else f'{num_records} records'
-    raise InvalidDataError(
-      f'{filename} does not hold exactly {held} in its {size} bytes; it is '
-      'damaged or cut short, copy or prepare it again'
-    )
+    problem = f'does not hold exactly {held} in its {size} bytes'
+    raise InvalidDataError(f'{filename} {problem}; copy it again')
   return np.array(offsets, np.int64)

@@ -25,8 +25,7 @@ _NAME = re.compile(r'([a-z]\w*(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?)?')
 _CLASS_KEYS = ('type', 'pythonClassName', 'python_class_name')
 # Names without a dot import nothing.
 _OWN_CLASS = re.compile(r'[^.]*|tensorflow_datasets\..*', re.DOTALL)
-_FORMATS = ('array_record', 'tfrecord')
-_KINDS: tuple[Kind, ...] = ('tfrecord', 'array_record')  # of shards
+_KINDS: tuple[Kind, ...] = ('tfrecord', 'array_record')  # preferred first
 _COUNT = re.compile(r'-of-(\d+)\.\w+$')  # at the end of a shard's name
 
 BuilderName = Annotated[
@@ -55,9 +54,8 @@ class ShardedImages(ImageOptions):
 class TfdsImages(ShardedImages):
   """Encoded images of one split of a prepared builder, and their classes.
 
-  A set of several labels a row, Sequence(ClassLabel), needs `max_labels`. The
-  features are the set's supervised keys, unless `image_key` and `label_key`
-  name others.
+  A set with Sequence(ClassLabel) needs `max_labels`. `image_key`, `label_key`:
+  features other than the supervised ones.
   """
 
   builder: BuilderName = ''
@@ -81,20 +79,16 @@ class TfdsImages(ShardedImages):
       field = 'dataset.max_labels'
       raise errors.ConfigError(field, self.max_labels, expected)
     self._records = Examples(builder, self.split, keys)
-    label = features[1]
-    classes = label.num_classes, label.names or ()
-    self.describe(*classes, len(self._records), self.max_labels)
+    size, names = features[1].num_classes, features[1].names or ()
+    self.describe(size, names, len(self._records), self.max_labels)
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
     supervised = info.supervised_keys
     if not isinstance(supervised, tuple) or len(supervised) != 2:
       supervised = '', ''
-    named = {'image_key': self.image_key, 'label_key': self.label_key}
-    keys = [
-      named[name] or key for name, key in zip(named, supervised, strict=True)
-    ]
-    for field, key in zip(named, keys, strict=True):
+    keys = [self.image_key or supervised[0], self.label_key or supervised[1]]
+    for field, key in zip(('image_key', 'label_key'), keys, strict=True):
       if not isinstance(key, str) or key not in info.features:
         expected = f'one of the features {", ".join(info.features)}'
         raise errors.ConfigError(f'dataset.{field}', key, expected)
@@ -102,8 +96,7 @@ class TfdsImages(ShardedImages):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
-    example = self._records[index]
-    image, label = (example[key] for key in self._keys)
+    image, label = map(self._records[index].__getitem__, self._keys)
     return {'image': image, 'label': label}
 
 
@@ -127,10 +120,8 @@ class Examples(RecordFiles):
 
     def opened(part: str) -> range:
       if part not in info.splits:  # 'all' is none, and cannot be sliced
-        raise MissingDataError(
-          f'{name} has no split {part!r}; it has {", ".join(info.splits)}, '
-          'parts of them, like train[:90%], and sums, like train+test'
-        )
+        legal = f'{", ".join(info.splits)}, parts and sums, like train+test[:9]'
+        raise MissingDataError(f'{name} has no split {part!r}; it has {legal}')
       return range(info.splits[part].num_examples)
 
     shards = [
@@ -141,11 +132,9 @@ class Examples(RecordFiles):
       ].file_instructions
     ]
     kind = info.file_format.value
-    if kind not in _FORMATS:
-      raise InvalidDataError(
-        f'{name} is stored as {kind}; expected one of {", ".join(_FORMATS)}: '
-        'prepare it again with --file_format=array_record'
-      )
+    if kind not in _KINDS:
+      expected = f'expected {" or ".join(_KINDS)}; prepare it again'
+      raise InvalidDataError(f'{name} is stored as {kind}: {expected}')
     if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')
     super().__init__(shards, kind)
@@ -164,8 +153,7 @@ class Examples(RecordFiles):
 def _refuse_foreign_code(file: pathlib.Path) -> None:
   """Raises InvalidDataError for a features.json that names a foreign class.
 
-  TFDS imports the module of any class named there, also in JSON within strings,
-  so a data set could run code of its choice.
+  TFDS would import its module, also of a name in JSON within strings.
   """
 
   def check(pairs: list[tuple[str, Any]]) -> None:
@@ -196,8 +184,7 @@ def load(module: str, user: str) -> Any:
 def prepared_builder(name: str, data_dir: str, user: str) -> Any:
   """Returns the TFDS builder of a data set that is on disk.
 
-  `data_dir` is that of TFDS, '' for its default, or the folder of one version.
-  `user`: name used in the error if TFDS is not installed.
+  `data_dir` is that of TFDS, or the folder of one version; `user`: see `load`.
   """
   tfds = load('tensorflow_datasets', user)
   folder = pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
@@ -205,10 +192,8 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     _refuse_foreign_code(folder / _FEATURES_FILE)
     return tfds.builder_from_directory(folder)
   if not name:
-    raise MissingDataError(
-      f'{folder} holds no {_INFO_FILE}: give dataset.builder a name, or '
-      'dataset.data_dir the folder of one prepared version'
-    )
+    advice = 'name dataset.builder, or give the folder of a version'
+    raise MissingDataError(f'{folder} holds no {_INFO_FILE}: {advice}')
   fields.check_value('dataset.builder', name, BuilderName)
   for file in (folder / re.split('[/:]', name)[0]).rglob(_FEATURES_FILE):
     _refuse_foreign_code(file)
@@ -218,10 +203,8 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
     expected = f'a TFDS data set, or one prepared in {folder}'
     raise errors.ConfigError('dataset.builder', name, expected) from error
   if not (pathlib.Path(builder.data_dir) / _INFO_FILE).is_file():
-    raise MissingDataError(
-      f'{name} is not prepared in {folder}; run\n'
-      f'  tfds build {name} --data_dir={folder} --file_format=array_record'
-    )
+    run = f'tfds build {name} --data_dir={folder} --file_format=array_record'
+    raise MissingDataError(f'{name} is not prepared in {folder}; run\n  {run}')
   return builder
 
 
@@ -229,11 +212,9 @@ def prepared_builder(name: str, data_dir: str, user: str) -> Any:
 class ImageRecords(ShardedImages):
   """Images in shards of `tf.train.Example`, as JFT and ImageNet are kept.
 
-  The shards of the split 'train' are the files `train-*.tfrecord`, or else
-  `train-*.array_record`, of a folder, in the order of their names; for example
-  `train-00000-of-01024.tfrecord`. Labels are numbers of classes in an int64
-  list, counted from 0. With `max_labels` 0 a record has exactly one label, else
-  up to that number.
+  The shards of 'train' are the files `train-*.tfrecord`, or else
+  `train-*.array_record`, in the order of their names. Labels are an int64 list:
+  with `max_labels` 0 one, else up to that number.
   """
 
   directory: Annotated[str, Len(1), 'the folder of the shards']
@@ -301,10 +282,9 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
         files.check_regular(file, folder)
       counts = {int(m[1]) for file in paths if (m := _COUNT.search(file))}
       if counts - {len(paths)}:
-        raise MissingDataError(
-          f'{folder} has {len(paths)} shards of {split}, but their names say '
-          f'{", ".join(map(str, sorted(counts)))}; copy the others'
-        )
+        named = ' or '.join(map(str, sorted(counts)))
+        problem = f'{len(paths)} shards of {split}, but their names say {named}'
+        raise MissingDataError(f'{folder} has {problem}')
       return kind, paths
   wanted = ' or '.join(f'{split}-*.{kind}' for kind in _KINDS)
   raise MissingDataError(f'dataset.directory: no files {wanted} in {folder}')

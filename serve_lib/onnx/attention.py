@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from model_lib.attention import MASKED_SCORE
 from serve_lib.onnx.graph import OWN, Graph, Value
@@ -54,8 +53,7 @@ def fuse(graph: Graph, given: Sequence[Value], params: Any) -> Value | None:
     if graph.reshape(values_mask, rows).name not in _keys(graph, mask, rows):
       return None
   if mask and mask.shape == (batch, 1, 1, rows[1]):
-    valid = graph.reshape(mask, rows)
-    valid = graph.add('Cast', valid, shape=rows, to=TensorProto.INT32)
+    valid = graph.as_int32(graph.reshape(mask, rows))
   elif mask:
     if mask.shape != (batch, 1, length, rows[1]):
       return None

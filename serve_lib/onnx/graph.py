@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 # The version of ONNX's operators; those used here are unchanged since.
 OPSET = 17
@@ -71,13 +71,12 @@ class Graph:
     self, kind: str, *inputs: Value | None, shape: Any, **options: Any
   ) -> Any:
     """Adds a node; returns its value of a shape, or a list for several."""
-    names = [self.name(one) if one else '' for one in inputs]
-    several = isinstance(shape, list)
-    shapes = shape if several else [shape]
-    outputs = [Value(f'v{next(self._numbers)}', one) for one in shapes]
-    ends = [one.name for one in outputs]
+    names = [self.name(value) if value else '' for value in inputs]
+    shapes = shape if isinstance(shape, list) else [shape]
+    outputs = [Value(f'v{next(self._numbers)}', size) for size in shapes]
+    ends = [value.name for value in outputs]
     self.nodes.append(helper.make_node(kind, names, ends, **options))
-    return outputs if several else outputs[0]
+    return outputs if shape is shapes else outputs[0]
 
   def name(self, value: Value) -> str:
     """Returns the name of a value; a constant becomes an initializer."""
@@ -91,6 +90,10 @@ class Graph:
       self._known[key] = name = f'c{len(self._known)}'
       self._constants[name] = array
     return self._known[key]
+
+  def as_int32(self, value: Value) -> Value:
+    """Returns the value as JAX's integers."""
+    return self.add('Cast', value, shape=value.shape, to=TensorProto.INT32)
 
   def ints(self, numbers: Sequence[int]) -> Value:
     """Returns the value of a list of sizes, axes or places."""

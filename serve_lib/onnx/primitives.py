@@ -112,7 +112,7 @@ def _fused(
 
 
 def _is_gelu(factor: Value, value: Value) -> bool:
-  """Returns whether `factor` is `1 + erf(value / sqrt 2)`."""
+  """Returns True if `factor` is `1 + erf(value / sqrt 2)`."""
   for name, number in (('add', 1.0), ('erf', None), ('mul', ROOT)):
     made, inputs, _ = factor.made
     rest = [x for x in inputs if x.array is None or (x.array != number).any()]
@@ -135,16 +135,9 @@ def _last_sum(value: Value) -> Value | None:
 
 def _broadcast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Inserts axes of size 1; operators repeat along them by themselves."""
-  placed = [1] * len(shape)
-  for axis, size in zip(
-    params['broadcast_dimensions'], given[0].shape, strict=True
-  ):
-    placed[axis] = size
+  sizes = dict(zip(params['broadcast_dimensions'], given[0].shape, strict=True))
+  placed = [sizes.get(axis, 1) for axis in range(len(shape))]
   return graph.reshape(given[0], placed).copy()
-
-
-def _transpose(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  return graph.transpose(given[0], params['permutation'])
 
 
 def _reshape(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -180,13 +173,13 @@ def _top(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
     raise NotTranslatedError('top_k of another axis')
   count = graph.ints([params['k']])
   best, places = graph.add('TopK', *given, count, shape=[shape, shape])
-  return [best, graph.add('Cast', places, shape=shape, to=TensorProto.INT32)]
+  return [best, graph.as_int32(places)]
 
 
 def _argmax(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   (axis,) = params['axes']
-  place = graph.add('ArgMax', *given, shape=shape, axis=axis, keepdims=0)
-  return graph.add('Cast', place, shape=shape, to=TensorProto.INT32)
+  options = dict(axis=axis, keepdims=0)
+  return graph.as_int32(graph.add('ArgMax', *given, shape=shape, **options))
 
 
 def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -204,12 +197,8 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
       value = graph.transpose(value, order)
     size = [value.shape[axis] for axis in range(len(outer))]
     count = math.prod(given[number].shape[axis] for axis in free)
-    k = given[number].shape[inner]
-    parts.append(
-      graph.reshape(
-        value, [*size, *((count, k) if number == 0 else (k, count))]
-      )
-    )
+    matrix = [count, given[number].shape[inner]][:: -1 if number else 1]
+    parts.append(graph.reshape(value, [*size, *matrix]))
   left, right = parts
   if left.base and left.base.shape[-1] == left.shape[-1] and not batch[0]:
     left = left.base  # a product needs no flat rows
@@ -287,14 +276,8 @@ def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   ends = [graph.constant(np.array(n, np.int64)) for n in (0, 1)]
   numbers = graph.add('Range', ends[0], size, ends[1], shape=(shape[axis],))
   numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype_of(dtype))
-  placed = [1] * len(shape)
-  placed[axis] = shape[axis]
+  placed = [size if n == axis else 1 for n, size in enumerate(shape)]
   return graph.reshape(numbers, placed)
-
-
-def _dim_as_value(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  size = graph.reshape(graph.extents([params['dim']]), ())
-  return graph.add('Cast', size, shape=(), to=TensorProto.INT32)
 
 
 _WIDE = 'broadcast_in_dim'
@@ -304,7 +287,9 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
   'dot_general': _product,
   'expand_dims': _reshape,
   'gather': _gather,
-  'dim_as_value': _dim_as_value,
+  'dim_as_value': lambda g, given, params, shape: g.as_int32(
+    g.reshape(g.extents([params['dim']]), ())
+  ),
   'iota': _iota,
   'ne': lambda g, given, params, shape: g.add(
     'Not', g.elementwise('Equal', *given), shape=shape
@@ -321,5 +306,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
   'sort': _sort,
   'squeeze': _reshape,
   'top_k': _top,
-  'transpose': _transpose,
+  'transpose': lambda g, given, params, shape: g.transpose(
+    given[0], params['permutation']
+  ),
 }

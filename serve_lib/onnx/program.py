@@ -103,13 +103,6 @@ def translate(
   return graph.model(infos, [*outputs.values()]), result
 
 
-def _is_static(eqn: Any) -> bool:
-  """Returns True unless a size is known only at run time."""
-  atoms = *eqn.invars, *eqn.outvars
-  shapes = all(is_static(atom.aval.shape) for atom in atoms)
-  return shapes and eqn.primitive.name != 'dim_as_value'
-
-
 def _info(name: str, leaf: Any) -> onnx.ValueInfoProto:
   return helper.make_tensor_value_info(
     name,
@@ -136,18 +129,20 @@ def _run(
     for atom in eqn.outvars:
       primitives.dtype_of(atom.aval.dtype)  # may be refused
     given = [read(atom) for atom in eqn.invars]
-    name = eqn.primitive.name
+    name, atoms = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
+    is_constant = all(one.array is not None for one in given)
+    is_constant &= all(is_static(atom.aval.shape) for atom in atoms)
     if name in INLINED:
       inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
       results = _run(graph, inner, given)
-    elif all(one.array is not None for one in given) and _is_static(eqn):
+    elif is_constant and name != 'dim_as_value':
       full = [
         np.broadcast_to(one.array, atom.aval.shape)
         for one, atom in zip(given, eqn.invars, strict=True)
       ]
-      found = eqn.primitive.bind(*full, **eqn.params)
-      found = found if eqn.primitive.multiple_results else [found]
-      results = [graph.constant(x) for x in found]
+      arrays = eqn.primitive.bind(*full, **eqn.params)
+      arrays = arrays if eqn.primitive.multiple_results else [arrays]
+      results = [graph.constant(array) for array in arrays]
     else:
       shape = eqn.outvars[0].aval.shape
       results = primitives.translate(graph, eqn, given, shape)

@@ -1,7 +1,7 @@
 """A chain in ONNX Runtime: one program per stage, for batches of any size.
 
-Sizes are read at run time, so a batch has the length of its longest row and no
-unused rows, and nothing is compiled for it.
+Sizes are read at run time: a batch has the length of its longest row and no
+unused rows.
 """
 
 import functools
@@ -21,19 +21,19 @@ from serve_lib import loops
 from serve_lib.chain import Grid, Group, Resizable
 from serve_lib.onnx.graph import NotTranslatedError
 from serve_lib.onnx.program import build
-from serve_lib.pool import HostPool, RequestQueue
+from serve_lib.pool import HostPool
 from serve_lib.programs import WarmUp
 
 MOST_BYTES = 2**31  # of all copies of the weights
 
 
 class OnnxStages:
-  """Programs of ONNX Runtime with the interface of `serve_lib.programs`.
+  """The interface of `serve_lib.programs.Programs`; its grid has every size.
 
-  See `Engine` for the arguments; the grid has every size. Raises
-  NotTranslatedError for a chain that XLA has to run.
+  Raises NotTranslatedError for a chain that XLA has to run.
   """
 
+  pool = HostPool
   # Tokens whose computation takes as long as reading all weights from memory:
   # 34 of a MiniLM on 2 cores, and of any width, as both grow with its square.
   padding = 32
@@ -51,20 +51,19 @@ class OnnxStages:
     copies = MOST_BYTES // max(weights, 1)  # a chain may have none
     if copies < len(chain.variants):
       raise NotTranslatedError(f'more than {MOST_BYTES} bytes of weights')
-    # Whether rows alone have programs of their own.
-    several = chain.alone and chain.num_stages > 1
-    several &= copies >= 2 * len(chain.variants)
-    self._alone = (True, False) if several else (False,)
+    # Rows alone have programs of their own.
+    both = chain.alone and chain.num_stages > 1
+    both &= copies >= 2 * len(chain.variants)
+    self._alone = (True, False) if both else (False,)
     self._builds = threading.RLock()
-    self._like = functools.cache(self._arrays)
+    # Arrays whose lengths are the sizes of a variant and length.
+    self._like = functools.cache(
+      lambda *key: [np.zeros(size, np.int8) for size in chain.sizes(*key)]
+    )
     self._row_bytes = functools.cache(self._count_bytes)
     # A list of programs for each variant, and whether for rows alone.
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
-
-  def pool(self, requests: RequestQueue) -> HostPool:
-    """Returns a new pool for rows between the stages."""
-    return HostPool(self, requests)
 
   def run(
     self, group: Group, size: int, carry: Any, alone: bool = False
@@ -136,22 +135,18 @@ class OnnxStages:
 
   def _count_bytes(self, group: Group) -> int:
     """Returns the bytes of a row that waits for its next stage."""
-    names = ['b', 'l', *self._names(group.variant)]
     sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
-    known = dict(zip(names, sizes, strict=True))
+    size = dict(zip(self._names(group.variant), sizes, strict=True))
     carry = self._programs(group.variant, False)[group.stage - 1].result[0]
     return sum(
-      leaf.dtype.itemsize * math.prod(known.get(str(n), n) for n in leaf.shape)
+      leaf.dtype.itemsize * math.prod(size.get(str(n), n) for n in leaf.shape)
       for leaf in jax.tree.leaves(carry)
     )
 
-  def _arrays(self, variant: str, length: int) -> list[np.ndarray]:
-    """Returns arrays whose lengths are the sizes of a variant."""
-    return [np.zeros(n, np.int8) for n in self.chain.sizes(variant, length)]
-
   def _names(self, variant: str) -> list[str]:
-    """Returns the names of the sizes of a variant."""
-    return [f'k{n}' for n, _ in enumerate(self.chain.sizes(variant, 1))]
+    """Returns the names of batch, length and further sizes of a variant."""
+    sizes = self.chain.sizes(variant, 1)
+    return ['b', 'l', *(f'k{n}' for n, _ in enumerate(sizes))]
 
   def _programs(self, *key: Any) -> Any:
     """Returns the programs of a variant, maybe for rows alone; built once."""
@@ -164,10 +159,10 @@ class OnnxStages:
   def _build(self, variant: str, alone: bool) -> Any:
     names, longest = self._names(variant), self.grid.lengths[-1]
     limits = [f'l <= {longest}', f'l >= {min(2, longest)}']
-    for name, other in zip(names, ['l', *names], strict=False):
+    for other, name in itertools.pairwise(names[1:]):
       limits += [f'{name} <= {other}', f'{name} >= 1']
     b, length, *sizes = export.symbolic_shape(
-      ', '.join(['b', 'l', *names]), constraints=limits
+      ', '.join(names), constraints=limits
     )
     # The axes of the length are those that change with it.
     batches = [self.chain.pad([], longest - n, 2) for n in (0, longest > 1)]

@@ -174,17 +174,6 @@ def test_outputs_are_rows_of_the_tape_and_its_cost():
   np.testing.assert_allclose(given['full_flops'], full, rtol=1e-6)
 
 
-@pytest.mark.nightly
-def test_outputs_of_an_image_model_without_a_bank():
-  model = tapes.IMAGE | dict(bank='none')
-  task, variables = tapes.build(model, tapes.DATA['image'])
-  batch = {'image': np.zeros((2, 16, 16, 3), np.uint8)}
-  given = jax.jit(task.outputs)(variables['params'], {}, batch)
-  assert set(given) == {'logits', 'tape_length', 'flops', 'full_flops'}
-  assert given['tape_length'].tolist() == [6, 6]
-  assert given['logits'].shape == (2, 1, 3)
-
-
 def test_a_model_must_know_the_symbols_of_the_data():
   model = dict(name='adatape.parity:ParityModel', max_steps=4, threshold=2.0)
   info = builder.build_source(DATA, 'train').info

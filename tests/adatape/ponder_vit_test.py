@@ -9,7 +9,7 @@ import scipy.special
 from adatape.ponder_vit import PonderNetClassification, PonderViT
 from core.errors import ConfigError
 from dataset_lib import builder
-from halting import costs, loop
+from halting import costs
 from halting.token_rules import PonderNet
 from tests.adatape import plain_vit
 from tests.model_lib import plain
@@ -168,69 +168,19 @@ def test_the_task_names_fields_that_do_not_fit():
       PonderNetClassification.validate_config(config)
 
 
-def by_definition(lambdas):
-  """`p_n` by the definition, the last lambda being 1."""
-  left, result = 1.0, []
-  for n, chance in enumerate(lambdas):
-    chance = 1.0 if n == len(lambdas) - 1 else chance
-    result.append(left * chance)
-    left *= 1.0 - chance
-  return result
-
-
-def test_distribution_equals_a_plain_loop():
-  lambdas = np.random.default_rng(0).uniform(size=(7, 5, 3)).astype(np.float32)
-  lambdas[0, 0, 0], lambdas[1, 1, 1] = 1.0, 0.0
-  got = np.asarray(costs.distribution(jnp.asarray(lambdas)))
-  for i in np.ndindex(5, 3):
-    where = (slice(None), *i)
-    want = by_definition(lambdas[where])
-    np.testing.assert_allclose(got[where], want, atol=1e-6)
-
-
-def test_divergence_equals_scipy_and_has_a_gradient_at_zero():
-  prior = costs.geometric_log_prior(0.3, 4)
-  lambdas = jnp.array([[0.2, 1.0], [0.5, 0.3], [0.0, 0.9], [0.4, 0.4]])
-  p = costs.distribution(lambdas)
-  want = scipy.special.rel_entr(p, np.exp(prior)[:, None]).sum(0)
-  np.testing.assert_allclose(costs.divergence(p, prior), want, atol=1e-6)
-
-  def total(lambdas):
-    p = costs.distribution(lambdas)
-    return costs.divergence(p, prior).sum()
-
-  assert np.isfinite(jax.grad(total)(lambdas)).all()
-
-
-def test_a_prior_too_small_for_float32_has_a_finite_divergence():
-  prior = costs.geometric_log_prior(0.99, 24)
-  p = costs.distribution(jnp.full((24,), 0.1))
+def test_divergence_is_finite_where_probabilities_vanish():
   # ln prior_n = ln 0.99 + (n - 1) ln 0.01, but for what is cut off: 1e-48.
-  want = sum(
-    chance * (np.log(chance) - np.log(0.99) - n * np.log(0.01))
-    for n, chance in enumerate(by_definition([0.1] * 24))
-  )
-  np.testing.assert_allclose(costs.divergence(p, prior), want, rtol=1e-5)
+  prior = np.log(0.99) + np.arange(24) * np.log(0.01)
+  chances = jnp.full((24, 2), 0.1).at[0, 1].set(1.0).at[1, 0].set(0.0)
 
+  def divergence(chances):
+    p = PonderNet().distribution(chances)
+    return costs.divergence(p, costs.geometric_log_prior(0.99, 24)), p
 
-@pytest.mark.parametrize('dynamic', [False, True])
-def test_the_median_step_halts(dynamic):
-  # Halted with a probability of (0.5), (0.2, 0.44, 0.72) and (0, 0, then 1).
-  lambdas = jnp.array([[0.5, 0.2, 0.0], [0.1, 0.3, 0.0], [0.9, 0.5, 0.0]])
-
-  def step(state, n, running):
-    return state + 1.0, lambdas[n]
-
-  result = loop.run(
-    step, jnp.zeros((3, 1)), jnp.ones(3, bool), PonderNet(), max_steps=3,
-    dynamic=dynamic,
-  )  # fmt: skip
-  np.testing.assert_array_equal(result.halting.steps, [1, 3, 3])
-  np.testing.assert_array_equal(result.output[:, 0], [1.0, 3.0, 3.0])
-  np.testing.assert_allclose(result.halting.total, [0.5, 0.72, 0.0], atol=1e-6)
-
-
-def test_the_prior_is_geometric_and_cut_off():
-  prior = np.exp(costs.geometric_log_prior(0.2, 5))
-  np.testing.assert_allclose(prior.sum(), 1.0, atol=1e-6)
-  np.testing.assert_allclose(prior[1:] / prior[:-1], 0.8, atol=1e-6)
+  found, p = divergence(chances)
+  np.testing.assert_allclose(p[:3, 0], [0.1, 0.0, 0.09], atol=1e-6)
+  p = np.float64(p)
+  want = -(scipy.special.entr(p) + p * prior[:, None]).sum(0)
+  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+  slopes = jax.grad(lambda chances: divergence(chances)[0].sum())(chances)
+  assert np.isfinite(slopes).all()

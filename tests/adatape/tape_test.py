@@ -1,4 +1,4 @@
-"""Tape reading against a plain loop, its invariants, and wrong variants."""
+"""Tape reading and its gradient against a plain loop; its invariants."""
 
 import math
 
@@ -128,17 +128,6 @@ def test_scan_and_while_loop_agree_bit_for_bit(dim):
   np.testing.assert_allclose(got.tokens, masked.tokens, atol=1e-6)
 
 
-def test_sizes_that_do_not_fit_are_named():
-  bank, query, _ = case()
-  for reading, bank_width, width, message in (
-    (Reading(5, 5, 1.0, h), H, h, r'bank_size: expected at least .* = 25'),
-    (Reading(2, 2, 1.0, h), H, h - 1, 'query_dim: expected queries of width'),
-    (Reading(2, 2, 1.0, h), 3, h, 'query_dim: expected at most'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      run(reading, bank[:, :bank_width], query[:, :width])
-
-
 def test_ties_take_the_lowest_index():
   got = run(Reading(2, T, 100.0, h), np.ones((C, H), 'f'), np.ones((B, h), 'f'))
   want = np.arange(2 * T).reshape(T, 2)
@@ -167,3 +156,59 @@ def test_large_finite_scores_give_finite_tapes(scale, loss):
   for name in ('tokens', 'halting', 'loss'):
     assert np.isfinite(getattr(got, name)).all(), name
   assert (got.length == 2).all()  # all weights are 0 or 1
+
+
+def normalize(tokens, scale):
+  """LayerNorm without a shift, of the last axis, in NumPy or JAX."""
+  centred = tokens - tokens.mean(-1, keepdims=True)
+  deviation = (centred**2).mean(-1, keepdims=True) ** 0.5
+  return centred / deviation * scale.reshape((1,) * (tokens.ndim - 1) + (-1,))
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_gradient_equals_finite_differences(dim):
+  rng, reading = np.random.default_rng(dim), Reading(3, T, 1.6, h)
+  bank, query, _ = case(dim)
+  given = bank, (0.8 + rng.random(H)).astype('f'), query
+  probe = rng.normal(size=(B, T, H)).astype('f')
+
+  def ours(bank, scale, query):
+    got = tape.read(
+      bank, query, reading,
+      normalize=lambda tokens, count: normalize(tokens, scale)[..., :count],
+    )  # fmt: skip
+    return (got.tokens * probe).sum() + got.loss.sum()
+
+  def plain(bank, scale, query):
+    total, banks = 0.0, np.broadcast_to(normalize(bank, scale), (B, C, H))
+    for b in range(B):
+      tokens, *_, loss = loop(banks[b], query[b], reading, np.zeros(C, bool))
+      total += (tokens * probe[b, : len(tokens)]).sum() + loss
+    return total
+
+  exact = [np.float64(x) for x in given]
+  for place, gradient in enumerate(jax.jit(jax.grad(ours, (0, 1, 2)))(*given)):
+    assert np.abs(gradient).max() > 1e-2
+    for _ in range(3):
+      way = rng.normal(size=gradient.shape)
+      above, below = (
+        plain(*exact[:place], exact[place] + step * way, *exact[place + 1 :])
+        for step in (1e-6, -1e-6)
+      )
+      slope = np.vdot(np.float64(gradient), way)
+      np.testing.assert_allclose(
+        slope, (above - below) / 2e-6, rtol=1e-4, atol=1e-4
+      )
+
+
+@pytest.mark.parametrize('k', [1, 2])
+def test_query_has_a_gradient_from_two_tokens_per_step_on(k):
+  # Invariant 7: with K = 1 the only weight is 1.
+  bank, query, _ = case()
+
+  def objective(query):
+    tokens = tape.read(bank, query, Reading(k, T, 1.6, h)).tokens
+    return (tokens**2).sum()
+
+  got = jax.jit(jax.grad(objective))(query)
+  assert (np.abs(got).max() > 1e-4) == (k == 2)

@@ -67,29 +67,6 @@ def test_padding_never_prolongs_the_loop():
     model.apply(variables, *inputs, method='encode', trace=lambda *_: None)
 
 
-@pytest.mark.nightly
-def test_rematerialisation_and_skipping_change_no_gradient():
-  inputs = small.batch()
-
-  def gradient(chunk, dynamic=False):
-    model, variables = small.build(remat_chunk=chunk, dynamic=dynamic)
-
-    def loss(params):
-      logits, out = model.apply({'params': params}, *inputs)
-      return (logits**2).sum() + 0.01 * out['ponder']['cost'].sum()
-
-    return jax.jit(jax.grad(loss))(variables['params'])
-
-  want = gradient(0)
-  assert float(jnp.abs(want['score']['kernel']).max()) > 1e-3
-  for got in (gradient(3), gradient(0, True), gradient(1, True)):
-    jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
-      got,
-      want,
-    )
-
-
 def test_gradient_of_the_score_equals_finite_differences():
   # The cost and the weights reach the score; N is constant under it.
   model, variables = small.build()

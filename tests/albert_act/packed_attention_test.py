@@ -46,16 +46,13 @@ def test_sizes_go_from_one_for_each_row_to_all_tokens(rows, length):
 @pytest.mark.parametrize(
   ('rows', 'least', 'most', 'expected'),
   [
-    (1, 1, 16, [16]),  # one row has no other to wait for
-    (1, 1, 200, [128]),
-    (8, 1, 32, [16, 32]),
-    (8, 1, 100, [16, 32, 48, 64, 96, 100]),
-    (8, 256, 320, [32, 48, 64, 96, 128]),
+    (1, 1, 16, [16]), (1, 1, 200, [128]),  # one row has no other to wait for
+    (8, 1, 32, [16, 32]), (8, 1, 100, [16, 32, 48, 64, 96, 100]),
     # With 257 tokens in 8 rows one of them has at least 33.
-    (8, 257, 320, [48, 64, 96, 128]),
+    (8, 256, 320, [32, 48, 64, 96, 128]), (8, 257, 320, [48, 64, 96, 128]),
     (8, 769, 1000, [128]),
   ],
-)
+)  # fmt: skip
 def test_a_row_has_places_for_as_many_queries_as_it_can_have(
   rows, least, most, expected
 ):
@@ -63,14 +60,15 @@ def test_a_row_has_places_for_as_many_queries_as_it_can_have(
 
 
 @pytest.mark.parametrize(
-  ('dtype', 'tolerance'), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)]
+  ('dtype', 'tolerance', 'scale'),
+  [(jnp.float32, 1e-5, 3), (jnp.bfloat16, 2e-2, 3), (jnp.float32, 1e-5, 300)],
 )
-def test_the_late_division_gives_what_a_softmax_gives(dtype, tolerance):
+def test_the_late_division_gives_what_a_softmax_gives(dtype, tolerance, scale):
   keys = jax.random.split(jax.random.key(0), 3)
   shapes = ((3, 2, 3, 4), (3, 2, 6, 4), (3, 2, 6, 4))
   query, key, value = (
-    (3 * jax.random.normal(*pair)).astype(dtype)
-    for pair in zip(keys, shapes, strict=True)
+    (size * jax.random.normal(*pair)).astype(dtype)
+    for size, *pair in zip((scale, scale, 3), keys, shapes, strict=True)
   )
   # The last row has no valid token.
   valid = jnp.arange(6)[None] < jnp.array([6, 2, 0])[:, None]
@@ -113,17 +111,7 @@ def test_packed_tokens_attend_to_all_of_their_row(counts, size, least):
   def by_token(heads):
     return packed.pack(heads.transpose(0, 2, 1, 3))  # [M, N, H]
 
-  with pytest.raises(ValueError, match='drop, received: expected none'):
-    attention(query[:1], drop=jnp.sin)
   out, _ = attention(by_token(query).transpose(1, 0, 2)[None])
   got = out[0].transpose(1, 0, 2)
   real = running.reshape(-1) if packed.whole else slice(sum(counts))
   np.testing.assert_allclose(got[real], by_token(expected)[real], atol=1e-5)
-
-
-def test_large_scores_do_not_overflow():
-  ones = jnp.full((1, 1, 2, 4), 100.0)
-  value = jnp.arange(8.0).reshape(1, 1, 2, 4)
-  valid = jnp.ones((1, 2), bool)
-  out = packed_attention.weighted_values(ones, ones, value, valid)
-  np.testing.assert_allclose(out[0, 0, 0], value[0, 0].mean(0), rtol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 
 from albert_act import compaction, packed_attention
 from albert_act.chain import AlbertChain
-from albert_act.policy import HaltingPolicy
+from albert_act.policy import HaltingPolicy, Options
 from albert_act.task import FineTune
 from core.errors import ConfigError
 from dataset_lib import tokenizer
@@ -20,8 +20,10 @@ from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Grid, Group, InputError, Row
+from serve_lib.classifier import read_options
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
+from tests import wrong_values
 from tests.albert_act import small
 from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
@@ -48,6 +50,11 @@ def in_xla(chain, index, carry, variant='compacted'):
   return stage(chain.variables, carry)
 
 
+def rows_of(chain, count, size):
+  texts = small_eat.rows(count, low=1, high=24, vocab_size=40)
+  return chain.pad(list(map(small_eat.item, texts)), 24, size)
+
+
 def carry_iterations(carry):
   return carry['iteration'] if isinstance(carry, dict) else carry.iteration
 
@@ -57,8 +64,7 @@ def check(chain, variables, count, run=in_xla, size=8):
 
   Every other row comes to the loop an iteration before the rest of its batch.
   """
-  texts = small_eat.rows(count, low=1, high=24, vocab_size=40)
-  batch = chain.pad(list(map(small_eat.item, texts)), 24, size)
+  batch = rows_of(chain, count, size)
   carry, outputs = run(chain, 0, batch)
   if chain.loop:
     later = jax.tree.map(np.array, carry)
@@ -127,17 +133,9 @@ def test_packed_by_the_host_equals_masked_form(rule):
 
   for count in (1, 7):
     check(chain, variables, count, run, count)
-  more = AlbertChain(
-    model,
-    variables,
-    others={'more': model.clone(rule=dataclasses.replace(rule, epsilon=0.6))},
-  )
-  programs = OnnxStages(more, Grid((24,), (8,)))
-  batch = more.pad(
-    list(map(small_eat.item, small_eat.rows(4, low=1, high=24, vocab_size=40))),
-    24,
-    4,
-  )
+  others = {'more': model.clone(rule=dataclasses.replace(rule, epsilon=0.6))}
+  more = AlbertChain(model, variables, others=others)
+  programs, batch = OnnxStages(more, Grid((24,), (8,))), rows_of(more, 4, 4)
   _, found = programs.run(Group(0, 'more', 24), 4, batch)
   _, expected = in_xla(more, 0, batch, 'more')
   np.testing.assert_allclose(found['logits'], expected['logits'], atol=1e-5)
@@ -236,9 +234,6 @@ def test_a_certified_epsilon_is_a_variant():
   ('options', 'lengths', 'fields', 'field', 'expected'),
   [
     ({'tau': 0.9}, None, {}, 'serve.tau', 'legal fields are max_characters'),
-    ({'iterations': 0}, None, {}, 'serve.iterations', '[1, 1000]'),
-    ({'iterations': 'x'}, None, {}, 'serve.iterations', 'an integer'),
-    ({'max_characters': 0}, None, {}, 'serve.max_characters', '[1, '),
     ({}, (8, 64), {}, 'lengths', 'from 1 to 16'),
     ({}, None, {'rule': Fixed()}, 'model.rule', 'saves nothing'),
     ({}, None, {'num_groups': 2}, 'model.num_groups', '1 to be served'),
@@ -252,6 +247,12 @@ def test_illegal_arguments_are_refused(
     serve(vocabulary, options, lengths, **fields)
   assert error.value.field == field
   assert expected in error.value.expected
+
+
+def test_values_outside_of_the_range_of_an_option_are_refused():
+  for field, value in wrong_values.wrong_fields(Options):
+    with pytest.raises(ConfigError, match=f'^serve.{field}'):
+      read_options(Options, {field: value})
 
 
 @pytest.fixture(scope='module')

@@ -143,15 +143,12 @@ def test_metrics_of_depth_are_of_real_tokens_and_rows():
 def test_a_regression_is_a_squared_error_and_its_ponder_cost():
   batch = a_batch(1)
   params, logits, _, costs = by_loop(batch, num_classes=1)
-  _, run = build(1)
-  loss, metrics = run(params, batch, {})
-  squares = np.square(logits[:, 0] - np.asarray(batch['label'])[:3])
-  want = squares.mean() + TAU * costs.mean()
-  assert loss == pytest.approx(want, rel=1e-5)
-  assert compute(metrics)['squared_error'] == pytest.approx(
-    squares.mean(), rel=1e-5
-  )
-  assert 'accuracy' not in metrics
+  loss, metrics = build(1)[1](params, batch, {})
+  squares = np.square(logits[:, 0] - np.asarray(batch['label'])[:3]).mean()
+  assert loss == pytest.approx(squares + TAU * costs.mean(), rel=1e-5)
+  values = compute(metrics)
+  assert values['squared_error'] == pytest.approx(squares, rel=1e-5)
+  assert 'accuracy' not in values
 
 
 def test_a_fixed_depth_costs_that_depth():
@@ -167,10 +164,8 @@ def test_a_fixed_depth_costs_that_depth():
 @pytest.mark.parametrize(
   ('changes', 'key'),
   [
-    (dict(loss=dict(ponder_weight=-1.0)), 'loss.ponder_weight'),
     (dict(loss=dict(tau=1.0)), 'loss.tau'),
     (dict(loss=dict(prior_rate=1.0)), 'loss.prior_rate'),
-    (dict(model=config(num_groups=7)['model']), 'model.num_groups'),
     (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
      'model.name'),
     (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),

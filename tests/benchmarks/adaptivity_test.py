@@ -59,24 +59,13 @@ def test_correlations_and_extremes_by_hand():
   cost = {'flops': np.array([1.0, 2.0, 9.0, 3.0]), 'depth': np.full(4, 2)}
   hard = {'length': np.array([10, 20, 40, 30])}
   first, second = adaptivity.correlations(cost, hard)
-  assert first == {
-    'cost': 'flops',
-    'mean_cost': 3.75,
-    'length': pytest.approx(1),
-  }
+  assert first == dict(cost='flops', mean_cost=3.75, length=pytest.approx(1))
   assert second['length'] == 0
-  pairs = [
-    ('cheapest', 0),
-    ('cheapest', 1),
-    ('most expensive', 2),
-    ('most expensive', 3),
-  ]
+  least, most = 'cheapest', 'most expensive'
+  pairs = [(least, 0), (least, 1), (most, 2), (most, 3)]
   assert adaptivity.extremes(cost['flops']) == pairs
   assert adaptivity.extremes(cost['flops'], 1) == pairs[::2]
-  assert adaptivity.extremes(np.ones(3)) == [
-    ('cheapest', 0),
-    ('most expensive', 2),
-  ]
+  assert adaptivity.extremes(np.ones(3)) == [(least, 0), (most, 2)]
 
 
 @pytest.mark.parametrize('length', [3, 1 + adaptivity.NUMBERS])
@@ -104,9 +93,8 @@ def test_an_albert_and_its_texts(tmp_path_factory, tmp_path, capsys, refused):
     pair = [float(table[name][column]) for name in ('flops', 'iterations')]
     assert pair[0] == pytest.approx(pair[1])
   rows = read(tmp_path / 'examples.csv')
-  assert [row['kind'] for row in rows] == ['cheapest'] * 10 + [
-    'most expensive'
-  ] * 10
+  kinds = ['cheapest'] * 10 + ['most expensive'] * 10
+  assert [row['kind'] for row in rows] == kinds
   costs = [float(row['flops']) for row in rows]
   assert costs == sorted(costs[:10]) + sorted(costs[10:])[::-1]
   assert costs[9] <= costs[-1]
@@ -117,7 +105,5 @@ def test_an_albert_and_its_texts(tmp_path_factory, tmp_path, capsys, refused):
     assert row['text'][: adaptivity.SHOWN] in printed
   assert (tmp_path / 'adaptivity.png').exists()
   pretrained = tiny_run.made(tmp_path_factory, 'pretrain')
-  for dense, field in ((pretrained, '--dense'), (fixed, '--split')):
-    bad = [*flags, f'--dense={dense}', f'--out={tmp_path}']
-    bad += ['--split=nowhere'] if field == '--split' else []
-    refused(adaptivity.main, bad, [field])
+  refused(adaptivity.main, [*given, f'--dense={pretrained}'], ['--dense'])
+  refused(adaptivity.main, [*given, '--split=nowhere'], ['--split'])

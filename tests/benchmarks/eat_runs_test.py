@@ -9,11 +9,9 @@ import pytest
 from benchmarks import eat, exit_settings, peers, recorded_runs, serve
 from core.errors import ConfigError
 from eval_lib import calibration
-from tests.benchmarks.command_test import read
+from tests.benchmarks.command_test import parse, read
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES
-
-FLAGS = {'split': '', 'limit': 0, 'lengths': None}
 
 
 @pytest.fixture(scope='module')
@@ -34,7 +32,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(runs):
-  return recorded_runs.load('EAT', runs['eat'], FLAGS, '--workdir', None)
+  return recorded_runs.load('EAT', runs['eat'], '--workdir')
 
 
 @pytest.fixture(scope='module')
@@ -170,38 +168,39 @@ def test_flags_that_do_not_fit_the_run(runs, run):
     list(recorded_runs.variants(run, (4.0,)))
   assert caught.value.field == '--prune_scales'
   longest = int(run.records['length'].max())
-  cut = FLAGS | {'lengths': (longest - 1,)}
   with pytest.raises(ConfigError) as caught:
-    recorded_runs.load('EAT', runs['eat'], cut, '--workdir', None)
+    recorded_runs.load('', runs['eat'], '--workdir', lengths=(longest - 1,))
   assert caught.value.field == '--lengths'
-  few = FLAGS | {'limit': 5}
-  other = recorded_runs.load('x', runs['dense'], few, '--dense', None)
+  other = recorded_runs.load('x', runs['dense'], '--dense', limit=5)
   assert (len(other.fitted), other.facts['temperatures']) == (5, 'none')
   origin = run.facts['temperatures']
   assert origin == 'calibration.json, fitted to validation[:25%]'
   # A part of a split is drawn: lines 4, 6, 12, 13, 20 and 23 of dev.tsv.
   assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
-  given = dict(workdir=runs['eat'], dense=runs['eat'], student='', ablation=[])
+  flags = parse(f'eat --workdir={runs["eat"]} --dense={runs["eat"]} --out=o')
   with pytest.raises(ConfigError, match='expected a run without exits'):
-    exit_settings.sweep(FLAGS | given | {'step': None, 'tau': 0.9})
+    exit_settings.sweep(flags)
 
 
 @pytest.mark.nightly
 def test_batches_of_one_row_are_timed_once(runs, tmp_path):
-  flags = ['--time=never', '--rows=2', '--rounds=1', '--batch_size=1',
-           '--warmup=1', '--prune_scales=1', '--peers=none']  # fmt: skip
-  where = [f'--workdir={runs["eat"]}', f'--out={tmp_path}']
-  assert eat.main([*where, *flags]) == 0
+  flags = ['--rows=2', '--rounds=1', '--batch_size=1', '--peers=none']
+  assert eat.main([*few(runs['eat'], tmp_path), *flags]) == 0
   (row,) = read(tmp_path / 'timings.csv')
   assert (row['candidate'], row['batch']) == ('never', '1')
   assert float(row['latency_p95']) > 0
 
 
+def few(eat, out):
+  """Flags of a report of one setting."""
+  return [f'--workdir={eat}', f'--out={out}', '--time=never', '--warmup=1',
+          '--prune_scales=1']  # fmt: skip
+
+
 def under_load(runs, path, *flags):
   where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
   small = ['--rows=9', '--seconds=0.1', '--loads=50,120', '--batch_size=1']
-  given = [*where, f'--out={path}', *small, *flags]
-  assert serve.main(given) == 0
+  assert serve.main([*where, f'--out={path}', *small, *flags]) == 0
   rows = read(path)
   assert {float(row['goodput']) > 0 for row in rows} == {True}
   return [row['candidate'] for row in rows]
@@ -222,10 +221,9 @@ def test_other_libraries_give_our_answers(runs, tmp_path):
   names = under_load(runs, tmp_path / 'load.csv', '--deadline_ms=10000')
   assert names[2:4] == ['dense, PyTorch', 'dense, ONNX Runtime']
   assert len(names) == 16
-  flags = ['--time=never', '--rows=7', '--rounds=2', '--batch_size=3',
-           '--warmup=1', '--prune_scales=1']  # fmt: skip
-  where = [f'--workdir={runs["eat"]}', f'--dense={runs["dense"]}']
-  assert eat.main([*where, f'--out={tmp_path}', *flags]) == 0
+  flags = ['--rows=7', '--rounds=2', '--batch_size=3']
+  dense = f'--dense={runs["dense"]}'
+  assert eat.main([*few(runs['eat'], tmp_path), dense, *flags]) == 0
   timings = read(tmp_path / 'timings.csv')
   names = ['dense/never', 'never', 'PyTorch dense', 'ONNX Runtime dense']
   assert [row['candidate'] for row in timings] == names * 2

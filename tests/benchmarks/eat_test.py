@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import eat, eat_pictures, exit_settings, pictures
 from core.errors import InvalidDataError
+from tests.benchmarks.command_test import parse
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -68,15 +69,13 @@ def test_tasks_with_two_metrics_have_both():
   found = row['quality'], row['f1'], row['accuracy']
   assert found == pytest.approx((0, 0, 1 / 3))
   numbers = np.tile([[[3.0], [1.0], [2.0]]], (2, 1, 1))
-  never = measured(fake(numbers, np.array([2.0, 0.0, 4.0]), task='stsb'))[
-    'never'
-  ]
+  stsb = fake(numbers, np.array([2.0, 0.0, 4.0]), task='stsb')
+  never = measured(stsb)['never']
   row = eat.setting_row(never, never)
   assert row['quality'] == row['pearson'] == pytest.approx(0.5)
   assert row['spearman'] == pytest.approx(0.5)
-  assert 'f1' not in eat.setting_row(
-    *[measured(fake(LOGITS, LABELS))['never']] * 2
-  )
+  never = measured(fake(LOGITS, LABELS))['never']
+  assert 'f1' not in eat.setting_row(never, never)
 
 
 def test_calibration_of_each_source_with_enough_rows():
@@ -118,8 +117,8 @@ def two_heads(noise):
 
 
 def guaranteed(model):
-  given = dict(epsilon=0.05, delta=0.3, draws=10)
-  return eat.guarantee(model, [model], given)
+  line = 'eat --workdir=w --out=o --epsilon=.05 --delta=.3 --draws=10'
+  return eat.guarantee(model, [model], parse(line))
 
 
 def test_the_guarantee_counts_judged_rows_only():

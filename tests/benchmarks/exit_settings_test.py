@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import exit_settings
 from core.errors import ConfigError
+from tests.benchmarks.command_test import parse
 from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
 
 
@@ -21,16 +22,13 @@ def test_rules_by_hand():
 
 @pytest.mark.parametrize('flag', ['dense', 'student'])
 def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
-  def load(name, *arguments):
+  def load(name, *arguments, **rows):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
   monkeypatch.setattr(exit_settings, 'load', load)
-  given = dict(
-    tau=0.9, rules=(), time='auto', step=None, ablation=[], workdir='/run'
-  )
-  given |= {'dense': '', 'student': ''} | {flag: '/other'}
+  line = f'eat --workdir=/run --out=o --{flag}=/other'
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    exit_settings.sweep(given)
+    exit_settings.sweep(parse(line))
   assert caught.value.field == f'--{flag}'
 
 

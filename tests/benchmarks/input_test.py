@@ -5,7 +5,6 @@ import types
 import pytest
 
 from benchmarks import input as input_candidates
-from core.errors import ConfigError
 from tests.dataset_lib import image_folder_test
 
 pytest.importorskip('tensorflow_datasets')
@@ -31,9 +30,3 @@ def test_candidates_read_a_folder(tmp_path):
     ('ours, folder', 'ours, tfrecord', 'ours, array_record',
      'tf.data, folder'), 128,
   )  # fmt: skip
-
-
-def test_a_folder_without_a_batch_is_refused(tmp_path):
-  flags = types.SimpleNamespace(root=str(tmp_path), image_size=8, images=130)
-  with pytest.raises(ConfigError, match='--root: expected a folder with 64'):
-    next(input_candidates.cases(flags))

@@ -75,7 +75,7 @@ def test_images_and_classes_that_count(root):
     ('none/', 'none', InvalidDataError, 'no images in'),
     ('train/stray.jpg', 'train', InvalidDataError, r'stray\.jpg'),
     ('train/cat/more/0.jpg', 'train', InvalidDataError, 'more is a folder'),
-    ('', 'validation', MissingDataError, "'validation'.*test, train"),
+    ('', 'validation', MissingDataError, "'validation'.*'test', 'train'"),
   ],
 )
 def test_faults_of_the_layout_are_named(root, place, split, error, words):

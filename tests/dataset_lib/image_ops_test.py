@@ -116,22 +116,16 @@ def test_a_few_scans_count_once():
     *((encode(NOISE)[:end], 'undecodable') for end in (-40, 40)),
     (b'\xff\xd8\xff\xd9', 'undecodable'),
     (with_scans(100, (4000, 4000)), 'too_many_pixels'),
-    (
-      with_chunks(b'iCCP', b'a\0\0' + zlib.compress(bytes(9)), 65),
-      'undecodable',
-    ),
+    (with_chunks(b'iCCP', b'a\0\0' + zlib.compress(bytes(9)), 65),
+     'undecodable'),
     (with_chunks(b'IDAT', ZEROS + bytes(2**20)), 'undecodable'),
     (encode(NOISE, '.tiff'), 'undecodable'),
-    *(
-      (value, 'wrong_dtype')
-      for value in (NOISE.astype(np.float32), NOISE.astype(int), 'text', None)
-    ),
-    *(
-      (value, 'wrong_shape')
-      for value in (NOISE[..., 0], NOISE[..., :2], NOISE[:0])
-    ),
+    *((value, 'wrong_dtype') for value in
+      (NOISE.astype(np.float32), NOISE.astype(int), 'text', None)),
+    *((value, 'wrong_shape') for value in
+      (NOISE[..., 0], NOISE[..., :2], NOISE[:0])),
   ],
-)
+)  # fmt: skip
 def test_what_is_no_image(data, kind):
   with pytest.raises(BadRecord) as error:
     image_ops.to_rgb(data)
@@ -153,11 +147,9 @@ UPRIGHT = {
 }
 
 
-# The kinds of a number in EXIF, byte order, how it is packed.
-KINDS = [(3, 'H2x'), (4, 'I'), (9, 'i'), (8, 'h2x')]
-
-
-@pytest.mark.parametrize(('kind', 'form'), KINDS)
+@pytest.mark.parametrize(
+  ('kind', 'form'), [(3, 'H2x'), (4, 'I'), (9, 'i'), (8, 'h2x')]
+)
 @pytest.mark.parametrize('order', ['>', '<'])
 def test_every_kind_of_orientation_is_read_once(kind, form, order):
   """Crops and whole images agree, in size and orientation."""
@@ -233,8 +225,7 @@ def is_truncated(data):
 )
 def test_every_cut_through_the_pixels_is_a_truncation(data):
   assert image_ops.jpeg_size(data) in ((20, 30), None)
-  # Bytes after the end are legal; the end of a thumbnail is not the end.
-  assert not is_truncated(data + bytes(1000))
+  # The end of a thumbnail is not the end.
   thumbnail = encode(NOISE[:8, :8], '.jpg')
   size = (len(thumbnail) + 2).to_bytes(2, 'big')
   data = data[:2] + b'\xff\xe1' + size + thumbnail + data[2:]
@@ -268,11 +259,9 @@ def test_evaluation_of_extreme_shapes(shape):
 def test_evaluation_frames_the_centre():
   image = np.zeros((64, 192, 3), np.uint8)
   image[:, 64:128] = 200
-  result = options(28).transform(encode(image))
-  assert result.shape == (28, 28, 3)
-  np.testing.assert_array_equal(result, np.full((28, 28, 3), 200))
-  whole = options(28, 40).transform(encode(image))
-  assert whole.min() == 200
+  for short_side in (0, 40):
+    result = options(28, short_side).transform(encode(image))
+    np.testing.assert_array_equal(result, np.full((28, 28, 3), 200))
 
 
 def test_inception_boxes_cover_the_legal_range():
@@ -318,8 +307,7 @@ def test_an_inception_crop_of_pixels_is_its_box_resized():
 @pytest.mark.parametrize('shape', [(256, 384), (255, 381), (250, 390)])
 def test_reduced_decoding_shows_the_same_crop(monkeypatch, shape):
   data = encode(smooth(*shape), '.jpg', cv2.IMWRITE_JPEG_QUALITY, 95)
-  reductions = []
-  real = image_ops._reduction
+  reductions, real = [], image_ops._reduction
 
   def spy(*sizes):
     reductions.append(real(*sizes))

@@ -7,8 +7,7 @@ from core.errors import BadRecord
 from dataset_lib import bad_records, order, source
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.source import DatasetInfo
-
-BUCKETS = (8, 16, 32)
+from tests.dataset_lib.batches import BUCKETS
 
 
 def stream(num_examples, seed=0):

@@ -88,18 +88,6 @@ def test_places_letters_and_difficulties_are_uniform():
   assert_uniform(present, 7.5 / 26)
 
 
-def test_batches_carry_the_difficulty():
-  data = builder.build(
-    CONFIGS['letters'] | dict(test_examples=10), split='test', train=False,
-    seed=0, batch_size=8, num_threads=0,
-  )  # fmt: skip
-  first, last = data.batches()
-  expected = make('letters', 'test').records(np.arange(10))['difficulty']
-  assert first['difficulty'].tolist() == expected[:8].tolist()
-  assert last['difficulty'].tolist() == [*expected[8:].tolist(), *[0] * 6]
-  assert last['mask'].tolist() == [1.0] * 2 + [0.0] * 6
-
-
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_digits_are_a_stratified_part_of_the_table(split):
   table = datasets.load_digits()

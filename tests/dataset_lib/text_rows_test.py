@@ -68,7 +68,7 @@ def test_named_columns_and_the_source_of_a_row(
   text, types = ('w1', [0, 0, 0])
   if 'w2' in row:
     text, types = 'w1 [SEP] w2', [0, 0, 0, 1, 1]
-  assert (read(found), found.sources) == ([(text, 1)], [source])
+  assert (read(found), found.sources) == ([(text, 1)], (source,))
   assert found.where(0) == f'{path}, line {len(rows)}'
   assert found.record(0)['token_types'].tolist() == types
 
@@ -150,22 +150,15 @@ def test_classes_are_those_of_the_whole_train_split(root):
   assert (source.info.num_classes, len(source)) == (4, 1)
 
 
-@pytest.mark.parametrize(
-  ('score', 'legal'),
-  [
-    ('5.000', True), ('0', True), ('5.01', False), ('-0.1', False),
-    ('nan', False), ('inf', False), ('', False), ('four', False),
-  ],
-)  # fmt: skip
-def test_scores(root, score, legal):
+def test_scores(root):
   header, rows, _ = OFFICIAL['stsb']
-  row = rows[1].removesuffix('0') + score
-  write(root / 'train.tsv', [header, rows[0], row])
+  legal, illegal = ('5.000', '0'), ('5.01', '-0.1', 'nan', 'inf', '', 'four')
+  lines = [rows[1].removesuffix('0') + score for score in (*legal, *illegal)]
+  write(root / 'train.tsv', [header, *lines])
   source = opened(config(root, 'stsb'))
-  assert len(source) == 1 + legal
-  kinds = [bad.kind for _, bad in source.bad_rows]
-  assert kinds == ([] if legal else ['illegal_label'])
-  assert source.records(np.array([0]))['label'].tolist() == [4.75]
+  assert source.records(np.arange(2))['label'].tolist() == [5.0, 0.0]
+  kinds = [(row, bad.kind) for row, bad in source.bad_rows]
+  assert kinds == [(row, 'illegal_label') for row in range(2, 8)]
   assert source.info.label_dtype == 'float32'
 
 
@@ -228,51 +221,43 @@ def test_bad_rows_are_counted_by_kind_with_file_and_row(root, task):
 
 
 HEADER = b'\xff\xfesentence\tlabel'
-TRAIN = ['sentence\tlabel', 'w1\ta', 'w2\tb']
 UNUSABLE = [
-  ('own', {'train.tsv': TRAIN, 'test.tsv': ['sentence\tclass', 'w1\ta']},
+  ('own', 'test.tsv', ['sentence\tclass', 'w1\ta'],
    'the columns label, got sentence, class'),
-  ('past_present', {'past_present.txt': SENTEVAL[:3]},
+  ('past_present', 'past_present.txt', SENTEVAL[:3],
    "'test' of past_present is empty"),
-  *(
-    ('sst2', {'train.tsv': rows}, words)
-    for rows, words in [
-      ([], 'is empty'),
-      (['sentence\tlabel'], 'is empty'),
-      (['text\tlabel', 'w1\t1'], 'expected the columns sentence, got text'),
-      (['index\tsentence', '0\tw1'], 'the columns label, got index, sentence'),
-      ([HEADER], "line 1: 'utf-8' codec can't decode"),
-      (['label\tsentence' + '\tx' * 2**19], 'line 1: expected at most'),
-      ([b'\xef\xbb\xbf'], 'is empty'),
-      ([b'\xef\xbb\xbf \r', b'\t'], 'is empty'),
-      ([b'\r\r\r'], 'is empty'),
-      ([bytes(99)], 'expected the columns sentence'),
-      (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label', got sev"),
-      (['label\tsentence\tsentence', '1\tw1\tw2'], "one column 'sentence'"),
-      (['label\tsentence\tgenre\tgenre', '1\tw1\ta\tb'], "one column 'genre'"),
-      (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),
-    ]
-  ),
-  ('cola', {'train.tsv': ['w1\t1']}, 'columns sentence, got w1, 1'),
-  *(
-    (task, {f'{task}.txt': rows}, words)
-    for task, rows, words in [
-      ('past_present', [], 'is empty'),
-      ('past_present', ['te\tPRES\tw1'], '2 to 2 classes .* got 0'),
-      ('own', ['tr\ta\tw1'], 'expected 2 classes .* or more, got 1: a'),
-      ('past_present', [*SENTEVAL, 'tr\tPRESS\tw1'],
-       '2 to 2 classes .*got 3: PAST, PRES, PRESS'),
-    ]
-  ),
+  ('past_present', 'past_present.txt', [], 'is empty'),
+  ('past_present', 'past_present.txt', ['te\tPRES\tw1'],
+   '2 to 2 classes .* got 0'),
+  ('past_present', 'past_present.txt', [*SENTEVAL, 'tr\tPRESS\tw1'],
+   '2 to 2 classes .*got 3: PAST, PRES, PRESS'),
+  ('own', 'own.txt', ['tr\ta\tw1'], 'expected 2 classes .* or more, got 1: a'),
+  ('cola', 'train.tsv', ['w1\t1'], 'columns sentence, got w1, 1'),
+  *(('sst2', 'train.tsv', rows, words) for rows, words in (
+    ([], 'is empty'),
+    (['sentence\tlabel'], 'is empty'),
+    (['text\tlabel', 'w1\t1'], 'expected the columns sentence, got text'),
+    (['index\tsentence', '0\tw1'], 'the columns label, got index, sentence'),
+    ([HEADER], "line 1: 'utf-8' codec can't decode"),
+    (['label\tsentence' + '\tx' * 2**19], 'line 1: expected at most'),
+    ([b'\xef\xbb\xbf'], 'is empty'),
+    ([b'\xef\xbb\xbf \r', b'\t'], 'is empty'),
+    ([b'\r\r\r'], 'is empty'),
+    ([bytes(99)], 'expected the columns sentence'),
+    (['sentence\tlabel\tlabel', 'w1\t1\t0'], "one column 'label'"),
+    (['label\tsentence\tsentence', '1\tw1\tw2'], "one column 'sentence'"),
+    (['label\tsentence\tgenre\tgenre', '1\tw1\ta\tb'], "one column 'genre'"),
+    (['sentence\tlabel', 'w1\t7'], 'has 1 rows, of which none can be used'),
+  )),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(('task', 'files', 'words'), UNUSABLE)
-def test_files_that_are_not_usable(root, task, files, words):
-  for file, rows in files.items():
-    write(root / file, rows)
+@pytest.mark.parametrize(('task', 'file', 'rows', 'words'), UNUSABLE)
+def test_files_that_are_not_usable(root, task, file, rows, words):
+  write(root / 'train.tsv', ['sentence\tlabel', 'w1\ta', 'w2\tb'])
+  write(root / file, rows)
   given = config if task in ('sst2', 'cola') else probing
-  split = 'test' if 'test.tsv' in files or 'test' in words else 'train'
+  split = 'test' if 'test' in file + words else 'train'
   with pytest.raises(InvalidDataError, match=words):
     opened(given(root, task), split)
 

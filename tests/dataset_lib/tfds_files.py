@@ -40,43 +40,30 @@ def write(folder, name, features, splits, file_format, config='', keys=None):
 
 
 def images(root):
-  """Constant images, in both formats."""
-  features = {
-    'image': tfds.features.Image(shape=(None, None, 3), encoding_format='png'),
-    'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
-    'note': tfds.features.Text(),
+  """Constant images with one label, and with several, in both formats."""
+  text = tfds.features.Text()
+  image = tfds.features.Image(shape=(None, None, 3), encoding_format='png')
+  label = tfds.features.ClassLabel(names=['ant', 'bee', 'cat'])
+  classes = tfds.features.Sequence(tfds.features.ClassLabel(num_classes=18291))
+
+  def record(value, **fields):
+    pixels = np.full((9, 12, 3), value, np.uint8)
+    return {'image': pixels, 'note': 'x', **fields}
+
+  tiny = {
+    'train': [record(n, label=n % 3) for n in range(20)],
+    'test': [record(100 + n, label=n % 3 if n != 5 else -1) for n in range(7)],
   }
-  splits = {
-    split: [
-      {
-        'image': np.full((9, 12, 3), first + i, np.uint8),
-        'label': -1 if (split, i) == ('test', 5) else i % 3,
-        'note': 'x',
-      }
-      for i in range(count)
-    ]
-    for split, first, count in (('train', 0, 20), ('test', 100, 7))
-  }
-  # As of JFT.
-  label = tfds.features.ClassLabel(num_classes=18291)
-  many = features | {'labels': tfds.features.Sequence(label)}
-  del many['label']
-  several = {
-    'train': [
-      {
-        'image': np.full((9, 12, 3), i, np.uint8),
-        'labels': [1000 * i + j for j in range(i % 3)],
-        'note': 'x',
-      }
-      for i in range(10)
-    ]
-  }
+  rows = (range(1000 * n, 1000 * n + n % 3) for n in range(10))
+  many = [record(n, labels=[*labels]) for n, labels in enumerate(rows)]
   for file_format in ('array_record', 'tfrecord'):
-    folder = os.path.join(root, file_format)
-    write(folder, 'tiny', features, splits, file_format,
-          keys=('image', 'label'))  # fmt: skip
-    write(folder, 'many', many, several, file_format,
-          keys=('image', 'labels'))  # fmt: skip
+    for name, key, feature, splits in (
+      ('tiny', 'label', label, tiny),
+      ('many', 'labels', classes, {'train': many}),
+    ):
+      features = {'image': image, key: feature, 'note': text}
+      folder = os.path.join(root, file_format)
+      write(folder, name, features, splits, file_format, keys=('image', key))
 
 
 def glue(folder, task, texts, file_format, **splits):

@@ -70,7 +70,7 @@ def read(source):
 
 def write(path, rows, end='\n'):
   """Writes a file of rows, gzipped by its suffix."""
-  path.parent.mkdir(exist_ok=True)
+  path.parent.mkdir(parents=True, exist_ok=True)
   data = b''.join(
     (row if isinstance(row, bytes) else row.encode()) + end.encode()
     for row in rows

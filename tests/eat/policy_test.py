@@ -27,11 +27,11 @@ def words(tmp_path_factory):
   return tokenizer.load(path)
 
 
-def make(words, classes=CLASSES, num_texts=None, options=None, **fields):
+def make(words, classes=CLASSES, num_texts=None, **fields):
   model, variables = small.build(num_classes=max(len(classes), 1))
   reader = TextReader(words, 16, 100, num_texts)
   chain = EatChain(model, variables)
-  return ExitPolicy(chain, reader, classes, (16,), **options or {}, **fields)
+  return ExitPolicy(chain, reader, classes, (16,), **fields)
 
 
 def a_row(policy, item, logits):
@@ -47,15 +47,31 @@ def decide(policy, rows):
   return policy.decide(len(rows[0].outputs) - 1, rows, {}).tolist()
 
 
-def test_a_text_a_pair_and_a_mapping(words):
-  policy = make(words)
-  assert policy.encode('w0 w1').inputs['tokens'].tolist() == [2, 4, 5, 3]
-  pair = policy.encode(('w0', 'w1')).inputs
-  assert pair['tokens'].tolist() == [2, 4, 3, 5, 3]
-  assert pair['token_types'].tolist() == [0, 0, 0, 1, 1]
-  same = policy.encode({'text': b'w0', 'pair': 'w1', 'source': 'news'})
-  assert same.inputs['tokens'].tolist() == [2, 4, 3, 5, 3]
-  assert same.context['source'] == 'news'
+PAIR = [2, 4, 3, 5, 3]
+
+
+@pytest.mark.parametrize(
+  ('num_texts', 'item', 'tokens'),
+  [
+    (None, 'w0 w1', [2, 4, 5, 3]), (None, ('w0', 'w1'), PAIR),
+    (None, {'text': b'w0', 'pair': 'w1', 'source': 'news'}, PAIR),
+    (2, ('w0', 'w1'), PAIR), (1, {'text': 'w0', 'pair': None}, [2, 4, 3]),
+    (2, {'text': 'w0'}, 'pair: expected a second text, got n'),
+    (1, ('w0', 'w1'), 'pair: expected none, got a second'),
+  ],
+)  # fmt: skip
+def test_a_text_a_pair_and_a_mapping(words, num_texts, item, tokens):
+  policy = make(words, num_texts=num_texts)
+  if isinstance(tokens, str):
+    with pytest.raises(InputError, match=tokens):
+      policy.encode(item)
+    return
+  encoded = policy.encode(item)
+  assert encoded.inputs['tokens'].tolist() == tokens
+  types = [0, 0, 0, 1, 1] if tokens == PAIR else [0] * len(tokens)
+  assert encoded.inputs['token_types'].tolist() == types
+  if isinstance(item, dict):
+    assert encoded.context['source'] == item.get('source', '')
 
 
 @pytest.mark.parametrize(
@@ -83,16 +99,6 @@ def test_a_bad_item_says_what_is_wrong(words, item, message):
     make(words).encode(item)
 
 
-def test_the_number_of_texts_is_that_of_the_task(words):
-  pairs, singles = make(words, num_texts=2), make(words, num_texts=1)
-  assert pairs.encode(('w0', 'w1')).length == 5
-  assert singles.encode({'text': 'w0', 'pair': None}).length == 3
-  with pytest.raises(InputError, match='pair: expected a second text, got n'):
-    pairs.encode({'text': 'w0'})
-  with pytest.raises(InputError, match='pair: expected none, got a second'):
-    singles.encode(('w0', 'w1'))
-
-
 def test_long_texts_and_typed_separators(words):
   policy = make(words)
   assert policy.encode('[SEP] w0').length > 3
@@ -112,7 +118,7 @@ def test_long_texts_and_typed_separators(words):
   ],
 )
 def test_rows_leave_by_their_source(words, rule, threshold, logits, expected):
-  policy = make(words, rule=rule, options={'thresholds': {'forum': threshold}})
+  policy = make(words, rule=rule, thresholds={'forum': threshold})
   items = [{'text': 'w0', 'source': source} for source in ('', 'forum')]
   rows = [a_row(policy, item, [logits]) for item in items]
   assert decide(policy, rows) == expected
@@ -141,10 +147,8 @@ def test_the_answer_names_depth_label_and_reason(words):
   decide(policy, [early])
   answer = policy.answer(early)
   assert (answer.label, answer.fields['depth']) == ('no', 1)
-  assert (answer.fields['exit_reason'], answer.fields['retention']) == (
-    'confidence',
-    3 / 6,
-  )
+  assert answer.fields['exit_reason'] == 'confidence'
+  assert answer.fields['retention'] == 3 / 6
   share = np.exp(9) / (np.exp(9) + 2)
   np.testing.assert_allclose(answer.probabilities['no'], share, rtol=1e-6)
   late = policy.answer(a_row(policy, 'w0', [UNSURE, UNSURE, UNSURE]))
@@ -153,7 +157,7 @@ def test_the_answer_names_depth_label_and_reason(words):
 
 def test_low_margin_answers_average_the_heads(words):
   logits = [[0.0, 2.0, 0.0], [0.0, 2.0, 0.0], [0.1, 0.0, 0.0]]
-  plain, ensemble = make(words), make(words, options={'ensemble_margin': 0.2})
+  plain, ensemble = make(words), make(words, ensemble_margin=0.2)
   assert plain.answer(a_row(plain, 'w0', logits)).label == 'no'
   assert ensemble.answer(a_row(ensemble, 'w0', logits)).label == 'maybe'
 
@@ -175,7 +179,7 @@ def test_a_regression_answers_a_number(words):
 def test_during_drift_rows_run_to_full_depth(words):
   compared = []
   drift = types.SimpleNamespace(drifted=True, add=compared.append, report=dict)
-  policy = make(words, options={'minimum_retention': {'forum': 1.0}})
+  policy = make(words, minimum_retention={'forum': 1.0})
   policy.monitor.drift = drift
   row = a_row(policy, 'w0', [SURE])
   assert decide(policy, [row]) == [False]

@@ -1,6 +1,5 @@
 """ECE, temperatures, drift statistics by hand and by loops; the evaluator."""
 
-import itertools
 import json
 import logging
 
@@ -8,17 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 from core.errors import ConfigError
-from eval_lib import calibration, evaluator, predictions
-from eval_lib.calibration import fit_temperature, negative_log_likelihood
+from eval_lib import calibration
+from eval_lib.calibration import fit_temperature
+from halting.row_rules import scale, softmax
 from serve_lib import monitor
-from tests.contexts import eval_context, rows_on
+from tests.contexts import evaluator_of, rows_on
 
 
-def ece(*arguments, **options):
-  return calibration.reliability(*arguments, **options).error
+def ece(*arguments):
+  return calibration.reliability(*arguments).error
 
 
 def confident(*confidences):
@@ -27,49 +28,36 @@ def confident(*confidences):
   return np.stack([first, 1 - first], 1)
 
 
-def test_reliability_by_hand():
-  # Two bins of 2 and 1 rows: (2/3) |1/2 - 0.825| + (1/3) |1 - 0.95|.
-  rows, labels = confident(0.81, 0.84, 0.95), np.array([0, 1, 0])
-  table = calibration.reliability(rows, labels, bins=10)
-  assert table.error == pytest.approx(2 / 3 * 0.325 + 1 / 3 * 0.05)
-  np.testing.assert_array_equal(table.count, [0] * 8 + [2, 1])
-  nothing = [np.nan] * 8
-  np.testing.assert_allclose(table.accuracy, [*nothing, 0.5, 1.0])
-  np.testing.assert_allclose(table.confidence, [*nothing, 0.825, 0.95])
+def test_confidences_at_the_ends():
   # Right with confidence 0 is off by 1, right with confidence 1 by nothing.
   assert ece(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0, 0])) == 0.5
-  softmax = np.array([[1.0000001, 0.0]], np.float32)
-  assert ece(softmax, np.array([0])) == pytest.approx(0.0, abs=1e-6)
+  rounded = np.array([[1.0000001, 0.0]], np.float32)
+  assert ece(rounded, np.array([0])) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize('bins', [1, 4, 15])
 @pytest.mark.parametrize('classes', [2, 3])
 def test_ece_equals_a_loop(bins, classes):
   rng = np.random.default_rng(bins)
-  rows = predictions.probabilities(2 * rng.normal(size=(1, 200, classes)))[0]
+  rows = softmax(2 * rng.normal(size=(200, classes)))
   # Some right on the edges of the bins.
   rows[:20] = 0.0
   rows[np.arange(20), 0] = np.linspace(0, 1, 16)[rng.integers(8, 16, 20)]
   rows[:20, 1] = 1 - rows[:20, 0]
   labels = rng.integers(0, classes, 200)
-  expected = 0.0
-  for low, high in itertools.pairwise(np.linspace(0, 1, bins + 1)):
+  table, error = calibration.reliability(rows, labels, bins), 0.0
+  for place, low in enumerate(np.linspace(0, 1, bins + 1)[:-1]):
     inside = [
-      (max(row), row.argmax() == label)
+      (1, max(row), row.argmax() == label)
       for row, label in zip(rows, labels, strict=True)
-      if low < max(row) <= high
+      if low < max(row) <= low + 1 / bins + 1e-12
     ]
-    if inside:
-      confidence, right = np.mean(np.array(inside, float), axis=0)
-      expected += len(inside) / 200 * abs(right - confidence)
-  assert ece(rows, labels, bins) == pytest.approx(expected, abs=1e-12)
-
-
-def test_rows_without_confidences_are_errors():
-  with pytest.raises(ValueError, match='at least one row'):
-    ece(confident(), np.array([], int))
-  with pytest.raises(ValueError, match=r'in \[0, 1\]'):
-    ece(confident(0.81, np.nan), np.array([0, 0]))
+    count, *sums = np.sum(np.array(inside, float).reshape(-1, 3), axis=0)
+    means = [total / count if count else np.nan for total in sums]
+    found = [column[place] for column in vars(table).values()]
+    np.testing.assert_allclose(found, [count, *means])
+    error += count / 200 * abs(means[1] - means[0]) if count else 0.0
+  assert table.error == pytest.approx(error, abs=1e-12)
 
 
 def calibrated(rows, classes):
@@ -84,57 +72,38 @@ def calibrated(rows, classes):
 def test_a_known_temperature_is_recovered(temperature, classes):
   true, labels = calibrated(20_000, classes)
   logits = temperature * true
-  found = fit_temperature(logits, labels)
+  fitted = fit_temperature(logits, labels)
   # The standard error of log T is about 0.015 here.
-  assert found == pytest.approx(temperature, rel=0.05)
-  [heads] = predictions.probabilities(logits[None], np.array([found]))
-  # At the minimum the derivative by 1 / T is 0: E_P[z] = z of the label.
-  own = logits[np.arange(len(labels)), labels]
-  assert abs(((heads * logits).sum(1) - own).mean()) < 1e-4
-  after = ece(heads, labels)
+  assert fitted == pytest.approx(temperature, rel=0.05)
+  before, after = calibration.errors(
+    np.stack([logits, logits / fitted]), labels
+  )
   assert after < 0.02
-  [before] = calibration.errors(logits[None], labels)
   assert after < before or temperature == 1.0
 
 
-def test_nll_by_hand_and_stable():
-  logits = np.log([[1.0, 3.0], [1.0, 1.0]])
-  expected = pytest.approx(-np.mean(np.log([0.75, 0.5])))
-  labels = np.array([1, 0])
-  assert negative_log_likelihood(logits, labels) == expected
-  assert negative_log_likelihood(2 * logits, labels, 2.0) == expected
-  extreme = negative_log_likelihood(np.array([[1e5, 0.0]]), np.array([1]), 0.1)
-  assert extreme == pytest.approx(1e6)
-
-
 @pytest.mark.parametrize('seed', range(10))
-def test_never_worse_than_no_temperature(seed):
+def test_no_other_temperature_is_better(seed):
   rng = np.random.default_rng(seed)
   logits = rng.exponential(3) * rng.normal(size=(rng.integers(1, 40), 3))
   labels = rng.integers(0, 3, len(logits))
-  found = fit_temperature(logits, labels)
+  fitted = fit_temperature(logits, labels)
   low, high = calibration.TEMPERATURES
-  assert low <= found <= high
+  assert low <= fitted <= high
   best, one, *grid = (
-    negative_log_likelihood(logits, labels, t)
-    for t in (found, 1.0, *np.geomspace(low, high, 200))
+    -scipy.special.log_softmax(logits / t, 1)[range(len(labels)), labels].mean()
+    for t in (fitted, 1.0, *np.geomspace(low, high, 200))
   )
   assert best <= min(one, min(grid) + 1e-9)
 
 
-def test_separable_and_constant_data_stay_bounded():
-  logits = np.array([[2.0, 0.0], [0.0, 2.0]])
-  assert fit_temperature(logits, np.array([0, 1])) == 0.1
-  assert fit_temperature(logits, np.array([1, 0])) == 10.0  # always wrong
-  assert fit_temperature(np.zeros((4, 3)), np.array([0, 1, 2, 0])) == 1.0
-
-
 def test_a_bound_of_the_search_is_a_warning(caplog):
+  # Never wrong, or always wrong.
   labels, sure = np.array([0, 1]), np.array([[2.0, 0.0], [0.0, 2.0]])
-  flat = np.zeros((2, 2))
+  heads = np.stack([np.zeros((2, 2)), sure, -sure])
   with caplog.at_level(logging.WARNING):
-    found = calibration.fit_temperatures(np.stack([flat, sure, -sure]), labels)
-  assert found.tolist() == [1.0, 0.1, 10.0]
+    fitted = calibration.fit_temperatures(heads, labels)
+  assert fitted.tolist() == [1.0, 0.1, 10.0]
   first, second = caplog.messages
   assert 'head 2 of 3: the temperature 0.1 is the bound' in first
   assert 'head 3 of 3: the temperature 10 is the bound' in second
@@ -145,31 +114,31 @@ def test_only_heads_with_a_large_error_are_scaled():
   logits = np.stack([3 * true, true])
   errors = calibration.errors(logits, labels)
   assert errors[0] > 0.02 > errors[1]
-  temperatures = calibration.fit_temperatures(logits, labels)
-  assert temperatures.tolist() == [pytest.approx(3.0, rel=0.1), 1.0]
-  kept = calibration.fit_temperatures(logits, labels, only_above=1.0)
-  np.testing.assert_array_equal(kept, [1.0, 1.0])
-  always = calibration.fit_temperatures(logits, labels, only_above=0.0)
-  assert always[1] != 1.0
+  for only_above, expected in (
+    (0.02, [pytest.approx(3.0, rel=0.1), 1.0]), (1.0, [1.0, 1.0]),
+  ):  # fmt: skip
+    fitted = calibration.fit_temperatures(logits, labels, only_above=only_above)
+    assert fitted.tolist() == expected
+  assert calibration.fit_temperatures(logits, labels, only_above=0.0)[1] != 1.0
 
 
-def drift_check(found):
+def drift_check(confidences):
+  """The check of serving, of statistics as JSON has them."""
+  rows = confident(*confidences)
+  heads = np.log([rows, np.full_like(rows, 0.5)])
+  found = json.loads(json.dumps(calibration.drift_statistics(heads, 0.9)))
   return monitor.DriftCheck(np.array(found['confidences']), found['threshold'])
 
 
 def test_drift_statistics_are_those_of_the_first_head():
-  heads = np.stack([confident(0.95, 0.6, 0.9, 0.5), confident(*[0.7] * 4)])
-  found = calibration.drift_statistics(heads, 0.9)
-  # The form that the drift check of serving reads.
-  normal = drift_check(json.loads(json.dumps(found)))
-  np.testing.assert_array_equal(normal.confidences, [0.5, 0.6, 0.9, 0.95])
+  normal = drift_check([0.95, 0.6, 0.9, 0.5])
+  np.testing.assert_allclose(normal.confidences, [0.5, 0.6, 0.9, 0.95])
   assert normal.sure(normal.confidences).tolist() == [False, False, True, True]
   # Of many confidences an even sample is kept.
-  heads = confident(*np.random.default_rng(0).uniform(0.5, 1.0, 10_000))[None]
-  normal = drift_check(calibration.drift_statistics(heads, 0.9))
+  many = np.random.default_rng(0).uniform(0.5, 1.0, 10_000)
+  normal = drift_check(many)
   assert len(normal.confidences) == calibration.MAX_CONFIDENCES
-  found = scipy.stats.ks_2samp(normal.confidences, heads[0].max(-1))
-  assert found.statistic < 1e-3
+  assert scipy.stats.ks_2samp(normal.confidences, many).statistic < 1e-3
 
 
 def test_a_fingerprint_is_of_values_and_not_of_placement():
@@ -180,9 +149,9 @@ def test_a_fingerprint_is_of_values_and_not_of_placement():
   def fingerprint(array):
     return calibration.fingerprint({'params': {'a': array, 'b': np.ones(2)}})
 
-  known = fingerprint(values)
-  assert fingerprint(rows_on(8)(values)) == known
-  assert len({known, fingerprint(changed), fingerprint(values[:, None])}) == 3
+  whole = fingerprint(values)
+  assert fingerprint(rows_on(8)(values)) == whole
+  assert len({whole, fingerprint(changed), fingerprint(values[:, None])}) == 3
 
 
 PARITY = dict(name='parity', length=10, train_examples=900, test_examples=700)
@@ -192,19 +161,19 @@ VARIABLES = {'scale': jnp.float32(1.0)}
 def outputs(variables, batch):
   """Two over-confident heads that know a part of the sequence."""
   tokens, margins = batch['tokens'], []
-  for seen, scale in ((6, 4.0), (10, 2.0)):
+  for seen, factor in ((6, 4.0), (10, 2.0)):
     is_odd = (tokens[:, :seen] == 0).sum(1) % 2 > 0
     # Tokens that have nothing to do with it make the margin vary.
-    margin = scale * (1.0 + tokens[:, 0].astype(jnp.float32))
+    margin = factor * (1.0 + tokens[:, 0].astype(jnp.float32))
     margins.append(jnp.where(is_odd, -margin, margin))
   margins = jnp.stack(margins, 1) * variables['scale']
   return {'logits': jnp.stack([margins, -margins], 2)}
 
 
 def build(workdir='', **entry):
-  context = eval_context(PARITY, jax.jit(outputs), 256, workdir)
   entry = dict(split='test', calibration_split='train') | entry
-  return evaluator.build('ece', dict(type='calibration') | entry, context)
+  context = dict(outputs=jax.jit(outputs), workdir=workdir, batch_size=256)
+  return evaluator_of('calibration', PARITY, context, **entry)
 
 
 def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
@@ -212,10 +181,10 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
   result = built.run(VARIABLES)
   report = json.loads((tmp_path / 'calibration.json').read_text())
   fitted = built.heads('calibration_split', VARIABLES)
-  other = built.heads('split', VARIABLES)
+  logits, labels = built.heads('split', VARIABLES)
   scales = calibration.fit_temperatures(*fitted)
-  errors = calibration.errors(*other)
-  scaled = calibration.errors(*other, temperatures=scales)
+  errors = calibration.errors(logits, labels)
+  scaled = calibration.errors(scale(logits, scales), labels)
   expected = [('ece', errors), ('ece_calibrated', scaled)]
   assert result == {
     f'{key}_layer_{layer}': values[head]
@@ -237,7 +206,7 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
 
 
 def test_splits_must_differ_and_layers_fit_the_heads():
-  field = r'^evals.ece.calibration_split'
+  field = r'^evals.test.calibration_split'
   with pytest.raises(ConfigError, match=f'{field}: .* it shares'):
     build(calibration_split='test')
   with pytest.raises(ConfigError, match='layers: expected 2 layers'):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError
-from eval_lib import evaluator, predictions, risk
+from eval_lib import risk
+from halting.row_rules import Confidence
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy
-from tests.contexts import eval_context
+from tests.contexts import evaluator_of
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 from tests.launch import toy_runs
 from tests.train_lib.states import start_python
@@ -30,18 +31,16 @@ def smaller(variables, batch):
 
 
 def trained(variables, batch):
-  found = smaller(variables, batch)
-  return found | {'flops': 2 * found['flops']}
-
-
-CHEAPER = (({'width': (2, 3)}, jax.jit(smaller)),)
+  rows = smaller(variables, batch)
+  return rows | {'flops': 2 * rows['flops']}
 
 
 def build(workdir='', train='train', kind='certificate', of=outputs, **entry):
-  given = dict(train_split=train, cheaper=CHEAPER)
-  context = eval_context(PARITY, jax.jit(of), 256, workdir, **given)
-  entry = dict(split='test') | entry
-  return evaluator.build('own', dict(type=kind) | entry, context)
+  context = dict(
+    outputs=jax.jit(of), workdir=workdir, batch_size=256, train_split=train,
+    cheaper=(({'width': (2, 3)}, jax.jit(smaller)),),
+  )  # fmt: skip
+  return evaluator_of(kind, PARITY, context, **{'split': 'test', **entry})
 
 
 def read(folder):
@@ -54,16 +53,16 @@ def test_the_certificate_is_that_of_the_grid(tmp_path):
   result = built.run(VARIABLES)
   entry = read(tmp_path)['sources']['']
   logits, labels = built.heads('split', VARIABLES)
-  heads = predictions.probabilities(logits)
-  variant = risk.Variant({}, heads, np.tile([4.0, 12.0], (len(labels), 1)))
+  variant = risk.Variant({}, logits, np.tile([4.0, 12.0], (len(labels), 1)))
   grid = risk.build_grid([variant], labels, kind, 0.49)
   best, bound = risk.choose(grid, kind, 'sequence', 0.49, 0.1)
   assert entry['tau'] == grid.thresholds[best] == result['tau']
-  exits = predictions.confidence_exit(heads, entry['tau'])
+  exits = Confidence(entry['tau']).first(logits)
   assert entry['early'] == (exits == 0).mean()
   assert entry['saved'] == pytest.approx(entry['early'] * 8 / 12)
-  differs = heads.argmax(-1)[exits, np.arange(len(labels))]
-  assert entry['mean'] == (differs != heads[-1].argmax(-1)).mean()
+  answers = logits.argmax(-1)
+  differs = answers[exits, np.arange(len(labels))] != answers[-1]
+  assert entry['mean'] == differs.mean()
   assert entry['mean'] < entry['bound'] == bound <= 0.49
   assert (entry['rows'], entry['test'], entry['model']) == (700, 'binomial', {})
 
@@ -93,8 +92,8 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
 )  # fmt: skip
 def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   few = PARITY | {'test_examples': 40}
-  found = build(tmp_path, dataset=few, **entry).run(VARIABLES)
-  assert found == {'saved': 0.0, 'early': 0.0, 'rows_needed': rows}
+  result = build(tmp_path, dataset=few, **entry).run(VARIABLES)
+  assert result == {'saved': 0.0, 'early': 0.0, 'rows_needed': rows}
   assert read(tmp_path)['sources']['']['bound'] is None
   # They keep what more rows have certified.
   build(tmp_path, epsilon=0.5).run(VARIABLES)
@@ -107,14 +106,14 @@ def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
 @pytest.mark.parametrize('rows', [1, 2, 3])
 def test_a_few_rows_certify_nothing(rows):
   few = PARITY | {'test_examples': rows}
-  found = build(dataset=few, method='pareto').run(VARIABLES)
-  assert (found['saved'], found['early']) == (0.0, 0.0)
+  result = build(dataset=few, method='pareto').run(VARIABLES)
+  assert (result['saved'], result['early']) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize('cost', [1 + 2.2e-16, 1 - 1.1e-16, 1.0])
 def test_full_depth_saves_nothing(cost):
-  heads = np.full((2, 3, 2), 0.5, np.float32)
-  variant = risk.Variant({}, heads, np.ones((3, 2)))
+  logits = np.zeros((2, 3, 2), np.float32)
+  variant = risk.Variant({}, logits, np.ones((3, 2)))
   grid = risk.build_grid([variant], np.zeros(3, int), 'harm', 0.02)
   grid = grid._replace(cost=np.full_like(grid.cost, cost))
   assert str(build()._entry(grid, 0, 0.1, [variant])['saved']) == '0.0'
@@ -128,9 +127,9 @@ def test_a_certificate_is_not_replaced_by_less(tmp_path):
     with pytest.raises(ConfigError, match=r'True to .* 700 rows saves 34\.3%'):
       build(tmp_path, **entry).run(VARIABLES)
     assert read(tmp_path) == before
-  found = build(tmp_path, replace=True, **less).run(VARIABLES)
+  result = build(tmp_path, replace=True, **less).run(VARIABLES)
   assert read(tmp_path)['sources']['']['epsilon'] == 0.3
-  assert found['saved'] < before['sources']['']['saved']
+  assert result['saved'] < before['sources']['']['saved']
 
 
 def test_sources_are_kept_for_the_same_parameters(tmp_path):
@@ -148,18 +147,17 @@ def test_sources_are_kept_for_the_same_parameters(tmp_path):
 
 def surer(variables, batch):
   """The answers of `trained`, of other confidences, for half of the FLOPs."""
-  found = smaller(variables, batch)
-  return found | {'logits': 0.3 * found['logits']}
+  rows = smaller(variables, batch)
+  return rows | {'logits': 0.3 * rows['logits']}
 
 
 def test_drift_of_a_certified_model_ends(tmp_path):
-  context = eval_context(
-    PARITY, jax.jit(trained), 256, tmp_path, train_split='train',
-    cheaper=(({'width': 3}, jax.jit(surer)),),
+  unsure, entry = {'scale': jnp.float32(0.2)}, dict(cheaper=True, epsilon=0.1)
+  context = dict(
+    outputs=jax.jit(trained), workdir=tmp_path, batch_size=256,
+    train_split='train', cheaper=(({'width': 3}, jax.jit(surer)),),
   )  # fmt: skip
-  given = dict(type='certificate', split='test', cheaper=True, epsilon=0.1)
-  unsure = {'scale': jnp.float32(0.2)}
-  built = evaluator.build('own', given, context)
+  built = evaluator_of('certificate', PARITY, context, split='test', **entry)
   built.run(unsure)
   file, turns = CertificateFile(str(tmp_path)), []
 
@@ -174,8 +172,8 @@ def test_drift_of_a_certified_model_ends(tmp_path):
   model = Model()
   models, fields = file.serve(model, 'first', lambda *turn: turns.append(turn))
   [other] = models
-  _, known = built.rows('split', unsure, jax.jit(trained))
-  logits = {'first': known['logits'][:, 0]}
+  rows = built.collect('split', unsure, jax.jit(trained))
+  logits = {'first': rows['logits'][:, 0]}
   logits[other] = 0.3 * logits['first']
   chain = types.SimpleNamespace(variants=('first', other))
   reader = types.SimpleNamespace(read=lambda item, variant: Encoded(
@@ -188,8 +186,8 @@ def test_drift_of_a_certified_model_ends(tmp_path):
     for _ in range(rows):
       row = Row(policy.encode(int(rng.integers(700))), 1, Future(), 0.0, 0.0)
       numbers.append(row.encoded.variant)
-      found = logits[row.encoded.variant][row.encoded.inputs['row']]
-      row.outputs.append({'logits': shift * found})
+      answer = logits[row.encoded.variant][row.encoded.inputs['row']]
+      row.outputs.append({'logits': shift * answer})
       policy.answer(row)
 
   serve(3000, 1.0)

@@ -1,4 +1,4 @@
-"""Evaluators by name, wrong configurations, and a pass against NumPy."""
+"""The contract of every evaluator; wrong configurations."""
 
 import contextlib
 import dataclasses
@@ -16,15 +16,23 @@ from tests import contexts, fakes, wrong_values
 
 DIGITS = dict(name='digits', image_size=8)
 PARITY = dict(name='parity', length=8)
-FAKE = dict(name='tests.fakes:FakeImages', image_size=8)
-
-
-LEGAL = {kind: {} for kind in evaluator.EVALUATORS} | {
-  'calibration': dict(split='test', calibration_split='train'),
-  'certificate': dict(split='test'),
-  'frontier': dict(split='test'),
+FAKE = dict(
+  name='tests.fakes:FakeImages', image_size=8, train_examples=30,
+  test_examples=30,
+)  # fmt: skip
+HEADS = dict(split='test', layers=(2, 4))
+# Fields of an entry that measures `FAKE`.
+ENTRIES = {kind: {} for kind in evaluator.EVALUATORS} | {
+  'calibration': dict(HEADS, calibration_split='train'),
+  'certificate': HEADS,
+  'classification': dict(per_class=True),
+  'fewshot': dict(shots=(1, 2), train_split='train', test_split='test'),
+  'frontier': HEADS,
+  'glue': dict(split='test', task='sst2'),
   'submitted': dict(path='/x/SST-2.tsv'),
 }
+# They read GLUE's files, see tests/launch/glue_test.py.
+MEASURED = [kind for kind in ENTRIES if not kind.startswith('submi')]
 # Other than outside of the annotated types, see below.
 ILLEGAL = {
   'classification': [
@@ -47,44 +55,40 @@ ILLEGAL = {
 }  # fmt: skip
 
 
-def assert_refused(kind, field, value):
-  entry = dict(type=kind) | LEGAL[kind] | {field: value}
-  with pytest.raises(ConfigError) as caught:
-    evaluator.validate(dict(dataset=DIGITS, evals=dict(test=entry)))
-  assert caught.value.field == f'evals.test.{field}'
-  assert str(caught.value).startswith(f'evals.test.{field}: expected ')
-  assert repr(value) in str(caught.value)
-
-
-@pytest.mark.parametrize('kind', LEGAL)
-def test_values_outside_of_the_type_of_a_field_name_it(kind):
-  located = evaluator.locate(kind, 'type')
-  for field, value in wrong_values.wrong_fields(located, ('context',)):
-    assert_refused(kind, field, value)
+def outside_of_types():
+  for kind in ENTRIES:
+    located = evaluator.locate(kind, 'type')
+    for row in wrong_values.wrong_fields(located, ('context',)):
+      yield kind, *row
 
 
 @pytest.mark.parametrize(
   ('kind', 'field', 'value'),
-  [(kind, *row) for kind, rows in ILLEGAL.items() for row in rows],
-)
+  [*outside_of_types(), *((k, *row) for k, rows in ILLEGAL.items()
+                          for row in rows)],
+)  # fmt: skip
 def test_illegal_fields_are_named(kind, field, value):
-  assert_refused(kind, field, value)
+  entry = dict(type=kind) | ENTRIES[kind] | {field: value}
+  with pytest.raises(ConfigError) as caught:
+    evaluator.validate(dict(dataset=DIGITS, evals=dict(test=entry)))
+  assert caught.value.field == f'evals.test.{field}'
+  assert repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ('runs', 'entry', 'match'),
+  ('entry', 'match'),
   [
-    (DIGITS, {}, r'\.type: expected'),
-    (DIGITS, dict(type='calibration', split='test'),
+    ({}, r'\.type: expected'),
+    (dict(type='calibration', split='test'),
      r'\.calibration_split: .*got .nothing'),
-    (DIGITS, dict(type='fewshot', dataset=dict(name='no_such')),
+    (dict(type='fewshot', dataset=dict(name='no_such')),
      r'\.dataset\.name: expected'),
-    (DIGITS, 'fewshot', ': expected a dict'),
+    ('fewshot', ': expected a dict'),
   ],
 )  # fmt: skip
-def test_wrong_entries_are_named(runs, entry, match):
+def test_wrong_entries_are_named(entry, match):
   with pytest.raises(ConfigError, match=f'^evals.test{match}'):
-    evaluator.validate(dict(dataset=runs, evals=dict(test=entry)))
+    evaluator.validate(dict(dataset=DIGITS, evals=dict(test=entry)))
 
 
 @pytest.mark.parametrize(
@@ -106,12 +110,12 @@ def test_inputs_and_classes_must_be_those_of_the_model(
 ):
   info = builder.build_source(runs, 'test').info
   info = dataclasses.replace(info, **changes)
-  context = contexts.eval_context(runs, info=info)
   with (
-    pytest.raises(ConfigError, match=f'^evals.x.dataset.{match}')
+    pytest.raises(ConfigError, match=f'^evals.test.dataset.{match}')
     if match else contextlib.nullcontext()
   ):  # fmt: skip
-    evaluator.build('x', dict(type='classification') | entry, context)
+    entry = dict(type='classification') | entry
+    contexts.evaluator_of(entry.pop('type'), runs, dict(info=info), **entry)
 
 
 def measure(variables, batch):
@@ -128,17 +132,14 @@ def measure(variables, batch):
 
 
 @pytest.mark.parametrize(
-  ('batch_size', 'devices'), [(359, 1), (64, 1), (7, 1), (64, 8), (512, 8)]
+  ('batch_size', 'devices'), [(359, 1), (7, 1), (64, 8), (512, 8)]
 )
 def test_equals_numpy_for_any_batch_size_and_device_count(batch_size, devices):
-  context = contexts.eval_context(
-    DIGITS, batch_size=batch_size, measure=jax.jit(measure),
+  context = dict(
+    batch_size=batch_size, measure=jax.jit(measure),
     put=contexts.rows_on(devices),
   )  # fmt: skip
-  entry = dict(type='classification', split='test', every_steps=7)
-  built = evaluator.build('test', entry, context)
-  assert built.every_steps == 7
-  result = built.run({'scale': jnp.float32(0.5)})
+  built = contexts.evaluator_of('classification', DIGITS, context)
   source = builder.build_source(DIGITS, 'test')
   records = [source.record(row) for row in range(len(source))]
   values = np.array([record['image'].sum() for record in records]) * 0.5
@@ -146,17 +147,16 @@ def test_equals_numpy_for_any_batch_size_and_device_count(batch_size, devices):
     mean=values.mean(), variance=values.var(), maximum=values.max(),
     labels=len({record['label'] for record in records}) / 20,
   )  # fmt: skip
+  result = built.run({'scale': jnp.float32(0.5)})
   assert result == pytest.approx(expected, rel=1e-5)
-  # A second pass is a whole pass.
-  assert built.run({'scale': jnp.float32(0.5)}) == result
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Partly(fakes.FakeImages):
   """Images of which every third has no label."""
 
-  def describe(self, *given):
-    super().describe(*given)
+  def describe(self, *arguments):
+    super().describe(*arguments)
     self.info = dataclasses.replace(self.info, unlabelled=True)
 
   def record(self, index):
@@ -181,44 +181,44 @@ def accuracy_of(variables, batch):
   }
 
 
+def results_of(kind, data, classes, entry, **context):
+  """The results of an evaluator, with the names that it declares."""
+  context |= dict(
+    measure=jax.jit(accuracy_of), outputs=jax.jit(logits_of),
+    features=jax.jit(lambda _, batch: batch['image'].mean((1, 2))),
+  )  # fmt: skip
+  data = FAKE | dict(name=data, num_classes=classes)
+  built = contexts.evaluator_of(kind, data, context, **entry)
+  variables = {'classes': jnp.zeros(classes)}
+  results = built.measure(variables)
+  assert built.measure(variables) == results  # a second pass is a whole pass
+  names = {*built.metric_names(['accuracy', 'class_accuracy'])}
+  # Few rows certify no threshold.
+  assert {*results} - {'unlabelled'} == names - {'tau', 'bound'}
+  return results
+
+
 @pytest.mark.parametrize(
-  ('kind', 'entry', 'classes', 'left_out'),
+  ('kind', 'entry', 'classes'),
   [
-    ('classification', dict(per_class=True), 2, 10),
-    ('classification', {}, 6, 10),
-    ('glue', dict(split='test', task='sst2'), 2, 10),
-    ('fewshot', dict(shots=(1, 2)), 2, 20),
-    (
-      'calibration',
-      dict(split='test', calibration_split='train', layers=(2, 4)),
-      2,
-      20,
-    ),
-    ('certificate', dict(split='test', layers=(2, 4)), 2, 10),
-    ('frontier', dict(split='test', layers=(2, 4)), 2, 10),
+    *((k, ENTRIES[k], 2) for k in MEASURED),
+    ('classification', {}, 6),
+    ('frontier', dict(HEADS, task='qqp', thresholds=(0.9, 0.5, 0.9)), 2),
   ],
 )
-def test_rows_without_labels_are_left_out_and_counted(
-  kind, entry, classes, left_out
-):
-  given = dict(image_size=8, num_classes=classes)
-  given |= dict(train_examples=30, test_examples=30)
-  results = []
-  for name in ('tests.eval_lib.evaluator_test:Partly', FAKE['name']):
-    context = contexts.eval_context(
-      given | {'name': name},
-      measure=jax.jit(accuracy_of),
-      outputs=jax.jit(logits_of),
-      features=jax.jit(lambda _, batch: batch['image'].mean((1, 2))),
-    )
-    one = evaluator.build('test', dict(type=kind) | entry, context)
-    found = one.measure({'classes': jnp.zeros(classes)})
-    assert found.pop('unlabelled', 0) == (left_out if not results else 0)
-    names = one.metric_names(['accuracy', 'class_accuracy'])
-    # No few rows certify a threshold.
-    assert {*found} == {*names} - {'tau', 'bound'}
-    results.append(found)
-  if kind in ('classification', 'glue'):
+def test_every_evaluator_keeps_the_contract(kind, entry, classes, tmp_path):
+  """Named results of the rows alone, but for those without a label."""
+  run = dict(kind=kind, classes=classes, entry=entry)
+  results = results_of(data=FAKE['name'], **run)
+  assert 'unlabelled' not in results
+  for size, devices in ((7, 1), (16, 8)):
+    put = contexts.rows_on(devices)
+    again = results_of(data=FAKE['name'], **run, batch_size=size, put=put)
+    assert again == pytest.approx(results)
+  some = results_of(data=f'{__name__}:Partly', **run, workdir=tmp_path)
+  splits = [field for field in entry if field.endswith('split')]
+  assert some['unlabelled'] == 10 * (len(splits) or 1)
+  if 'accuracy' in some:
     # Of the rows with labels, 4 have a multiple of 5 for an index.
     wrong = sum(i % classes > 0 for i in (5, 10, 20, 25))
-    assert results[0]['accuracy'] == pytest.approx(1 - wrong / 20)
+    assert some['accuracy'] == pytest.approx(1 - wrong / 20)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError
-from eval_lib import evaluator, fewshot
+from eval_lib import fewshot
 from tests import contexts
 
 DIGITS = dict(name='digits', image_size=8)
@@ -57,13 +57,11 @@ def test_shots_are_nested_and_l2_depends_on_images_outside_them(monkeypatch):
 def test_a_seed_fixes_the_shots_and_l2_never_depends_on_the_test_split():
   # Other test labels change the accuracy, not the choice.
   train, test = toy(20, spread=1.0), toy(50, spread=1.0, seed=1)
-  wrong = (test[0], (test[1] + 1) % 4)
+  splits = test, test, (test[0], (test[1] + 1) % 4)
   accuracies = set()
   for seed in range(4):
-    honest, again, lied_to = (
-      fewshot.run_draw(train, split, 4, 5, seed)
-      for split in (test, test, wrong)
-    )
+    draws = (fewshot.run_draw(train, split, 4, 5, seed) for split in splits)
+    honest, again, lied_to = draws
     assert honest == again
     assert honest.l2 == lied_to.l2
     assert honest.accuracy != lied_to.accuracy
@@ -74,9 +72,10 @@ def test_a_seed_fixes_the_shots_and_l2_never_depends_on_the_test_split():
 def test_summary_by_hand():
   draws = [fewshot.Draw(0.5, 4.0, 7, 1), fewshot.Draw(0.7, 16.0, 7, 1)]
   metrics, row = fewshot.summary(5, draws)
-  names = ('', '_std', '_log2_l2', '_held_out', '_short_classes')
-  values = dict(zip(names, (0.6, 0.1, 3.0, 7.0, 1.0), strict=True))
-  assert metrics == pytest.approx({f'5shot{k}': v for k, v in values.items()})
+  assert metrics == pytest.approx({
+    '5shot': 0.6, '5shot_std': 0.1, '5shot_log2_l2': 3.0, '5shot_held_out': 7.0,
+    '5shot_short_classes': 1.0,
+  })  # fmt: skip
   assert list(row.values()) == [5, '60.00 ± 10.00 %', '2, 4', 7, 1]
 
 
@@ -86,28 +85,19 @@ def pixels(variables, batch):
   return image[..., 0].reshape(image.shape[0], -1)
 
 
-def run(batch_size=256, devices=1, scale=1.0, **config):
-  context = contexts.eval_context(
-    DIGITS, batch_size=batch_size, features=jax.jit(pixels),
-    put=contexts.rows_on(devices),
-  )  # fmt: skip
-  built = evaluator.build('fewshot', dict(type='fewshot', **config), context)
+def run(batch_size=256, scale=1.0, **entry):
+  context = dict(batch_size=batch_size, features=jax.jit(pixels))
+  built = contexts.evaluator_of('fewshot', DIGITS, context, **entry)
   return built.run({'scale': jnp.float32(scale)})
 
 
-def test_digits_end_to_end_for_any_batch_size_and_device_count(capsys):
-  config = dict(shots=(1, 10), seeds=2)
-  first = run(64, **config)
-  assert 0.3 < first['1shot'] < first['10shot'] < 1.0
-  assert first['10shot'] > 0.8  # digits are easy even from pixels
+def test_digits_end_to_end(capsys):
+  entry = dict(shots=(1, 10), seeds=2)
+  result = run(64, **entry)
+  assert 0.3 < result['1shot'] < result['10shot'] < 1.0
+  assert result['10shot'] > 0.8  # digits are easy even from pixels
   assert 'few-shot, digits: 2 draws' in capsys.readouterr().out
-  assert run(200, devices=8, **config) == first
-  assert run(scale=2.0, **config) == first
-
-
-def test_diverged_features_are_an_error():
-  with pytest.raises(FloatingPointError, match='finite'):
-    run(shots=(1,), seeds=1, scale=float('nan'))
+  assert run(scale=2.0, **entry) == result
 
 
 def test_shots_are_not_tested():
@@ -169,15 +159,11 @@ def test_a_feature_constant_over_the_shots_counts_for_nothing():
   features, labels = problem(12, 4)
   dead = np.pad(features, [(0, 0), (0, 1)], constant_values=0.3)
   regression = fewshot.Regression(dead, labels, 3)
-  for l2 in (2.0**-10, 1.0):
-    *alive, zero, bias = regression.weights(l2)
-    without = fewshot.Regression(features, labels, 3).weights(l2)
-    np.testing.assert_allclose(zero, 0.0, atol=1e-12)
-    np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
+  *alive, zero, bias = regression.weights(1.0)
+  without = fewshot.Regression(features, labels, 3).weights(1.0)
+  np.testing.assert_allclose(zero, 0.0, atol=1e-12)
+  np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
   others = np.random.default_rng(2).normal(size=(20, 5))
-  zeros = np.zeros(20, int)
-  first, second = (
-    regression.accuracies((others * [*[100] * 4, sign], zeros), [1.0])
-    for sign in (100, -100)
-  )
-  assert first == second
+  others, labels = 100 * others, np.zeros(20, int)
+  flipped = regression.accuracies((others * [1, 1, 1, 1, -1], labels), [1.0])
+  assert regression.accuracies((others, labels), [1.0]) == flipped

@@ -9,34 +9,29 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from eval_lib import calibration, evaluator, frontier, predictions
-from eval_lib.calibration import fit_temperatures
-from tests.contexts import eval_context
+from eval_lib import calibration, frontier
+from halting.row_rules import Confidence, scale
+from tests.contexts import evaluator_of
 
 PARITY = dict(name='parity', length=10, train_examples=400, test_examples=300)
 LAYERS = (4, 8, 12)
 FLOPS = (10.0, 17.0, 25.0)
+ONES = (1.0, 1.0, 1.0)
 
 
-def recorded(rows=200, classes=3, seed=0):
-  rng = np.random.default_rng(seed)
+def recorded(rows=200, classes=3):
+  rng = np.random.default_rng(0)
   labels = rng.integers(0, classes, rows)
-  scale = np.array([0.5, 1.0, 2.0])[:, None, None]
-  logits = rng.normal(size=(3, rows, classes)) + scale * np.eye(classes)[labels]
-  return 2 * logits, labels
+  signal = np.array([0.5, 1.0, 2.0])[:, None, None] * np.eye(classes)[labels]
+  return 2 * (rng.normal(size=(3, rows, classes)) + signal), labels
 
 
-def leave(logits, labels, exits, layers=LAYERS, **options):
-  recording = frontier.Recording(logits, labels, layers, **options)
-  return recording.leave(np.array(exits))
+def leave(recording, tau, temperatures=ONES, flops=LAYERS, layers=LAYERS):
+  exits = Confidence(tau).first(scale(recording[0], temperatures))
+  return frontier.Recording(*recording, layers, flops).leave(exits)
 
 
-def confident(logits, threshold, temperatures=None):
-  heads = predictions.probabilities(logits, temperatures)
-  return predictions.confidence_exit(heads, threshold)
-
-
-def loop(logits, labels, threshold, temperatures):
+def loop(logits, labels, threshold, temperatures=ONES, flops=FLOPS):
   """The confidence rule and its measures, row by row: a `Point`."""
   table = []
   for row, label in enumerate(labels):
@@ -46,39 +41,37 @@ def loop(logits, labels, threshold, temperatures):
         break
     answer, full = logits[head, row].argmax(), logits[2, row].argmax()
     left = (head == 0, head == 1, head == 2)
-    cost = FLOPS[head] / FLOPS[-1]
+    cost = flops[head] / flops[-1]
     table.append((answer == label, LAYERS[head], cost, answer == full, *left))
-  quality, depth, flops, agreement, *shares = np.mean(table, axis=0)
-  return quality, depth, flops, agreement, pytest.approx(tuple(shares))
+  return np.mean(table, axis=0)
 
 
-@pytest.mark.parametrize('temperatures', [None, (1.5, 0.8, 2.0)])
+@pytest.mark.parametrize('temperatures', [ONES, (1.5, 0.8, 2.0)])
 @pytest.mark.parametrize('threshold', [0.0, 0.6, 0.9, 1.0])
 def test_confidence_sweep_equals_a_loop(threshold, temperatures):
-  recording = recorded()
-  scales = None if temperatures is None else np.array(temperatures)
-  exits = confident(recording[0], threshold, scales)
-  point = leave(*recording, exits, flops=FLOPS)
-  *numbers, shares = loop(*recording, threshold, temperatures or (1.0,) * 3)
-  assert point[:4] == pytest.approx(tuple(numbers))
-  assert point.shares == shares
+  point = leave(recorded(), threshold, temperatures, FLOPS)
+  expected = loop(*recorded(), threshold, temperatures)
+  assert (*point[:4], *point.shares) == pytest.approx(tuple(expected))
 
 
-def test_flops_may_differ_from_row_to_row_and_against_another_model():
+@pytest.mark.parametrize(
+  ('full_flops', 'expected'),
+  [(None, 33), (np.array([6.0, 56.0]), 62), (62.0, 124)],
+)
+def test_flops_may_differ_from_row_to_row(full_flops, expected):
   table = np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-  both = np.array([6.0, 56.0])
-  for full_flops, expected in ((None, 33), (both, 62), (62.0, 124)):
-    options = dict(flops=table, full_flops=full_flops)
-    point = leave(*recorded(rows=2), [0, 2], **options)
-    assert point.flops == pytest.approx(31 / expected)
+  recording = frontier.Recording(*recorded(2), LAYERS, table, full_flops)
+  point = recording.leave(np.array([0, 2]))
+  assert point.flops == pytest.approx(31 / expected)
 
 
 def test_regression_needs_its_own_quality():
-  point = leave(
+  recording = frontier.Recording(
     np.array([[[1.0], [2.0]], [[1.5], [2.0]]]),
-    np.array([1.5, 2.5], np.float32), [0, 0], (1, 2),
+    np.array([1.5, 2.5], np.float32), (1, 2), (1, 2),
     quality=lambda z, y: -float(np.square(z[:, 0] - y).mean()),
   )  # fmt: skip
+  point = recording.leave(np.array([0, 0]))
   assert point.quality == pytest.approx(-0.25)
   assert point.agreement == pytest.approx(1)  # correlated
 
@@ -93,8 +86,8 @@ def test_regression_needs_its_own_quality():
   ],
 )  # fmt: skip
 def test_pareto_by_hand(cost, quality, expected):
-  found = frontier.pareto(np.array(cost, float), np.array(quality, float))
-  assert found.tolist() == expected
+  on_front = frontier.pareto(np.array(cost, float), np.array(quality, float))
+  assert on_front.tolist() == expected
 
 
 def outputs(variables, batch):
@@ -113,9 +106,9 @@ VARIABLES = {'scale': jnp.float32(1.0)}
 
 
 def build(workdir='', **entry):
-  context = eval_context(PARITY, jax.jit(outputs), 128, workdir)
-  entry = dict(type='frontier', split='test') | entry
-  return evaluator.build('tau', entry, context)
+  context = dict(outputs=jax.jit(outputs), workdir=workdir, batch_size=128)
+  entry = dict(split='test') | entry
+  return evaluator_of('frontier', PARITY, context, **entry)
 
 
 def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
@@ -127,15 +120,14 @@ def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   names = ['accuracy', 'depth', 'depth_share', 'agreement']
   expected = {'accuracy_full': 1.0}
   for threshold, row in zip(('0.8', '0.85', '0.9', '0.95'), table, strict=True):
-    numbers = loop(np.float64(logits), labels, float(threshold), (1.0,) * 3)
-    found = dict(zip(names, numbers, strict=False))
-    found['depth_share'] = found['depth'] / LAYERS[-1]
-    expected |= {f'{name}_tau_{threshold}': x for name, x in found.items()}
+    numbers = loop(np.float64(logits), labels, float(threshold), flops=LAYERS)
+    measures = dict(zip(names, numbers, strict=False))
+    expected |= {f'{name}_tau_{threshold}': x for name, x in measures.items()}
     shares = [f'exit_{layer}' for layer in LAYERS]
     assert list(row) == ['rule', 'value', *names, *shares]
     assert (row['rule'], row['value']) == ('confidence', threshold)
     read = {name: float(row[name]) for name in names}
-    assert read == pytest.approx(found, rel=1e-5)
+    assert read == pytest.approx(measures, rel=1e-5)
   for layer, head in zip(LAYERS, logits, strict=True):
     right = np.mean(head.argmax(-1) == labels)
     expected[f'accuracy_layer_{layer}'] = right
@@ -144,67 +136,38 @@ def test_evaluator_sweeps_and_writes_a_csv(tmp_path):
   assert 4.0 < result['depth_tau_0.9'] < 12.0
 
 
-def test_evaluator_reports_the_main_number_of_the_task_and_sorts(tmp_path):
-  built = build(tmp_path, task='qqp', thresholds=(0.9, 0.5, 0.9))
-  result = built.run(VARIABLES)
-  heads = {f'f1_head_{number}' for number in (1, 2, 3)}
-  assert set(result) == {'f1_full'} | heads | {
-    f'{name}_tau_{tau}'
-    for name in ('f1', 'depth', 'depth_share', 'agreement')
-    for tau in ('0.5', '0.9')
-  }
-  assert result['f1_full'] == 1.0
-  # All leave at the first of three heads, which are counted without layers.
-  assert result['depth_tau_0.5'] == 1.0
-  assert result['depth_share_tau_0.5'] == pytest.approx(1 / 3)
-  header = (tmp_path / 'frontier.csv').read_text().split()[0]
-  assert header.startswith('rule,value,f1,depth,depth_share,agreement,')
+def depth(built, temperatures, tau=0.9):
+  """The depth of the evaluator's rows, by the rule that serves."""
+  recording = built.heads('split', VARIABLES)
+  return leave(recording, tau, temperatures, layers=(1, 2, 3)).depth
 
 
-def test_evaluator_fits_temperatures_on_another_split(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  plain = build(thresholds=(0.9,))
-  scaled = build(thresholds=(0.9,), calibration_split='train')
-  temperatures = fit_temperatures(*scaled.heads('calibration_split', VARIABLES))
-  assert temperatures[0] > 1.2  # the first head is over-confident
-  logits, labels = scaled.heads('split', VARIABLES)
-  exits = confident(logits, 0.9, temperatures)
-  expected = leave(logits, labels, exits, (1, 2, 3))
-  depth = scaled.run(VARIABLES)['depth_tau_0.9']
-  assert depth == expected.depth > plain.run(VARIABLES)['depth_tau_0.9']
-  assert not list(tmp_path.iterdir())  # nothing is written without a workdir
-
-
-def test_frontier_writes_the_temperatures_that_serve(tmp_path):
+def test_frontier_fits_and_writes_the_temperatures_that_serve(tmp_path):
   built = build(tmp_path, thresholds=(0.9,), calibration_split='train')
-  found = built.run(VARIABLES)['depth_tau_0.9']
-  logits, labels = built.heads('split', VARIABLES)
+  plain = build(thresholds=(0.9,)).run(VARIABLES)
+  result = built.run(VARIABLES)
   served = calibration.CalibrationFile(str(tmp_path)).temperatures(3)
-  assert served[0] > 1.2
-  exits = confident(logits, 0.9, np.array(served))
-  assert found == leave(logits, labels, exits, (1, 2, 3)).depth
+  assert served[0] > 1.2  # the first head is over-confident
+  fitted = built.heads('calibration_split', VARIABLES)
+  assert [*served] == calibration.fit_temperatures(*fitted).tolist()
+  assert result['depth_tau_0.9'] == depth(built, served)
+  assert result['depth_tau_0.9'] > plain['depth_tau_0.9']
 
 
 def test_frontier_reads_the_temperatures_that_serve(tmp_path):
   content = {'temperatures': [3.0, 1.0, 1.0], 'calibration_split': 'train'}
   content['parameters'] = calibration.fingerprint(VARIABLES)
-  (tmp_path / 'calibration.json').write_text(json.dumps(content))
-  for given in ({}, {'calibration_split': 'train'}):
-    built = build(tmp_path, thresholds=(0.6,), **given)
-    logits, labels = built.heads('split', VARIABLES)
-    exits = confident(logits, 0.6, np.array([3.0, 1.0, 1.0]))
-    found = built.run(VARIABLES)['depth_tau_0.6']
-    assert found == leave(logits, labels, exits, (1, 2, 3)).depth
+  path = tmp_path / 'calibration.json'
+  path.write_text(json.dumps(content))
+  for entry in ({}, {'calibration_split': 'train'}):
+    built = build(tmp_path, thresholds=(0.6,), **entry)
+    result = built.run(VARIABLES)['depth_tau_0.6']
+    assert result == depth(built, [3.0, 1.0, 1.0], 0.6)
   with pytest.raises(ConfigError, match='no temperature was fitted to'):
     build(tmp_path, split='train').run(VARIABLES)
   other = {'scale': jnp.float32(0.5)}
   with pytest.raises(ConfigError, match='--evals=calibration'):
     build(tmp_path).run(other)
   build(tmp_path, calibration_split='train').run(other)
-  content = json.loads((tmp_path / 'calibration.json').read_text())
+  content = json.loads(path.read_text())
   assert content['parameters'] == calibration.fingerprint(other)
-
-
-def test_layers_must_fit_the_heads():
-  with pytest.raises(ConfigError, match='layers: expected 3 layers'):
-    build(layers=(4, 12)).run(VARIABLES)

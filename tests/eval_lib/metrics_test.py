@@ -40,32 +40,20 @@ def expected(kind, data):
 
 
 @each_kind
-def test_every_merge_order_equals_numpy(kind):
-  data = list(batches([6, 1, 0, 4]))
+def test_every_merge_equals_numpy(kind):
+  data = list(batches([3, 6, 0, 1]))
+  want = expected(kind, data)
   states = [kind.from_values(*pair) for pair in data]
   for a, b, c, d in itertools.permutations(states):
     chain = a.merge(b).merge(c).merge(d).compute()
     tree = a.merge(b).merge(c.merge(d)).compute()
-    want = expected(kind, data)
     np.testing.assert_allclose([chain, tree], want, rtol=1e-5)
-
-
-@each_kind
-def test_scan_host_reduction_and_shards_equal_numpy(kind):
-  data = list(batches([3, 6, 0, 2]))
   stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *data)
-
-  @jax.jit
-  def run(stacked):
-    _, states = jax.lax.scan(
-      lambda carry, pair: (carry, kind.from_values(*pair)), 0, stacked
-    )
-    return states, states.reduce()
-
-  states, reduced = run(stacked)
-  want = expected(kind, data)
-  np.testing.assert_allclose(reduced.compute(), want, rtol=1e-5)
-  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), states)
+  scanned = jax.jit(lambda stacked: jax.lax.scan(
+    lambda carry, pair: (carry, kind.from_values(*pair)), 0, stacked
+  )[1])(stacked)  # fmt: skip
+  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), scanned)
+  np.testing.assert_allclose(scanned.reduce().compute(), want, rtol=1e-5)
   np.testing.assert_allclose(wide.reduce().compute(), want, rtol=1e-6)
   # Any number of axes, split over devices.
   rows = jax.tree.map(lambda x: x.reshape(8, 3), stacked)
@@ -105,7 +93,6 @@ def test_union_is_the_share_of_flags_seen():
   assert first.compute() == 0.5
   assert first.merge(metrics.Union(flags[0])).compute() == 0.5
   assert first.merge(metrics.Union(flags[2])).compute() == 1.0
-  assert metrics.Union(flags).reduce().compute() == 1.0
 
 
 def test_metrics_of_clu_merge_too():

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, InvalidDataError
+from core.errors import InvalidDataError
 from core.fields import accepts
-from eval_lib import predictions
+from eval_lib import heads, predictions
+from halting.row_rules import Confidence
 
 HEADS, CLASSES = 2, 3
 
@@ -47,9 +48,9 @@ def outputs(variables, batch):
   return {'logits': total * heads * scale, 'length': batch['length']}
 
 
-def collect(dataset, scale=1.0, function=outputs):
+def collect(dataset, scale=1.0):
   variables = {'scale': jnp.float32(scale)}
-  return predictions.collect(dataset, variables, jax.jit(function))
+  return predictions.collect(dataset, variables, jax.jit(outputs))
 
 
 @pytest.mark.parametrize(('rows', 'batch_size'), [(11, 4), (8, 4), (5, 16)])
@@ -72,37 +73,19 @@ def test_padding_with_nan_is_dropped_but_nan_in_a_row_is_an_error():
     collect(Buckets(5), scale=float('nan'))
 
 
-def test_empty_split_and_ragged_rows_are_errors():
+def test_an_empty_split_is_an_error():
   with pytest.raises(InvalidDataError, match='no example'):
     collect(Buckets(0))
-
-  def ragged(variables, batch):
-    return {**outputs(variables, batch), 'states': batch['tokens']}
-
-  with pytest.raises(ValueError, match='must match exactly'):
-    collect(Buckets(11), function=ragged)
-
-
-def test_probabilities_by_hand():
-  logits = np.log([[[1.0, 3.0]], [[1.0, 9.0]]])
-  plain = predictions.probabilities(logits)
-  np.testing.assert_allclose(plain, [[[0.25, 0.75]], [[0.1, 0.9]]])
-  scaled = predictions.probabilities(logits, np.array([1.0, 2.0]))
-  np.testing.assert_allclose(scaled, [[[0.25, 0.75]], [[0.25, 0.75]]])
-  huge = predictions.probabilities(np.array([[[1e4, -1e4]]]))
-  np.testing.assert_array_equal(huge, [[[1.0, 0.0]]])
 
 
 def test_confidence_rounds_as_it_does_when_serving():
   # A margin of 17 nats is a probability of 1 in float32, not in float64.
   logits = np.array([[[17.0, 0.0]], [[0.0, 0.0]]])
-  for dtype, expected in ((np.float32, 0), (np.float64, 1)):
-    heads = predictions.probabilities(logits.astype(dtype), np.ones(2))
-    assert heads.dtype == dtype
-    assert predictions.confidence_exit(heads, 1.0) == [expected]
+  for dtype, head in ((np.float32, 0), (np.float64, 1)):
+    assert Confidence(1.0).first(logits.astype(dtype)) == [head]
   # A threshold that float32 cannot hold is met by its nearest number.
-  tenth = np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32)
-  assert predictions.confidence_exit(tenth, 0.9) == [0]
+  tenth = np.log(np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32))
+  assert Confidence(0.9).first(tenth) == [0]
 
 
 def test_hidden_labels_are_refused():
@@ -113,12 +96,8 @@ def test_hidden_labels_are_refused():
     predictions.check_labels(np.array([3]), 2, 'dev')
 
 
-def test_heads_have_names_and_layers():
-  assert predictions.head_layers((4, 12), 2) == {'layer_4': 4, 'layer_12': 12}
-  assert predictions.head_layers((), 2) == {'head_1': 1, 'head_2': 2}
-  with pytest.raises(ConfigError, match='layers: expected 3 layers'):
-    predictions.head_layers((4, 12), 3)
+def test_layers_ascend():
   for legal in ((), (4,), (2, 4, 12)):
-    assert accepts(predictions.Layers, legal)
+    assert accepts(heads.Layers, legal)
   for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
-    assert not accepts(predictions.Layers, illegal)
+    assert not accepts(heads.Layers, illegal)

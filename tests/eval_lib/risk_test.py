@@ -6,8 +6,9 @@ import scipy.stats
 from sklearn.metrics import f1_score
 
 from benchmarks import risk_peers
-from eval_lib import predictions, risk
+from eval_lib import risk
 from eval_lib.risk import Grid, Variant
+from halting.row_rules import Confidence
 
 DRAWS, DELTA = 200, 0.1
 # A method that fails with probability delta in a draw stays within this number
@@ -27,7 +28,7 @@ def population(rows, classes=2, seed=0):
 
 def variant(logits, price=1.0, **changes):
   cost = np.tile(price * np.arange(1.0, len(logits) + 1), (logits.shape[1], 1))
-  return Variant(changes, predictions.probabilities(logits), cost)
+  return Variant(changes, logits, cost)
 
 
 @pytest.mark.parametrize(
@@ -130,18 +131,18 @@ def test_losses_by_hand():
 def test_the_bound_of_f1_is_of_one_minus_f1():
   logits, labels = population(5000)
   grid = risk.build_grid([variant(logits)], labels, 'f1', 0.3)
-  heads, rng = predictions.probabilities(logits), np.random.default_rng(0)
-  whole, below, bounds = heads[-1].argmax(-1), 0, []
+  answers, rng = logits.argmax(-1), np.random.default_rng(0)
+  whole, below, bounds = answers[-1], 0, []
   for _ in range(DRAWS):
     rows = rng.integers(5000, size=400)
     best, bound = risk.choose(grid.take(rows), 'f1', 'sequence', 0.3, DELTA)
-    exits = predictions.confidence_exit(heads, grid.thresholds[best])
-    answers = heads.argmax(-1)[exits, np.arange(5000)]
-    losses = 1 - f1_score(whole, answers)
+    exits = Confidence(grid.thresholds[best]).first(logits)
+    left = answers[exits, np.arange(5000)]
+    losses = 1 - f1_score(whole, left)
     below += bound < losses
     bounds.append(bound - losses)
-    found = risk.mean_risk('f1', grid.losses[rows, best])
-    assert found == pytest.approx(1 - f1_score(whole[rows], answers[rows]))
+    mean = risk.mean_risk('f1', grid.losses[rows, best])
+    assert mean == pytest.approx(1 - f1_score(whole[rows], left[rows]))
   assert below <= ALLOWED
   assert 0 < np.median(bounds) < 0.1  # not by being useless
 

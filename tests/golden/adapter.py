@@ -1,11 +1,14 @@
 """Shipped configurations at a small size, and the program as records use it.
 
-Only this file depends on names of the program. Names that were others when the
-records were made are translated here.
+Only this file and the overrides of `subjects.txt` depend on names of the
+program.
 """
 
 import contextlib
 import dataclasses
+import itertools
+import pathlib
+import re
 import zlib
 from typing import Any
 from unittest import mock
@@ -40,9 +43,16 @@ FINE_TUNED = [
   *ALBERT, 'dataset.max_length=32', 'dataset.length_buckets=16,32',
   'dataset.tokenizer={vocabulary}',
 ]  # fmt: skip
-GLUE_TASKS = (
-  'cola', 'sst2', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
-)  # fmt: skip
+GROUPS = {
+  '@eat': [*EAT, 'dataset.max_length=32'],
+  '@albert': ALBERT,
+  '@tuned': FINE_TUNED,
+  '@vit': [
+    'dataset.image_size=32', 'model.width=24', 'model.num_heads=3',
+    'model.mlp_dim=32',
+  ],
+}  # fmt: skip
+SUBJECTS = pathlib.Path(__file__).parent / 'subjects.txt'
 
 # Options of serving by subject, each mechanism that is served: some of the rows
 # leave early, and some do not.
@@ -56,18 +66,12 @@ SERVED: dict[str, dict[str, Any]] = {
   'eat stsb exits': {'tolerance': 0.6},
   'eat mnli': {'rule': 'margin', 'tau': 0.24},
   'eat labels': {'tau': 0.88},
-  'eat sst2 dense': {},
   'albert sst2': {'iterations': 2},
   'albert sst2 ponder_net': {'iterations': 6},
   'albert tree_depth': {'iterations': 3},
-  'parity adatape': {},
-  'parity ut': {},
-  'digits learn': {},
-  'digits input': {},
-  'digits vit': {},
-  'image_folder ponder': {},
-  'table1 uvit': {},
-  'table6 avit': {},
+  'eat sst2 dense': {}, 'parity adatape': {}, 'parity ut': {},
+  'digits learn': {}, 'digits input': {}, 'digits vit': {},
+  'image_folder ponder': {}, 'table1 uvit': {}, 'table6 avit': {},
 }  # fmt: skip
 # Back ends and rows of a batch.
 ENGINES = ('xla', 4), ('onnxruntime', 1), ('onnxruntime', 4)
@@ -75,118 +79,11 @@ ENGINES = ('xla', 4), ('onnxruntime', 1), ('onnxruntime', 4)
 
 def configs() -> dict[str, tuple[str, list[str]]]:
   """Flag and overrides of every shipped config, by the subject's name."""
-  table: dict[str, tuple[str, list[str]]] = {}
-  for model in ('adatape', 'transformer', 'ut'):
-    flag = f'configs/adatape/parity.py:n=8,model={model}'
-    lower = ['model.threshold=1.2'] * (model == 'adatape')
-    table[f'parity {model}'] = flag, lower
-    size = ['model.width=24', 'model.mlp_dim=32']
-    size.append('model.max_steps=6' if model == 'ut' else 'model.depth=2')
-    flag = f'configs/adatape/parity.py:size=paper,n=8,model={model}'
-    table[f'parity_paper {model}'] = flag, size
-  table['quick start'] = 'configs/adatape/quick_start.py', []
-  folder = 'configs/adatape/images.py:root={images},size=32,variant=Ti/16'
-  for model in ('learn', 'input', 'vit'):
-    table[f'digits {model}'] = f'configs/adatape/digits.py:model={model}', []
-    small = ['model.depth=2']
-    small += ['model.bank_size=60'] * (model == 'learn')
-    small += ['model.bank_patch_size=4'] * (model == 'input')
-    table[f'image_folder {model}'] = f'{folder},model={model}', small
-  table |= _tables(f'{folder},model=')
-  for name, arguments, overrides in (
-    ('parity', '', []), ('logic', 'rule=straight_through', []),
-    ('addition', 'rule=skip', ['dataset.digits=2']),
-    ('sort', 'rule=fixed,cell=gru', ['dataset.length=3']),
-    ('sparse_parity', '', []),
-    ('parity', 'cell=lstm', ['dataset.placement=scattered']),
-  ):  # fmt: skip
-    cell = ' lstm' if 'lstm' in arguments else ''
-    flag = f'configs/recurrent_act/graves.py:task={name},{arguments}'
-    small = ['dataset.test_examples=16', 'model.width=16', *overrides]
-    table[f'recurrent {name}{cell}'] = flag, small
-  common = (
-    'configs/eat/glue.py:data={glue},vocabulary={vocabulary},variant=tiny,task='
-  )
-  eat = [*EAT, 'dataset.max_length=32']
-  for task in GLUE_TASKS:
-    paper = f'{common}{task},recipe=paper'
-    table[f'eat {task}'] = paper, [*eat, 'model.window=4']
-  for model in ('dense', 'student'):
-    table[f'eat sst2 {model}'] = f'{common}sst2,model={model}', eat
-  table['eat sst2 pe'] = f'{common}sst2,parts=pe,recipe=paper', eat
-  table['eat sst2 mean'] = f'{common}sst2,parts=pe,exits=1-2', eat
-  deep = common.replace('tiny', 'mini')
-  for task, parts in (('sst2', 'pe'), ('stsb', 'pwe')):
-    flag = f'{deep}{task},parts={parts},exits=1-2-3'
-    table[f'eat {task} exits'] = flag, eat
-  flag = 'configs/eat/tags.py:data={tags},vocabulary={vocabulary},variant=tiny'
-  table['eat tags'] = flag, eat
-  table['eat labels'] = (
-    'configs/eat/labels.py:data={probing},vocabulary={vocabulary},variant=tiny,'
-    'name=past_present,recipe=paper',
-    [*eat, 'model.window=4'],
-  )
-  for task in GLUE_TASKS:
-    flag = f'configs/albert_act/glue.py:task={task},data={{glue}}'
-    table[f'albert {task}'] = flag, FINE_TUNED
-  glue = 'configs/albert_act/glue.py:task=sst2,data={glue}'
-  for halting in ('fixed', 'ponder_net'):
-    longer = ['model.epsilon=0.01'] * (halting == 'ponder_net')
-    flag = f'{glue},halting={halting}'
-    table[f'albert sst2 {halting}'] = flag, [*FINE_TUNED, *longer]
-  probing = 'configs/albert_act/probing.py:data={probing},task='
-  table['albert past_present'] = probing + 'past_present', FINE_TUNED
-  table['albert tree_depth'] = (
-    probing + 'tree_depth,halting=straight_through',
-    [*FINE_TUNED, 'loss.ponder_weight=0.1'],
-  )
-  pretrain = (
-    'configs/albert_act/pretrain.py:corpus={corpus},variant=micro,length=32'
-  )
-  for halting in ('act', 'straight_through', 'fixed', 'bert'):
-    tau = 0.0 if halting in ('fixed', 'bert') else 0.01
-    table[f'albert pretrain {halting}'] = (
-      f'{pretrain},halting={halting}', [*ALBERT, f'loss.ponder_weight={tau}']
-    )  # fmt: skip
-  return table
-
-
-def _tables(folder: str) -> dict[str, tuple[str, list[str]]]:
-  """Rows of AdaTape's tables on small images, and further models of them."""
-  size = ['dataset.image_size=32', 'model.width=24', 'model.num_heads=3']
-  size.append('model.mlp_dim=32')
-  shared = [*size, 'model.max_steps=3']
-  size.append('model.depth=2')
-  records, narrow = [*size, 'dataset.num_classes=5'], 'model.query_dim=8'
-  # Two rows that are mixed on each of 8 devices.
-  images = [*size, 'batch_size=16', 'evals.test.split=test']
-  table = {
-    f'image_folder {model}': (folder + model, shared)
-    for model in ('u2t', 'ponder')
-  }
-  for name, arguments, overrides in (
-    ('table1 learn', 'model=learn', [*records, narrow, 'model.bank_size=60']),
-    ('table1 uvit', 'model=uvit', records),
-    ('table2 neither', 'model=input,ablation=content', records),
-    ('table6 input', 'model=input', [
-      *images, narrow, 'model.bank_patch_size=4'
-    ]),
-    ('table6 deit', 'model=deit', images),
-    ('table6 avit', 'model=avit', images),
-    ('table7 3ffn', 'model=3ffn', records),
-  ):  # fmt: skip
-    data = 'data={records},fewshot=none,variant=B/16'
-    file = 'jft'
-    if name.startswith('table6'):
-      file, data = 'imagenet', 'root={images}'
-    table[name] = f'configs/adatape/{file}.py:{data},{arguments}', overrides
-  table['vit imagenet'] = (
-    'configs/vit/imagenet.py:root={images},variant=Ti/16',
-    [*images, 'dtype=float32'],
-  )
-  photographs = 'configs/adatape/photographs.py:root={images},model='
-  for model in ('learn', 'uvit', 'avit'):
-    table[f'photographs {model}'] = photographs + model, []
+  table = {}
+  for line in SUBJECTS.read_text().splitlines()[1:]:
+    name, flag, *words = re.split('  +', line)
+    items = (GROUPS.get(item, [item]) for item in ' '.join(words).split())
+    table[name] = flag, [*itertools.chain(*items)]
   return table
 
 
@@ -204,7 +101,7 @@ def load(flag: str, overrides: list[str], folders: dict[str, str]) -> Any:
 
 
 def fixed_parameters(config: Any) -> Any:
-  """Returns a context in which the task begins with those of `fill`."""
+  """Returns a context in which the task begins with those of `filled`."""
   kind = registry.locate(config.task, 'task')
   original = kind.init
 
@@ -215,19 +112,15 @@ def fixed_parameters(config: Any) -> Any:
 
 
 def filled(init: Any, rng: Any) -> tuple[Any, Any]:
-  """(params of `fill`, model state) of the `init` of a task."""
-  params, _ = jax.eval_shape(init, rng)
-  return fill(params), jax.jit(lambda rng: init(rng)[1])(rng)
-
-
-def fill(params: Any) -> Any:
-  """Parameters drawn by NumPy from the path and shape of each."""
+  """(parameters drawn by NumPy, model state) of the `init` of a task."""
 
   def leaf(path, value):
     values = draw(parameter_name(path), value.shape)
     return jax.numpy.asarray(values, value.dtype)
 
-  return jax.tree_util.tree_map_with_path(leaf, params)
+  params, _ = jax.eval_shape(init, rng)
+  state = jax.jit(lambda rng: init(rng)[1])(rng)
+  return jax.tree_util.tree_map_with_path(leaf, params), state
 
 
 def parameter_name(path: Any) -> str:
@@ -236,7 +129,6 @@ def parameter_name(path: Any) -> str:
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """Values of one parameter."""
   noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
   last = name.rpartition('/')[2]
   if 'score/' in name:  # of halting: steps differ between tokens
@@ -251,13 +143,11 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def parameter_shapes(params: Any) -> dict[str, list[int]]:
-  """Shape of each parameter by its name."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   return {parameter_name(path): list(leaf.shape) for path, leaf in leaves}
 
 
 def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
-  """(task, first batch of training)."""
   dataset = build.build_dataset(config)
   task = build.build_task(config, dataset.info)
   with contextlib.closing(dataset.batches()) as batches:
@@ -265,12 +155,11 @@ def first_batch(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def initial_parameters(task: Any) -> tuple[Any, Any]:
-  """(params, model state) without boxes, as `fill` draws them."""
+  """(params, model state) without boxes, as `filled` draws them."""
   return nn.unbox(filled(task.init, jax.random.key(0)))
 
 
 def logits(task: Any, params: Any, state: Any, batch: Any) -> Any:
-  """Logits of a batch: arrays by name."""
   if 'mlm_positions' in batch:
     return dict(task.apply(params, state, batch)[0])
   values, out = task.apply(params, state, batch)

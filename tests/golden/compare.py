@@ -6,7 +6,6 @@ prints a table with a row of each kind of quantity, then every quantity whose
 difference rounding does not explain.
 """
 
-import argparse
 import collections
 import functools
 import json
@@ -39,27 +38,20 @@ class Row(NamedTuple):
 
   @property
   def is_different(self) -> bool:
-    """Whether the difference is larger than that of rounding."""
     return not self.difference <= limit()
 
 
 def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
-  """Rows of every quantity of every record of the two directories."""
+  names = {p.name for root in (before, after) for p in root.glob('*.json')}
   rows = []
-  files = {
-    path.name for root in (before, after) for path in root.glob('*.json')
-  }
-  for name in sorted(files):
-    records = (
-      json.loads(path.read_text()) if path.exists() else {}
-      for path in (before / name, after / name)
-    )
+  for name in sorted(names):
+    paths = before / name, after / name
+    records = [json.loads(p.read_text()) if p.exists() else {} for p in paths]
     rows += compare_records(name.removesuffix('.json'), *records)
   return rows
 
 
 def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
-  """Rows of one record."""
   before, after = dict(quantities(old)), dict(quantities(new))
   return [
     Row(subject, name, difference(before.get(name), after.get(name)))
@@ -80,12 +72,10 @@ def difference(old: Any, new: Any) -> float:
   """The largest difference of numbers, relative to those above 1."""
   if type(old) is not type(new):
     return math.inf
-  if isinstance(old, list):
-    if len(old) != len(new):
-      return math.inf
+  if isinstance(old, list) and len(old) == len(new):
     return max(map(difference, old, new), default=0.0)
-  if isinstance(old, float):
-    return abs(old - new) / max(1.0, abs(old)) if old != new else 0.0
+  if isinstance(old, float) and old != new:
+    return abs(old - new) / max(1.0, abs(old))
   return 0.0 if old == new else math.inf
 
 
@@ -106,7 +96,6 @@ def format_kinds(rows: list[Row]) -> str:
 
 
 def format_rows(rows: list[Row]) -> str:
-  """What differs."""
   return '\n'.join(
     f'{row.subject:28} {row.difference:9.1e}  {row.quantity}'
     for row in rows
@@ -114,17 +103,13 @@ def format_rows(rows: list[Row]) -> str:
   )
 
 
-def main(argv: list[str]) -> int:
+def main(before: str, after: str) -> int:
   """Prints the table; returns 1 if a quantity differs."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('before', type=pathlib.Path)
-  parser.add_argument('after', type=pathlib.Path)
-  arguments = parser.parse_args(argv)
-  rows = compare(arguments.before, arguments.after)
+  rows = compare(pathlib.Path(before), pathlib.Path(after))
   different = format_rows(rows)
   print(format_kinds(rows), different, sep='\n')
   return int(bool(different))
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main(*sys.argv[1:]))

@@ -41,16 +41,12 @@ TIMES = ('seconds', 'share_waiting', 'steps_this_process')
 
 def rounded(values: Any) -> Any:
   """Numbers with nine digits, which is what float32 has; others as they are."""
-  if isinstance(values, dict):
-    return {key: rounded(value) for key, value in values.items()}
-  if isinstance(values, (list, tuple)):
-    return [rounded(value) for value in values]
-  if values is None or isinstance(values, (str, bool)):
-    return values
-  array = np.asarray(values, np.float64)
-  if array.ndim:
-    return [rounded(item) for item in array]
-  return float(f'{float(array):.9g}')
+
+  def number(digits: str) -> float:
+    return float(f'{float(digits):.9g}')
+
+  text = json.dumps(values, default=lambda x: np.asarray(x, float).tolist())
+  return json.loads(text, parse_float=number, parse_int=number)
 
 
 def record_config(
@@ -65,17 +61,16 @@ def record_config(
     result = trainer.train(config, str(workdir))
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   rows = [row for row in map(json.loads, lines) if 'train/loss' in row]
-  record['losses'] = [rounded(row['train/loss']) for row in rows]
-  record['last step'] = {
-    key: rounded(value)
-    for key, value in rows[-1].items()
-    if key.startswith('train/')
-  }
-  record['result'] = {
-    key: rounded(value)
-    for key, value in result.items()
-    if isinstance(value, (int, float)) and not key.startswith(TIMES)
-  }
+  record['losses'] = rounded([row['train/loss'] for row in rows])
+  last = {key: v for key, v in rows[-1].items() if key.startswith('train/')}
+  record['last step'] = rounded(last)
+  record['result'] = rounded(
+    {
+      key: value
+      for key, value in result.items()
+      if isinstance(value, (int, float)) and not key.startswith(TIMES)
+    }
+  )
   return record
 
 
@@ -103,29 +98,26 @@ def record_model(config: Any, name: str) -> dict[str, Any]:
     items = adapter.items_of(batch)[:ITEMS]
     answers = adapter.answers(task, params, state, name, items)
     record['answers'] = rounded(answers)
-  rows = jax.tree.map(jax.numpy.asarray, rows)
-  costs = adapter.costs(task, params, state, rows)
-  logits = adapter.logits(task, params, state, rows)
-  loss, norm = adapter.loss_and_gradient(task, params, state, rows)
-  return record | {
-    'costs': {key: digest(np.asarray(v)) for key, v in costs.items()},
-    'logits': {key: digest(np.asarray(v)) for key, v in logits.items()},
-    'loss of rows': rounded(loss),
-    'gradient norm': rounded(norm),
+  case = task, params, state, jax.tree.map(jax.numpy.asarray, rows)
+  loss, norm = adapter.loss_and_gradient(*case)
+  arrays = {'costs': adapter.costs(*case), 'logits': adapter.logits(*case)}
+  record |= {
+    kind: {name: digest(np.asarray(x)) for name, x in values.items()}
+    for kind, values in arrays.items()
   }
+  return record | rounded({'loss of rows': loss, 'gradient norm': norm})
 
 
 def digest(values: np.ndarray) -> Any:
   """The values; of more than 64, some and the moments of all."""
   if values.size <= 64:
     return rounded(values)
-  flat = values.ravel()
-  some = flat[:: -(-flat.size // 32)]
+  flat = values.ravel().astype(np.float64)
   return {
     'shape': list(values.shape),
-    'some': rounded(some),
-    'mean': rounded(flat.mean(dtype=np.float64)),
-    'rms': rounded(np.sqrt(np.square(flat, dtype=np.float64).mean())),
+    'some': rounded(flat[:: -(-flat.size // 32)]),
+    'mean': rounded(flat.mean()),
+    'rms': rounded(np.sqrt(np.square(flat).mean())),
   }
 
 

@@ -13,67 +13,59 @@ WORDS = [f'w{number}' for number in range(40)]
 VOCABULARY = [*SPECIAL, '.', '##a', *WORDS]
 
 # Columns of each GLUE task, and its labels.
+PAIR = 'sentence1', 'sentence2'
 GLUE = {
-  'cola': (('sentence',), ('0', '1')),
-  'sst2': (('sentence',), ('0', '1')),
-  'mrpc': (('sentence1', 'sentence2'), ('0', '1')),
-  'qqp': (('question1', 'question2'), ('0', '1')),
-  'stsb': (('sentence1', 'sentence2'), ('0.5', '2.25', '4.75')),
-  'mnli': (('premise', 'hypothesis'), ('0', '1', '2')),
-  'qnli': (('question', 'sentence'), ('0', '1')),
-  'rte': (('sentence1', 'sentence2'), ('0', '1')),
-  'wnli': (('sentence1', 'sentence2'), ('0', '1')),
-}
+  'cola': (('sentence',), '01'), 'sst2': (('sentence',), '01'),
+  'mrpc': (PAIR, '01'), 'qqp': (('question1', 'question2'), '01'),
+  'stsb': (PAIR, ('0.5', '2.25', '4.75')),
+  'mnli': (('premise', 'hypothesis'), '012'),
+  'qnli': (('question', 'sentence'), '01'), 'rte': (PAIR, '01'),
+  'wnli': (PAIR, '01'),
+}  # fmt: skip
 # Labels of probing tasks; the others have numbers.
 PROBING = {
-  'past_present': ('PAST', 'PRES'),
-  'subj_number': ('NN', 'NNS'),
-  'obj_number': ('NN', 'NNS'),
-  'tree_depth': ('5', '6', '7'),
-  'bigram_shift': ('I', 'O'),
-  'coordination_inversion': ('I', 'O'),
-  'odd_man_out': ('C', 'O'),
-  'sentence_length': ('0', '1', '2'),
-  'top_constituents': ('NP_VP_.', 'VP_.', 'OTHER'),
+  'past_present': ('PAST', 'PRES'), 'subj_number': ('NN', 'NNS'),
+  'obj_number': ('NN', 'NNS'), 'tree_depth': '567', 'bigram_shift': 'IO',
+  'coordination_inversion': 'IO', 'odd_man_out': 'CO',
+  'sentence_length': '012', 'top_constituents': ('NP_VP_.', 'VP_.', 'OTHER'),
   'word_content': ('w1', 'w2', 'w3'),
-}
+}  # fmt: skip
 ROWS = 48  # of every text task's train split
 
 
+def write_lines(path: pathlib.Path, lines: list[str]) -> None:
+  """Writes a text file, and the folders above it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text('\n'.join(lines) + '\n')
+
+
 def sentence(rng, longest: int = 12) -> str:
-  """A sentence of random words."""
   return ' '.join(rng.choice(WORDS, rng.integers(2, longest + 1)))
 
 
 def write_vocabulary(root: pathlib.Path) -> pathlib.Path:
-  """Writes vocab.txt; returns the directory."""
-  folder = root / 'vocabulary'
-  folder.mkdir(parents=True)
-  (folder / 'vocab.txt').write_text('\n'.join(VOCABULARY) + '\n')
-  return folder
+  """Writes vocab.txt; returns the directory, as all functions below."""
+  write_lines(root / 'vocabulary/vocab.txt', VOCABULARY)
+  return root / 'vocabulary'
 
 
 def write_glue(root: pathlib.Path) -> pathlib.Path:
   """Writes `<task>/{train,dev}.tsv` with named columns."""
-  folder = root / 'glue'
   for number, (task, (columns, labels)) in enumerate(GLUE.items()):
     rng = np.random.default_rng(number)
-    (folder / task).mkdir(parents=True)
     for split in ('train', 'dev'):
       lines = ['\t'.join([*columns, 'label'])]
       for row in range(ROWS):
         texts = [sentence(rng) for _ in columns]
         lines.append('\t'.join([*texts, labels[row % len(labels)]]))
       matched = '_matched' if (task, split) == ('mnli', 'dev') else ''
-      file = folder / task / f'{split}{matched}.tsv'
-      file.write_text('\n'.join(lines) + '\n')
-  return folder
+      write_lines(root / 'glue' / task / f'{split}{matched}.tsv', lines)
+  return root / 'glue'
 
 
 def write_tags(root: pathlib.Path) -> pathlib.Path:
   """Writes `{train,dev}.conll` of words and names of persons or places."""
-  folder, rng = root / 'tags', np.random.default_rng(0)
-  folder.mkdir(parents=True)
+  rng = np.random.default_rng(0)
   for split in ('train', 'dev'):
     lines = []
     for row in range(ROWS):
@@ -81,23 +73,21 @@ def write_tags(root: pathlib.Path) -> pathlib.Path:
       tags = [f'B-{kind}', f'I-{kind}', *'O' * 12]
       words = sentence(rng).split()
       lines += [*map(' '.join, zip(words, tags, strict=False)), '']
-    (folder / f'{split}.conll').write_text('\n'.join(lines) + '\n')
-  return folder
+    write_lines(root / f'tags/{split}.conll', lines)
+  return root / 'tags'
 
 
 def write_probing(root: pathlib.Path) -> pathlib.Path:
   """Writes SentEval's `<task>.txt`."""
-  folder = root / 'probing'
-  folder.mkdir(parents=True)
   for number, (task, labels) in enumerate(PROBING.items()):
     rng = np.random.default_rng(number)
-    lines = []
-    for split, rows in (('tr', ROWS), ('va', 12), ('te', 12)):
-      for row in range(rows):
-        fields = (split, labels[row % len(labels)], sentence(rng))
-        lines.append('\t'.join(fields))
-    (folder / f'{task}.txt').write_text('\n'.join(lines) + '\n')
-  return folder
+    lines = [
+      '\t'.join((split, labels[row % len(labels)], sentence(rng)))
+      for split, rows in (('tr', ROWS), ('va', 12), ('te', 12))
+      for row in range(rows)
+    ]
+    write_lines(root / f'probing/{task}.txt', lines)
+  return root / 'probing'
 
 
 def write_texts(root: pathlib.Path, documents: int = 20) -> pathlib.Path:
@@ -109,11 +99,9 @@ def write_texts(root: pathlib.Path, documents: int = 20) -> pathlib.Path:
       ' '.join(f'W{sentence(rng)[1:]}.' for _ in range(rng.integers(1, 5)))
       for _ in range(rng.integers(1, 5))
     ]
-    texts.append('\n'.join(paragraphs))
-  folder = root / 'texts'
-  folder.mkdir(parents=True)
-  (folder / 'texts.txt').write_text('\n\n'.join(texts) + '\n')
-  return folder
+    texts += [*paragraphs, '']
+  write_lines(root / 'texts/texts.txt', texts[:-1])
+  return root / 'texts'
 
 
 def write_images(root: pathlib.Path) -> pathlib.Path:
@@ -145,7 +133,6 @@ def write_records(root: pathlib.Path) -> pathlib.Path:
 
 
 def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
-  """Prepares the corpus of `write_texts`."""
   from launch import prepare_corpus as command
 
   vocabulary, texts = root / 'vocabulary', write_texts(root)
@@ -160,12 +147,9 @@ def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
 
 def write_all(root: pathlib.Path) -> dict[str, str]:
   """Writes every data set; returns the directories by the names in flags."""
-  return {
-    'vocabulary': str(write_vocabulary(root)),
-    'glue': str(write_glue(root)),
-    'probing': str(write_probing(root)),
-    'tags': str(write_tags(root)),
-    'images': str(write_images(root)),
-    'records': str(write_records(root)),
-    'corpus': str(prepare_corpus(root)),
-  }
+  writers = dict(
+    vocabulary=write_vocabulary, glue=write_glue, probing=write_probing,
+    tags=write_tags, images=write_images, records=write_records,
+    corpus=prepare_corpus,
+  )  # fmt: skip
+  return {name: str(write(root)) for name, write in writers.items()}

@@ -1,15 +1,21 @@
 """Trainings on clusters: what is printed, handed over and refused."""
 
+import contextlib
+import os
 import pathlib
 import shlex
+import signal
+import socket
+import subprocess
 import sys
+import time
 
-import jsonschema
 import pytest
 import yaml
 
 from launch import cluster, train
 from tests import docs_test
+from tests.launch import resume_test
 from tests.launch.jobsets import validate
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs/clusters.md'
@@ -57,19 +63,6 @@ def test_one_host_joins_no_others(printed):
   check_command(container['command'], is_distributed=False)
 
 
-@pytest.mark.parametrize(
-  ('group', 'name'),
-  [('jobset', 'maxRestart'), ('job', 'parallelisms'), ('pod', 'volume')],
-)
-def test_the_schemas_refuse_unknown_fields(printed, group, name):
-  manifest = yaml.safe_load(printed(*GKE))
-  job = validate(manifest)
-  place = dict(jobset=manifest['spec'], job=job, pod=job['template']['spec'])
-  place[group][name] = 1
-  with pytest.raises(jsonschema.ValidationError):
-    validate(manifest)
-
-
 def test_kubectl_receives_what_is_printed(printed, fakes):
   fakes(kubectl='#!/bin/bash\ncat > $(dirname $0)/got\necho "$@" >> $0.log\n')
   text = printed(*GKE)
@@ -93,7 +86,7 @@ def test_the_script_for_sbatch_has_a_process_for_each_gpu(printed):
   assert options >= {
     '--nodes=2', '--gpus-per-node=4', '--ntasks-per-node=4', '--requeue',
     '--signal=TERM@120', '--account=us', '--mem=64GB', '--partition=big',
-    f'--output={shlex.quote(f"{WORKDIR}/slurm/%j_0_log.out")}',
+    f'--output={shlex.quote(f"{WORKDIR}/slurm/%j.out")}',
   }  # fmt: skip
   (command,) = [line for line in lines if line.startswith('srun ')]
   check_command(shlex.split(command))
@@ -107,30 +100,6 @@ def test_the_page_shows_what_its_commands_print(printed, kind):
   assert f'```\n{text}```\n' in page
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    ([*GKE, '--config.optimizer.lrr=1'], ['optimizer.lrr', 'mean lr']),
-    ([*GKE, '--config.batch_size=24'], ['batch_size', 'multiple of 16', '24']),
-    ([*GKE, '--config.mesh.data=8'], ['mesh', '16 devices', '8']),
-    ([*GKE, '--topology=v5e:4x4x4'], ['--topology', 'v5e:4x4']),
-    ([*GKE, '--topology=v9:4x4'], ['--topology', 'v6e']),
-    ([*VM, '--topology=v5e:2x8'], ['--topology', 'v5e:2x8']),
-    ([*GKE, '--chips_per_host=3'], ['--chips_per_host', '16 chips', '3']),
-    ([*GKE, '--workdir=gs://us/run'], ['--workdir', 'mount', 'gs://']),
-    ([*GKE, '--workdir=/tmp/run'], ['--workdir', '/mnt/runs']),
-    ([*GKE, '--name=My_Job'], ['--name', 'lower-case', 'My_Job']),
-    ([*VM, '--zone='], ['--zone', 'not empty']),
-    ([*VM, '--workdir=/run\n'], ['--workdir', 'absolute path']),
-    ([*SLURM, '--nodes=3'], ['batch_size', 'multiple of 3', '128']),
-    ([*SLURM, '--sbatch=account'], ['--sbatch', 'key=value', 'account']),
-  ],
-)
-@pytest.mark.usefixtures('no_process')
-def test_mistakes_reach_no_cluster(arguments, words, refused):
-  refused(cluster.main, arguments, words)
-
-
 def test_a_missing_or_failed_program_is_one_line(refused, fakes, monkeypatch):
   root = fakes(kubectl='#!/bin/bash\ncat > /dev/null\nexit 3\n')
   refused(cluster.main, GKE, ['kubectl', 'exit code 3'], code=69)
@@ -139,6 +108,198 @@ def test_a_missing_or_failed_program_is_one_line(refused, fakes, monkeypatch):
   refused(cluster.main, GKE, ['kubectl', 'PATH'], code=69)
 
 
-def test_a_missing_package_is_one_line(refused, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'submitit.slurm.slurm', None)
-  refused(cluster.main, SLURM, ['[cluster]', 'submitit'], code=69)
+# -- created, restarted, requeued, with fake programs
+
+# Answers `describe` with the lines of a file, of which NONE is an error.
+GCLOUD = """#!/bin/bash
+root=$(dirname $0)
+printf '%q ' "$@" >> $root/log; echo >> $root/log
+[ $4 != describe ] || { state=$(head -1 $root/states); sed -i 1d $root/states
+  [ $state != NONE ] || exit 1; echo $state; }
+"""
+SLEEP = '#!/bin/bash\n'
+
+
+@pytest.mark.parametrize(
+  ('states', 'verbs'),
+  [
+    ('NONE ACCEPTED PROVISIONING ACTIVE', ['create', 'ssh']),
+    ('SUSPENDING SUSPENDED NONE ACTIVE', ['delete', 'create', 'ssh']),
+  ],
+)
+def test_tpu_vms_are_created_awaited_and_all_started(states, verbs, fakes):
+  root = fakes(gcloud=GCLOUD, sleep=SLEEP)
+  (root / 'states').write_text(states.replace(' ', '\n'))
+  assert cluster.main([*VM, '--spot']) == 0
+  assert (root / 'states').read_text() == ''
+  lines = (root / 'log').read_text().splitlines()
+  calls = [shlex.split(line)[2:] for line in lines]
+  place = ['parity', '--zone=us $west4', '--project=ours & theirs', '--quiet']
+  assert all(call[2:6] == place for call in calls)
+  calls = [call for call in calls if call[1] != 'describe']
+  assert [call[1] for call in calls] == verbs
+  assert calls[-2][6:] == [
+    '--node-id=parity', '--accelerator-type=v5litepod-16',
+    '--runtime-version=v2-alpha-tpuv5-lite', '--spot',
+  ]  # fmt: skip
+  assert (calls[-1][0], calls[-1][6]) == ('tpu-vm', '--worker=all')
+
+
+def test_a_failed_resource_ends_the_wait(fakes, capfd):
+  root = fakes(gcloud=GCLOUD, sleep=SLEEP)
+  (root / 'states').write_text('FAILED\n')
+  with pytest.raises(SystemExit, match='69'):
+    cluster.main([*VM])
+  assert 'parity: FAILED' in capfd.readouterr().err
+  assert ' ssh ' not in (root / 'log').read_text()
+
+
+# Ends with the codes of a file, one after the other.
+PYTHON = """#!/bin/bash
+root=$(dirname $0)
+printf '%q ' "$PWD" "$@" >> $root/trained; echo >> $root/trained
+code=$(head -1 $root/codes); sed -i 1d $root/codes
+[ $code != wait ] || until [ -e $root/go ]; do /bin/sleep 0.05; code=0; done
+exit $code
+"""
+
+
+@pytest.fixture
+def host(fakes, monkeypatch):
+  """A TPU host with a fake interpreter; returns it and the ssh command."""
+  root = fakes(gcloud=GCLOUD, sleep=SLEEP, python3=PYTHON)
+  (root / 'a checkout').mkdir()
+  monkeypatch.setenv('HOME', str(root))
+  (root / 'states').write_text('ACTIVE\n')
+  assert cluster.main([*VM, f'--checkout={root}/a checkout']) == 0
+  call = shlex.split((root / 'log').read_text().splitlines()[-1])
+  return root, call[-1].removeprefix('--command=')
+
+
+def trainings(root, count):
+  """Returns the commands that a host ran, after this many and the last."""
+  path, end = root / 'trained', time.time() + 60
+  while not path.exists() or len(path.read_text().splitlines()) < count:
+    assert time.time() < end
+    time.sleep(0.02)
+  lock = ['flock', str(root / 'parity.lock'), 'true']
+  subprocess.run(lock, check=True, timeout=60)
+  return [shlex.split(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize('last', [0, 2, 3, 4])
+def test_a_tpu_host_restarts_until_the_end(host, last):
+  root, remote = host
+  (root / 'codes').write_text(f'75\n134\n{last}\n75\n')
+  subprocess.run(['bash', '-c', remote], check=True, timeout=60)
+  runs = trainings(root, 3)
+  assert [directory for directory, *_ in runs] == 3 * [f'{root}/a checkout']
+  for _, *words in runs:
+    check_command(words)
+
+
+def test_a_second_start_on_a_tpu_host_changes_nothing(host):
+  root, remote = host
+  (root / 'codes').write_text('wait\n')
+  subprocess.run(['bash', '-c', remote], check=True, timeout=60)
+  while not (root / 'trained').exists():
+    time.sleep(0.02)
+  again = ['bash', '-c', remote.removesuffix('&')]
+  assert subprocess.run(again, timeout=60).returncode == 1
+  (root / 'go').touch()
+  assert len(trainings(root, 1)) == 1
+
+
+@pytest.mark.parametrize(
+  ('code', 'outcome'), [(75, 'restart'), (1, 'restart'), (137, 'restart'),
+                        (2, 'fail'), (3, 'fail'), (4, 'fail')],
+)  # fmt: skip
+def test_a_jobset_restarts_unless_the_error_would_return(
+  printed, code, outcome
+):
+  spec = yaml.safe_load(printed(*GKE))['spec']
+  job = spec['replicatedJobs'][0]['template']['spec']
+  # As the controllers decide when a container ends with the code.
+  assert job['backoffLimit'] == 0
+  reason = 'BackoffLimitExceeded'
+  for rule in job['podFailurePolicy']['rules']:
+    if code in rule['onExitCodes']['values'] and rule['action'] == 'FailJob':
+      reason = 'PodFailurePolicy'
+  (rule,) = spec['failurePolicy']['rules']
+  is_final = reason in rule['onJobFailureReasons']
+  assert spec['failurePolicy']['maxRestarts'] == 100
+  assert outcome == ('fail' if is_final else 'restart')
+
+
+SBATCH = {
+  'sbatch': '#!/bin/bash\ncat > $(dirname $0)/script\n',
+  'scontrol': '#!/bin/bash\necho "$*" >> $(dirname $0)/requeued\n',
+}
+# As on two nodes with a process each.
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+command = sys.argv[sys.argv.index('python3'):]
+tasks = []
+for number in range(2):
+  own = dict(SLURM_STEP_NODELIST='localhost', SLURM_NTASKS='2',
+             SLURM_PROCID=str(number), SLURM_LOCALID='0')
+  tasks.append(subprocess.Popen(command, env=os.environ | own))
+with open(os.environ['PIDS'], 'w') as file:
+  file.write(' '.join(str(task.pid) for task in tasks))
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+@pytest.mark.parametrize('code', [0, 1, 75])
+def test_slurm_requeues_a_stopped_training(fakes, code):
+  root = fakes(**SBATCH, srun=f'#!/bin/bash\nexit {code}\n')
+  workdir = root / 'a run'
+  assert cluster.main(['slurm', *COMMON, f'--workdir={workdir}']) == 0
+  assert (workdir / 'slurm').is_dir()
+  ended = subprocess.run(
+    ['bash', str(root / 'script')], env=os.environ | {'SLURM_JOB_ID': '7'}
+  )
+  assert ended.returncode == code
+  assert (root / 'requeued').exists() == (code == 75)
+
+
+def free_job():
+  """Returns the number of a job whose port is free."""
+  for job in range(1, 4096):
+    with socket.socket() as listener:
+      try:
+        listener.bind(('localhost', 61440 + job))  # as JAX chooses it
+      except OSError:
+        continue
+      return str(job)
+  return pytest.skip('no free port')
+
+
+@pytest.mark.nightly
+def test_a_slurm_job_joins_is_requeued_and_continues(fakes, monkeypatch):
+  root = fakes(**SBATCH, srun=SRUN)
+  workdir, pids = root / 'run', root / 'pids'
+  never = '--config.checkpoint.every_steps=0'
+  given = (*resume_test.SMALL, never, '--name=parity', '--nodes=2')
+  assert cluster.main(['slurm', f'--workdir={workdir}', *given]) == 0
+  environment = dict(
+    XLA_FLAGS='--xla_backend_optimization_level=0', PIDS=str(pids),
+    SLURM_JOB_ID=(job := free_job()), SLURM_LOCALID='0',
+  )  # fmt: skip
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  script = ['bash', str(root / 'script')]
+  process = subprocess.Popen(script, start_new_session=True)
+  try:
+    resume_test.wait_for_step(workdir, 20, process)
+    for pid in pids.read_text().split():  # as SLURM before the time limit
+      os.kill(int(pid), signal.SIGTERM)
+    assert process.wait(120) == 75
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+  assert (root / 'requeued').read_text() == f'requeue {job}\n'
+  subprocess.run(script, check=True, timeout=300)
+  steps = [row['step'] for row in resume_test.rows(workdir)]
+  assert steps == list(range(1, resume_test.STEPS + 1))
+  assert resume_test.result(workdir)['steps_this_process'] < 41

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dataset_lib.sketch import sketch
+from dataset_lib.builder import sketch
 from launch import command_line
 from launch import compile as program
 from train_lib import build
@@ -16,25 +16,9 @@ needs_compiler = pytest.mark.skipif(
 DIGITS = '--config=configs/adatape/digits.py:model=learn'
 
 
-def refused(capsys, *arguments):
-  """(exit code, line on stderr) of a command that fails."""
-  with pytest.raises(SystemExit) as stop:
-    program.main(arguments)
-  return stop.value.code, capsys.readouterr().err
-
-
-@pytest.mark.parametrize('topology', ['v5e', 'v9:2x2', 'v5e:2', 'v5e:ax2'])
-def test_illegal_topologies(topology, capsys):
-  code, line = refused(capsys, DIGITS, f'--topology={topology}')
-  assert code == command_line.USAGE
-  assert '--topology: expected a topology such as v5e:4x4' in line
-
-
 @pytest.mark.skipif(HAS_TPU_COMPILER, reason='libtpu is installed')
-def test_without_libtpu_the_extra_is_named(capsys):
-  code, line = refused(capsys, DIGITS)
-  assert code == command_line.USAGE
-  assert "pip install -e '.[tpu]'" in line
+def test_without_libtpu_the_extra_is_named(refused):
+  refused(program.main, [DIGITS], ["pip install -e '.[tpu]'"])
 
 
 def compiled(topology, *overrides):
@@ -101,8 +85,8 @@ def plan_here(arguments):
   """The plan of a run on the devices of the tests."""
   flags = program.main.parse(arguments)
   config = command_line.load_config(flags.config, flags.overrides)
-  data = sketch(config.dataset, config.train_split, 1, 1)
-  return build.Plan(config, data.info, 1)
+  info, _ = sketch(config.dataset, config.train_split, 1, 1)
+  return build.Plan(config, info, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +120,8 @@ def test_the_report(capsys):
 
 @needs_compiler
 @pytest.mark.nightly
-def test_too_much_memory_is_refused_with_advice(capsys):
-  code, line = refused(
-    capsys, DIGITS, '--topology=v5e:2x2', '--config.batch_size=1048576',
-    '--config.model.width=1024',
-  )  # fmt: skip
-  assert code == command_line.MEMORY
-  assert '--config.num_micro=2' in line
-  assert '--config.mesh.data=1 --config.mesh.fsdp=4' in line
+def test_too_much_memory_is_refused_with_advice(refused):
+  given = DIGITS, '--topology=v5e:2x2', '--config.batch_size=1048576'
+  words = '--config.num_micro=2', '--config.mesh.data=1 --config.mesh.fsdp=4'
+  more = '--config.model.width=1024'
+  refused(program.main, [*given, more], words, command_line.MEMORY)

@@ -12,8 +12,9 @@ import flax.linen as nn
 import jax
 import pytest
 
+from core import files
 from dataset_lib import builder
-from launch import cluster, command_line
+from launch import cluster, command_line, sweep
 from tests.golden import adapter
 from train_lib import build
 from train_lib.checkpoint import Checkpointer
@@ -42,18 +43,28 @@ def refused(capsys):
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory, folders):
-  """Returns untrained runs by name: folder, config, info, task, variables."""
+  """Returns runs by name, with drawn parameters, so that their rows differ.
+
+  Each has its folder, config, info, task and variables.
+  """
   folder = tmp_path_factory.mktemp('runs')
-  return functools.cache(lambda name: made(folder / name, name, folders))
+
+  def run(name, *overrides):
+    place = folder / ' '.join([name, *overrides])
+    return made(place, name, overrides, folders)
+
+  return functools.cache(run)
 
 
-def made(place, name, folders):
-  config = adapter.load(*adapter.configs()[name], folders)
+def made(place, name, overrides, folders):
+  flag, others = adapter.configs()[name]
+  config = adapter.load(flag, [*others, *overrides], folders)
   info = builder.build_source(config.dataset, config.train_split).info
   info = dataclasses.replace(info, steps_per_epoch=7)
   task = build.build_task(config, info)
   names = 'params', 'model_state'
-  tree = nn.unbox(dict(zip(names, task.init(jax.random.key(0)), strict=True)))
+  init = adapter.filled(task.init, jax.random.key(0))
+  tree = nn.unbox(dict(zip(names, init, strict=True)))
   with RunDirectory(place, config.to_dict(), info=info) as run:
     task.save_assets(run.workdir)
   extra = {'phase': 0, 'contract': dataclasses.asdict(info)}
@@ -99,3 +110,33 @@ def fakes(tmp_path, monkeypatch):
     return tmp_path
 
   return write
+
+
+class Trained:
+  """Trainings of a sweep that end at once."""
+
+  def __init__(self):
+    self.runs, self.outcomes = [], {}
+
+  def names(self):
+    """The last values of the overrides of the runs."""
+    return [run.name.rpartition('=')[2] for run in self.runs]
+
+  def train(self, run):
+    """Ends with a code, or with a result: by the run's name, or its value."""
+    self.runs.append(run)
+    value = self.names()[-1]
+    outcome = self.outcomes.get(run.name, self.outcomes.get(value))
+    if isinstance(outcome, int):
+      return outcome
+    result = outcome or {'test/accuracy': float(value)}
+    files.write_json(run.workdir / 'result.json', result)
+    return 0
+
+
+@pytest.fixture
+def trained(monkeypatch):
+  """Replaces the trainings of sweeps."""
+  trained = Trained()
+  monkeypatch.setattr(sweep, 'train', trained.train)
+  return trained

@@ -18,6 +18,7 @@ from eval_lib import evaluator
 from launch import evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
+from tests.launch.refused import TABLE
 from train_lib import build, loading, run_directory
 from train_lib.distillation import Student
 from train_lib.phases import Phase
@@ -66,7 +67,8 @@ def opened(run, info, patch, kind, **splits):
 
 
 def evaluate_on(run, info, patch):
-  data = opened(run, info, patch, 'classification', split='train')._data
+  built = opened(run, info, patch, 'classification', split='train')
+  data = built.splits['split']
   assert data.info.class_names == run.info.class_names
   batch = next(data.batches())
   raw = [data.source.record(int(row))['label'] for row in batch['index']]
@@ -295,6 +297,44 @@ def test_other_rows_are_allowed_by_a_field_and_keep_the_schedule(runs):
     assert run_directory.load_info(run.folder).steps_per_epoch == 7
 
 
-def test_another_image_size_is_refused(runs, refused):
-  flags = f'--workdir={runs(IMAGES).folder}', '--config.dataset.image_size=32'
-  refused(evaluate.main, flags, ['evals.test.dataset.input_shape'])
+# -- files of a run that were edited
+
+COMMANDS = {
+  'evaluate': (evaluate.main, ()),
+  'few-shot': (evaluate.main, ('--evals=fewshot',)),
+  'predict': (predict.main, ('--compilation_cache=none',)),
+  'export': (export.main, ('--bundle={}/b',)),
+}
+
+
+@pytest.mark.parametrize(('edit', 'words'), TABLE['edited run'])
+def test_an_edited_file_is_refused(edit, words, runs, refused):
+  kind, file, key, value = edit.split(maxsplit=3)
+  folder = runs(IMAGES if kind == 'images' else TEXTS).folder
+  before = (folder / file).read_text()
+  content = node = json.loads(before)
+  *groups, name = (int(k) if k.isdecimal() else k for k in key.split('.'))
+  for group in groups:
+    node = node[group]
+  node[name] = json.loads(value)
+  (folder / file).write_text(json.dumps(content))
+  try:
+    for main, flags in COMMANDS.values():
+      given = f'--workdir={folder}', *(flag.format(folder) for flag in flags)
+      refused(main, given, words, code=None)
+  finally:
+    (folder / file).write_text(before)
+
+
+@pytest.mark.parametrize(
+  ('given', 'expected'),
+  [
+    ({'name': 'folder', 'root': '/a', 'image_size': 16}, 18),
+    ({'name': 'folder', 'root': '/a', 'image_size': 16, 'resize_small': 40},
+     40),
+    ({'name': 'digits'}, None),
+  ],
+)  # fmt: skip
+def test_a_configuration_says_how_it_prepares_inputs(given, expected):
+  found = builder.preprocessing(builder.validate(given))
+  assert found.get('resize_small') == expected

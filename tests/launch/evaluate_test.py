@@ -1,11 +1,13 @@
 """The evaluate command on the checkpoints of a tiny run."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 from launch import command_line, evaluate
+from tests.launch.refused import TABLE
 from train_lib import loading, trainer
 from train_lib.phases import Phase
 
@@ -27,17 +29,13 @@ def workdir(tmp_path_factory):
   return directory
 
 
-def rows_of(workdir, *arguments):
+def rows_of(workdir, *arguments, keep=False):
   """The rows of evaluation.json, without those of earlier calls."""
   file = workdir / 'evaluation.json'
-  file.unlink(missing_ok=True)
-  return rows_after(workdir, *arguments)
-
-
-def rows_after(workdir, *arguments):
-  """The rows of evaluation.json, with those of earlier calls."""
+  if not keep:
+    file.unlink(missing_ok=True)
   assert evaluate.main([f'--workdir={workdir}', *arguments]) == 0
-  return json.loads((workdir / 'evaluation.json').read_text())
+  return json.loads(file.read_text())
 
 
 SHOTS = '--config.evals.fewshot.shots=1,5'
@@ -64,15 +62,13 @@ def test_a_list_of_data_sets_equals_single_calls(workdir, capsys):
   assert row['datasets']['b']['test_split'] == 'test'
   entries = {key.partition('/')[0] for key in row}
   assert entries == {'step', 'datasets', 'a', 'b'}
-  printed = capsys.readouterr().out
+  lines = capsys.readouterr().out.splitlines()
   for name, found in single.items():
     cells = [
       f'{100 * found[key]:.2f} ± {100 * found[f"{key}_std"]:.2f}'
       for key in ('fewshot/1shot', 'fewshot/5shot')
     ]
-    lines = [line.split('  ') for line in printed.splitlines()]
-    lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert [name, *cells] in lines
+    assert [name, *cells] in [re.split(' {2,}', line.strip()) for line in lines]
 
 
 def test_splits_of_a_listed_data_set(workdir):
@@ -86,14 +82,13 @@ def test_splits_of_a_listed_data_set(workdir):
 def test_results_of_earlier_calls_are_kept(workdir):
   first = rows_of(workdir, '--step=all', '--evals=test')
   (row,) = [row for row in first if row['step'] == 4]
-  after = rows_after(workdir, f'--datasets=a:{FAKE_16}', SHOTS)
+  after = rows_of(workdir, f'--datasets=a:{FAKE_16}', SHOTS, keep=True)
   assert after[0] == first[0]
   assert after[1].items() >= {**row, 'datasets': after[1]['datasets']}.items()
   assert set(after[1]['datasets']) == {'test', 'a'}
   # Only the results of a repeated entry are replaced.
-  again = rows_after(
-    workdir, f'--datasets=a:{FAKE_16}', '--config.evals.fewshot.shots=2,'
-  )
+  shots = '--config.evals.fewshot.shots=2,'
+  again = rows_of(workdir, f'--datasets=a:{FAKE_16}', shots, keep=True)
   assert 'a/2shot' in again[1]
   assert 'a/1shot' not in again[1]
   assert again[1]['test/accuracy'] == row['test/accuracy']
@@ -127,33 +122,9 @@ def test_all_checkpoints_and_the_best(workdir):
   assert rows_of(workdir, '--step=2', '--evals=test') == rows[:1]
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    (['--evals=fewshoot', '--dataset=name=digits'], ['--evals', 'fewshot']),
-    (['--step=last'], ['--step', 'latest']),
-    (['--step=2', '--watch'], ['--step', 'none with --watch', '2']),
-    (['--evals='], ['--evals', "['test']", "''"]),
-    (['--evals=test,'], ['--evals', "''"]),
-    (['--evals=test,test'], ['--evals', 'each name once']),
-    (['--batch_size=0'], ['batch_size', '[1, ', '0']),
-    (['--dataset=name=parity,length=4'], ['dataset.input_key', 'image']),
-    (['--dataset=digits'], ['--dataset', 'key=value']),
-    (['--datasets=a:name=parity,length=4'], ['evals.a.dataset.input_key']),
-    (['--datasets=name=digits'], ['--datasets', 'NAME:name=']),
-    (['--datasets=a:digits'], ['--datasets', 'key=value']),
-    (['--datasets=test:name=digits'], ['--datasets', 'new name', 'fewshot']),
-    (['--datasets=a:name=digits,sise=3'], ['evals.a.dataset.sise']),
-    (['--datasets=a:name=digits,image_size=8'], ['input_shape', '(16, 16']),
-    (['--datasets=a:name=digits,test_split=dev'], ['evals.a.test_split']),
-    (['--config.seeed=1'], ['seeed', 'mean seed']),
-    (['--dataset=name=tests.fakes:FakeImages,image_size=16,num_classes=7'],
-     ['evals.test.dataset', '7 classes']),
-    (['--batch_size=3', '--config.mesh.data=2'], ['batch_size', 'of 2', '3']),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('arguments', 'words'), TABLE['evaluate'])
 def test_bad_command_lines(workdir, arguments, words, refused):
-  refused(evaluate.main, [f'--workdir={workdir}', *arguments], words)
+  refused(evaluate.main, [f'--workdir={workdir}', *arguments.split()], words)
 
 
 def test_the_task_is_that_of_the_checkpoints_phase(workdir):
@@ -199,10 +170,10 @@ def test_watching_evaluates_what_appears_until_the_end(
   monkeypatch.setattr(
     evaluate.time, 'sleep', lambda seconds: seconds and next(events)()
   )
-  assert rows_after(tmp_path, '--watch', '--evals=test') == expected
+  assert rows_of(tmp_path, '--watch', '--evals=test', keep=True) == expected
   printed = capsys.readouterr()
   assert printed.out.count('step 2') == 1
   assert 'warning' in printed.err
   # Continued: what is evaluated is not evaluated again.
-  assert rows_after(tmp_path, '--watch', '--evals=test') == expected
+  assert rows_of(tmp_path, '--watch', '--evals=test', keep=True) == expected
   assert 'step 4' not in capsys.readouterr().out

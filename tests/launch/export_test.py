@@ -13,181 +13,97 @@ from dataset_lib.source import pad_rows
 from halting.token_rules import Fixed
 from launch import command_line, export
 from model_lib import bert, convert
-from tests.albert_act import tiny_run
 from tests.eat import small
-from tests.launch import toy_runs
+from tests.marks import first_is_slow
 from tests.peers import torch_and_transformers
-from train_lib import loading, sharding
+from train_lib import sharding
 
-WORDS = ['good', 'bad', 'film', 'a', 'the', 'was', '##ly', 'un', '[', ']', '!']
-TEXTS = {
-  'bert': (
-    ['Good film!', 'the bad was unGOODly', 'a [SEP] the', '', 'Été bad'],
-    ['the', '', 'bad film was a', '[PAD]', 'un'],
-  ),
-  'albert': (
-    ['W1 w2ab w3.', 'w4', 'w5 [SEP] w6 w7 unknown', '', 'w8 w9 w10a w11'],
-    ['w12', '', 'w13 w14 w15b', 'w16', '[MASK] w17'],
-  ),
-}
-SMALL = [
-  'model.mlp_dim=24', 'model.vocab_size=20', 'model.max_positions=24',
-  'optimizer.lr=0.1', 'batch_size=4',
-]  # fmt: skip
-RUNS = {
-  'dense': ('model=dense', []),
-  'distil': (
-    'model=dense', ['model.type_vocab_size=0', 'model.pooler_activation=relu']
-  ),
-  'eat': ('model=eat', ['model.window=4']),
-}  # fmt: skip
-
-
-@pytest.fixture(scope='module')
-def run_of(tmp_path_factory):
-  """Returns the directory of a run of four steps; other names are ALBERTs."""
-  directory = tmp_path_factory.mktemp('runs')
-  special = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
-  (directory / 'vocab.txt').write_text('\n'.join([*special, *WORDS]) + '\n')
-  rows = [f'{WORDS[n % 2]} film\t{n % 2}' for n in range(16)]
-  for name in ('train', 'dev'):
-    lines = ['sentence\tlabel', *rows]
-    (directory / f'{name}.tsv').write_text('\n'.join(lines))
-
-  def make(name):
-    if name not in RUNS:
-      return tiny_run.made(tmp_path_factory, *name.split())
-    argument, changes = RUNS[name]
-    if not (directory / name).exists():
-      toy_runs.train(directory, name, argument, *SMALL, *changes, steps=4)
-    return directory / name
-
-  return make
-
-
-def texts_of(name):
-  return TEXTS['bert' if name in RUNS else 'albert']
+TEXTS = ['W1 w2a w3.', 'w4', 'w5 [SEP] w6 w7 unknown', '', 'w8 É w10a w11']
+PAIRS = ['w12', '', 'w13 w14 w15a', '[PAD]', '[MASK] w17']
+DENSE = 'eat sst2 dense'
+DISTIL = ['model.type_vocab_size=0', 'model.pooler_activation=relu']
 
 
 def exported(run, out, *flags):
-  assert export.main([f'--workdir={run}', f'--out={out}', *flags]) == 0
+  assert export.main([f'--workdir={run.folder}', f'--out={out}', *flags]) == 0
   return out
-
-
-def params_of(run):
-  return loading.restore(run, loading.load_config(run)).variables['params']
-
-
-def encoded(run, texts, pairs):
-  """Padded rows as the run reads them."""
-  rows = tokenizer.load(run / 'tokenizer.json').encode(texts, pairs)
-  cuts, shape = rows.offsets[1:-1], (len(texts), int(rows.lengths.max()))
-  tokens, types = (
-    pad_rows(np.split(flat, cuts), shape)
-    for flat in (rows.tokens, rows.token_types)
-  )
-  return [jnp.asarray(x, jnp.int32) for x in (tokens, types, rows.lengths)]
 
 
 def assert_equal(trees, others):
   jax.tree.map(np.testing.assert_array_equal, trees, jax.device_get(others))
 
 
-def check_tokenizer(run, name, path):
-  own, again = (
-    tokenizer.load(one).encode(*texts_of(name))
-    for one in (run / 'tokenizer.json', path)
-  )
-  np.testing.assert_array_equal(again.tokens, own.tokens)
+def tokens(path):
+  return tokenizer.load(path).encode(TEXTS, PAIRS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   ('name', 'heads', 'architecture'),
   [
-    pytest.param('dense', 'classifier', 'BertForSequenceClassification',
-                 marks=pytest.mark.nightly),
-    pytest.param('glue fixed', 'classifier', 'AlbertForSequenceClassification',
-                 marks=pytest.mark.nightly),
-    pytest.param('pretrain fixed', 'pretraining', 'AlbertForPreTraining',
-                 marks=pytest.mark.nightly),
+    (DENSE, 'classifier', 'BertForSequenceClassification'),
+    ('albert sst2 fixed', 'classifier', 'AlbertForSequenceClassification'),
+    ('albert pretrain fixed', 'pretraining', 'AlbertForPreTraining'),
   ],
-)  # fmt: skip
+)
 def test_a_run_of_fixed_depth_is_written_as_it_is(
-  run_of, tmp_path, capsys, name, heads, architecture
+  runs, tmp_path, capsys, name, heads, architecture
 ):
-  run = run_of(name)
+  run = runs(name)
   out = exported(run, tmp_path / 'out')
   printed = capsys.readouterr().out
-  assert 'step 4, written' in printed
+  assert 'step 1, written' in printed
   assert 'left out' not in printed
-  assert_equal(convert.load(out, heads).params, params_of(run))
+  assert_equal(convert.load(out, heads).params, run.variables['params'])
   config = json.loads((out / 'config.json').read_text())
   assert config['architectures'] == [architecture]
   labels = {'0': 'negative', '1': 'positive'}
-  assert config.get('id2label', labels) == labels
-  assert ('id2label' in config) == (heads == 'classifier')
-  check_tokenizer(run, name, out)
-  if name == 'dense':
-    vocabulary = (out / 'vocab.txt').read_text().split('\n')
-    assert vocabulary[:3] == ['[PAD]', '[UNK]', '[CLS]']
-    check_tokenizer(run, name, out / 'vocab.txt')
+  assert config.get('id2label') == (labels if heads == 'classifier' else None)
+  own = tokens(run.folder / 'tokenizer.json').tokens
+  files = [out, out / 'vocab.txt'] if name == DENSE else [out]
+  for file in files:
+    np.testing.assert_array_equal(tokens(file).tokens, own)
 
 
 HALTS = ['halting by the rule ACT', "'score'"]
-PARTS = {
-  'eat': ('exit_1', ['pruning after layers 1', 'exits at 1', 'window']),
-  'glue': ('score', HALTS),
-  'pretrain': ('score', HALTS),
-}
+PRUNES = ['pruning after layers 1', 'exits at 1', 'window']
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', PARTS)
+@pytest.mark.parametrize(
+  ('name', 'part', 'words'),
+  [
+    ('eat sst2', 'exit_1', PRUNES),
+    ('albert sst2', 'score', HALTS),
+    ('albert pretrain act', 'score', HALTS),
+  ],
+)
 def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
-  run_of, tmp_path, capsys, refused, name
+  runs, tmp_path, capsys, refused, name, part, words
 ):
-  run = run_of(name)
-  part, words = PARTS[name]
-  flags = [f'--workdir={run}', f'--out={tmp_path}/out']
+  run = runs(name)
+  flags = [f'--workdir={run.folder}', f'--out={tmp_path}/out']
   refused(export.main, flags, [*words, '--workdir', '--dense'])
   assert not (tmp_path / 'out').exists()
   out = exported(run, tmp_path / 'out', '--dense')
   printed = capsys.readouterr().out
-  assert printed.count('left out: ') == (3 if name == 'eat' else 1)
+  assert printed.count('left out: ') == (3 if words is PRUNES else 1)
   says = 'runs all 6 iterations for every token'
-  assert (says in printed) == (name != 'eat')
-  params = params_of(run)
-  del params[part]
-  heads = 'pretraining' if name == 'pretrain' else 'classifier'
+  assert (says in printed) == (words is HALTS)
+  params = {k: v for k, v in run.variables['params'].items() if k != part}
+  heads = 'pretraining' if 'pretrain' in name else 'classifier'
   assert_equal(convert.load(out, heads).params, params)
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    (['--workdir=/nowhere', '--out={new}'], ['--workdir', 'config.json']),
-    (['--workdir={dense}', '--out={dense}'], ['--out', 'new or empty']),
-    (['--workdir={dense}', '--out={dense}/config.json'], ['--out', 'a file']),
-    (['--workdir={dense}', '--out={new}', '--step=last'], ['--step', 'best']),
-    (['--workdir={dense}'], ['--out', 'required']),
-    (['--workdir={dense}', '--out={new}', '--dens'], ['--dens', '--dense']),
-    (['--workdir={copy}', '--out={new}'], ['--workdir', 'tokenizer.json']),
-    pytest.param(
-      ['--workdir={dense}', '--out={new}', '--step=3'],
-      ['step 3'], marks=pytest.mark.nightly,
-    ),
-  ],
-)  # fmt: skip
-def test_bad_command_lines_are_answered_in_one_line(
-  flags, words, run_of, tmp_path, refused
-):
-  copy, dense = tmp_path / 'copy', run_of('dense')
+def test_a_run_without_tokenizer_or_step_is_refused(runs, tmp_path, refused):
+  folder, copy = runs(DENSE).folder, tmp_path / 'copy'
   copy.mkdir()
-  (copy / 'config.json').write_text((dense / 'config.json').read_text())
-  places = {'dense': dense, 'new': tmp_path / 'new', 'copy': copy}
-  code = command_line.CHECKPOINT if '--step=3' in flags else command_line.USAGE
-  given = [flag.format(**places) for flag in flags]
-  refused(export.main, given, words, code)
+  (copy / 'config.json').write_text((folder / 'config.json').read_text())
+  out = f'--out={tmp_path}/new'
+  words = ['--workdir', 'tokenizer.json']
+  refused(export.main, [f'--workdir={copy}', out], words)
+  given = [f'--workdir={folder}', out, '--step=3']
+  refused(export.main, given, ['step 3'], command_line.CHECKPOINT)
   assert not (tmp_path / 'new').exists()
 
 
@@ -210,7 +126,7 @@ def test_learned_scorers_are_left_out_and_a_broken_tokenizer_is_named(tmp_path):
 # -- read by transformers
 
 
-def theirs(directory, run, name, auto):
+def theirs(directory, run, auto):
   """Float64 outputs of transformers for the texts by its tokenizer, rows."""
   torch, transformers = torch_and_transformers()
   model, report = getattr(transformers, auto).from_pretrained(
@@ -220,9 +136,14 @@ def theirs(directory, run, name, auto):
   if 'Sequence' in auto:
     assert model.config.id2label == {0: 'negative', 1: 'positive'}
   reader = transformers.AutoTokenizer.from_pretrained(directory)
-  texts, pairs = texts_of(name)
-  batch = reader(texts, pairs, padding=True, return_tensors='pt')
-  rows = encoded(run, texts, pairs)
+  batch = reader(TEXTS, PAIRS, padding=True, return_tensors='pt')
+  # Padded rows as the run reads them.
+  own = tokens(run.folder / 'tokenizer.json')
+  cuts, shape = own.offsets[1:-1], (len(TEXTS), int(own.lengths.max()))
+  rows = [
+    pad_rows(np.split(x, cuts), shape) for x in (own.tokens, own.token_types)
+  ]
+  rows = [jnp.asarray(x, jnp.int32) for x in (*rows, own.lengths)]
   np.testing.assert_array_equal(batch['input_ids'], rows[0])
   if 'token_type_ids' in batch:
     np.testing.assert_array_equal(batch['token_type_ids'], rows[1])
@@ -248,21 +169,18 @@ def assert_close(found, want):
 
 @pytest.mark.peers
 @pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param('dense', marks=pytest.mark.nightly),
-    pytest.param('eat', marks=pytest.mark.slow),
-    pytest.param('distil', marks=pytest.mark.nightly),
-    pytest.param('glue fixed', marks=pytest.mark.nightly),
-    pytest.param('glue', marks=pytest.mark.slow),
-  ],
-)
-def test_transformers_reads_the_same_classifier(run_of, tmp_path, name):
-  run = run_of(name)
+  ('name', 'changes'),
+  first_is_slow(
+    ('eat sst2', []), ('albert sst2', []), (DENSE, []), (DENSE, DISTIL),
+    ('albert sst2 fixed', []),
+  ),
+)  # fmt: skip
+def test_transformers_reads_the_same_classifier(runs, tmp_path, name, changes):
+  run = runs(name, *changes)
   out = exported(run, tmp_path / 'out', '--dense')
-  want, rows = theirs(out, run, name, 'AutoModelForSequenceClassification')
+  want, rows = theirs(out, run, 'AutoModelForSequenceClassification')
   kind, halting = bert.BertClassifier, {}
-  if 'glue' in name:
+  if 'albert' in name:
     kind, halting = AlbertClassifier, {'rule': Fixed()}
   logits = ours(kind, out, rows, num_classes=2, **halting)
   assert_close(logits, want.logits.numpy())
@@ -270,10 +188,10 @@ def test_transformers_reads_the_same_classifier(run_of, tmp_path, name):
 
 @pytest.mark.peers
 @pytest.mark.nightly
-def test_transformers_reads_the_same_pretraining(run_of, tmp_path):
-  run = run_of('pretrain fixed')
+def test_transformers_reads_the_same_pretraining(runs, tmp_path):
+  run = runs('albert pretrain fixed')
   out = exported(run, tmp_path / 'out')
-  want, rows = theirs(out, run, 'pretrain', 'AutoModelForPreTraining')
+  want, rows = theirs(out, run, 'AutoModelForPreTraining')
   places = jnp.arange(rows[0].shape[1])[None].repeat(len(rows[0]), 0)
   logits = ours(
     AlbertPretraining, out, [*rows, places], 'pretraining', rule=Fixed()

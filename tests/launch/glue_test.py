@@ -1,6 +1,7 @@
 """A run on GLUE writes files for the server, which are read and scored."""
 
 import csv
+import importlib
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from eval_lib import submission
 from launch import command_line, evaluate, glue, predict, train
 from tests.launch import toy_runs
+from tests.launch.refused import TABLE
 
 pytestmark = pytest.mark.slow
 
@@ -92,32 +94,13 @@ def test_answers_to_a_split_with_labels_are_scored(run, tmp_path, capsys):
   assert mean['absent'].startswith('CoLA, MRPC')
 
 
-def test_what_cannot_be_answered_scored_or_zipped(run, tmp_path, refused):
-  given, out = f'--workdir={run}', f'--out={tmp_path}'
-  for flags, words in (
-    (['--glue=test'], ['--out', 'a folder with --glue']),
-    ([out], ['--out', 'nothing without --glue']),
-    (['--glue=tset', out], ['--glue', 'test', "'tset'"]),
-    (['--glue=test_mismatched', out], ['--glue', 'sst2 has no']),
-  ):
-    refused(predict.main, [given, *flags], words)
-  refused(
-    predict.main, [given, '--glue=test', out, f'--data={tmp_path}'],
-    ['test.tsv', str(tmp_path)], command_line.DATA,
-  )  # fmt: skip
-  other = submission.write(tmp_path, 'RTE', np.zeros(24, int))
-  for path, words in (
-    (other, ['evals.submitted.path', 'SST-2.tsv', 'RTE.tsv']),
-    (tmp_path / 'mine.tsv', ['evals.submitted.path', 'CoLA', 'mine.tsv']),
-  ):
-    refused(evaluate.main, [given, f'--submission={path}'], words)
-  runs = f'--runs={run},{run}', f'--out={tmp_path / "glue.csv"}'
-  refused(glue.main, ['average', *runs], ['--runs', 'one run with SST-2'])
-  alone = tmp_path / 'alone'  # a run without results
-  alone.mkdir()
-  shutil.copy(run / 'config.json', alone)
-  runs = f'--runs={run},{alone}', f'--out={tmp_path / "glue.csv"}'
-  words = ['--runs', str(alone), 'whole validation split']
-  refused(glue.main, ['average', *runs], words)
-  folder = f'--answers={tmp_path}', f'--out={tmp_path / "all.zip"}'
-  refused(glue.main, ['zip', *folder], ['CoLA.tsv'], command_line.DATA)
+@pytest.mark.parametrize(('command', 'words'), TABLE['glue'])
+def test_what_cannot_be_answered_scored_or_zipped(
+  command, words, run, tmp_path, refused
+):
+  submission.write(tmp_path, 'RTE', np.zeros(24, int))
+  shutil.copy(run / 'config.json', tmp_path)  # a run without results
+  places = {'run': run, 'out': tmp_path}
+  module, *given = command.format(**places).split()
+  words = [word.format(**places) for word in words]
+  refused(importlib.import_module(module).main, given, words, code=None)

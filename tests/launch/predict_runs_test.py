@@ -1,7 +1,8 @@
-"""Runs of ALBERT and EAT answer lines."""
+"""Runs of all families answer lines, also from a bundle without their code."""
 
 import io
 import json
+import pathlib
 import random
 import signal
 import subprocess
@@ -9,31 +10,15 @@ import sys
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 
+from albert_act import compaction, packed_attention
+from core import files
 from dataset_lib import tokenizer
 from dataset_lib.source import pad_rows
-from launch import command_line, predict, serving
-from tests.albert_act import tiny_run as tiny_albert
+from launch import command_line, export, predict, serving
 from tests.launch import toy_runs
-from train_lib import loading
-
-
-def check_shares(run, batch, answers):
-  """Compares with a plain call of the model; returns its second output."""
-  loaded = loading.restore(run, loading.load_config(run))
-  params = loaded.variables['params']
-  logits, out = jax.jit(loaded.task.apply)(params, {}, batch)
-  shares = np.asarray(jax.nn.softmax(logits))
-  assert np.ptp(shares, 0).min() > 0.001  # rows differ
-  for number, answer in enumerate(answers):
-    if 'error' not in answer:
-      found = answer['probabilities']
-      got = list(found.values())
-      np.testing.assert_allclose(got, shares[number], atol=1e-4)
-      assert answer['label'] == max(found, key=found.get)
-  return jax.device_get(out)
-
 
 BAD = {
   3: (b'{"text": ""}', 'text: expected at least one readable token'),
@@ -44,16 +29,19 @@ BAD = {
 
 
 @pytest.mark.nightly
-def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
-  run = tiny_albert.fine_tuned(tmp_path_factory)
-  texts = [tiny_albert.text(number)[0] for number in range(40)]
+def test_an_albert_from_raw_text_to_answers(runs):
+  run, draw = runs('albert sst2'), random.Random(0)
+  texts = [
+    ' '.join(draw.choices(toy_runs.WORDS, k=1 + number % 25))
+    for number in range(40)
+  ]
   lines = [json.dumps({'text': text}).encode() for text in texts]
   lines[5] = json.dumps(texts[5]).encode()  # just a string
   for number, (line, _) in BAD.items():
     lines[number] = line
   source, written = predict.read_lines(io.BytesIO(b'\n'.join(lines))), []
   flags = predict.main.parse([
-    f'--workdir={run}', '--compilation_cache=none', '--lengths=32',
+    f'--workdir={run.folder}', '--compilation_cache=none', '--lengths=32',
     '--batches=2', '--serve=iterations=5',
   ])  # fmt: skip
   with serving.build_engine(flags) as engine:
@@ -61,25 +49,31 @@ def test_an_albert_from_raw_text_to_answers(tmp_path_factory):
   statistics = engine.monitor.snapshot()
   answers = list(map(json.loads, written))
   assert [answer['id'] for answer in answers] == list(range(1, 41))
-  rows = tokenizer.load(run / 'tokenizer.json').encode(texts, None, 32)
+  assert statistics['answers'] == 40 - len(BAD)
+  assert statistics['failures'] == {'encode': len(BAD)}
+  # A plain call of the model.
+  rows = tokenizer.load(run.folder / 'tokenizer.json').encode(texts, None, 32)
   tokens = pad_rows(np.split(rows.tokens, rows.offsets[1:-1]), (40, 32))
   length = np.asarray(rows.lengths, np.int32)
   batch = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
-  out = check_shares(run, batch, answers)
-  # Tokens halt at different times.
-  assert len(np.unique(out['ponder']['steps'])) > 2
+  logits, out = jax.jit(run.task.apply)(run.variables['params'], {}, batch)
+  shares = np.asarray(jax.nn.softmax(logits))
+  assert np.ptp(shares, 0).min() > 0.001  # rows differ
+  every = np.asarray(out['ponder']['steps'])
+  assert len(np.unique(every)) > 2  # tokens halt at different times
   for number, answer in enumerate(answers):
     if number in BAD:
       assert set(answer) == {'id', 'error'}
       assert BAD[number][1] in answer['error']
       continue
-    steps = out['ponder']['steps'][number, : length[number]]
-    assert list(answer['probabilities']) == ['negative', 'positive']
+    steps = every[number, : length[number]]
+    found = answer['probabilities']
+    assert list(found) == ['negative', 'positive']
+    np.testing.assert_allclose([*found.values()], shares[number], atol=1e-4)
+    assert answer['label'] == max(found, key=found.get)
     assert (answer['tokens'][0], answer['tokens'][-1]) == ('[CLS]', '[SEP]')
     assert answer['token_iterations'] == steps.tolist()
     assert answer['depth'] == steps.max()
-  assert statistics['answers'] == 40 - len(BAD)
-  assert statistics['failures'] == {'encode': len(BAD)}
 
 
 @pytest.mark.slow
@@ -109,11 +103,13 @@ def test_train_and_predict(tmp_path):
   for name in ('vocab.txt', 'train.tsv', 'dev.tsv'):
     (tmp_path / name).unlink()
   draw, bad = random.Random(0), {3, 77, 501}
-  lines = [
-    b'\xff\x00' if number in bad else json.dumps(
-      {'text': ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))}
-    ).encode() for number in range(600)
-  ]  # fmt: skip
+  texts = [
+    ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))
+    for _ in range(600)
+  ]
+  lines = [json.dumps({'text': text}).encode() for text in texts]
+  for number in bad:
+    lines[number] = b'\xff\x00'
   out, log = run(
     'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
     input=b'\n'.join(lines) + b'\n',
@@ -121,10 +117,10 @@ def test_train_and_predict(tmp_path):
   # The parameters that training calibrated are those of its last checkpoint.
   assert 'warning' not in log
   assert 'tests' in json.loads(log.splitlines()[-1])['drift']
-  given = [json.loads(line) for line in out.splitlines()]
-  assert [answer['id'] for answer in given] == list(range(1, 601))
-  assert {n for n, answer in enumerate(given) if 'error' in answer} == bad
-  good = [answer for answer in given if 'error' not in answer]
+  answers = [json.loads(line) for line in out.splitlines()]
+  assert [answer['id'] for answer in answers] == list(range(1, 601))
+  assert {n for n, answer in enumerate(answers) if 'error' in answer} == bad
+  good = [answer for answer in answers if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {4, 5}
   assert all(answer['retention'] <= 1 for answer in good)
   _interrupt_while_idle(workdir)
@@ -138,11 +134,9 @@ def _interrupt_while_idle(workdir):
     'signal.signal(signal.SIGINT, signal.default_int_handler); '
     'sys.exit(predict.main(sys.argv[1:]))'
   )
-  flags = [f'--workdir={workdir}', '--batches=1']
+  command = [sys.executable, '-c', program, f'--workdir={workdir}']
   pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
-  with subprocess.Popen(
-    [sys.executable, '-c', program, *flags], **pipes
-  ) as process:
+  with subprocess.Popen([*command, '--batches=1'], **pipes) as process:
     try:
       process.stdin.write(b'{"text": "w1"}\n')
       process.stdin.flush()
@@ -152,3 +146,95 @@ def _interrupt_while_idle(workdir):
       assert process.stderr.read().splitlines()[-1] == b'error: interrupted'
     finally:
       process.kill()
+
+
+# -- from a bundle
+
+FLAGS = {
+  'eat sst2': ['--serve=tau=0.9', '--thresholds=forum=0.55',
+               '--minimum_retention=news=0.78'],
+  'eat sst2 dense': [],
+  'albert sst2': ['--serve=iterations=3', '--lengths=16'],
+  'digits input': [],
+}  # fmt: skip
+# Rows leave at different depths, by different rules, at different lengths.
+VARIED = (
+  ('eat sst2', 'depth'), ('eat sst2', 'retention'), ('albert sst2', 'depth'),
+  ('digits input', 'tape_length'),
+)  # fmt: skip
+ASK = """
+import json, sys
+from launch import predict, serving
+
+for line in sys.stdin:
+  path, items = json.loads(line)
+  flags = predict.main.parse([f'--bundle={path}', '--compilation_cache=none'])
+  with serving.build_engine(flags) as engine:
+    print(json.dumps([answer.as_dict() for answer in engine.predict(items)]))
+found = {name.removesuffix('.policy') for name in sys.modules}
+families = {'eat', 'albert_act', 'adatape', 'recurrent_act'}
+assert {one for one in found if one.partition('.')[0] in families} <= families
+assert 'flax' not in found and 'train_lib' not in found, found
+"""
+
+
+def items(directory, name, folders):
+  if name == 'digits input':
+    pixels = np.random.default_rng(1).integers(0, 256, (8, 20, 24, 3), np.uint8)
+    for number, image in enumerate(pixels):
+      PIL.Image.fromarray(image).save(directory / f'{number}.png')
+    return [{'image': f'{directory}/{number}.png'} for number in range(8)]
+  rows = pathlib.Path(folders['glue'], 'sst2', 'dev.tsv').read_text()
+  texts = [row.partition('\t')[0] for row in rows.splitlines()[21:33]]
+  sources = ('', 'forum', 'news') if name == 'eat sst2' else ('',)
+  return [
+    {'text': text, 'source': sources[number % len(sources)]}
+    for number, text in enumerate(texts)
+  ]
+
+
+@pytest.mark.slow
+def test_all_families_answer_the_same_without_their_code(
+  runs, folders, tmp_path, capsys, monkeypatch
+):
+  # Smaller programs of ALBERT.
+  monkeypatch.setattr(compaction, 'SHARES', (0.5, 1.0))
+  monkeypatch.setattr(compaction, 'FEW_TOKENS', (8,))
+  monkeypatch.setattr(packed_attention, 'SHARES', (1.0,))
+  asked, expected = [], {}
+  for name, flags in FLAGS.items():
+    rows = items(tmp_path, name, folders)
+    run = runs(name, *['model.rule.epsilon=0.5'] * ('albert' in name))
+    if name == 'eat sst2':
+      drift = {'confidences': [0.5, 0.6, 0.9], 'threshold': 0.6}
+      content = {'temperatures': [1.5] * len(run.task.model.heads())}
+      path = run.folder / 'calibration.json'
+      files.write_json(path, content | {'drift': drift})
+    path, flags = tmp_path / f'{name}.bundle', ['--batches=2', *flags]
+    given = predict.main.parse(
+      [f'--workdir={run.folder}', '--compilation_cache=none', *flags]
+    )
+    with serving.build_engine(given) as engine:
+      expected[name] = [one.as_dict() for one in engine.predict(rows)]
+    flags += f'--workdir={run.folder}', f'--bundle={path}'
+    assert export.main(flags) == 0
+    assert f'step 1, written: {path}, ' in capsys.readouterr().out
+    asked.append(json.dumps([str(path), rows]))
+  done = subprocess.run(
+    [sys.executable, '-c', ASK], input='\n'.join(asked), capture_output=True,
+    text=True, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  lines = done.stdout.splitlines()
+  for (name, answers), line in zip(expected.items(), lines, strict=True):
+    for answer, want in zip(json.loads(line), answers, strict=True):
+      shares = pytest.approx(want.pop('probabilities'), rel=0, abs=1e-5)
+      assert answer.pop('probabilities') == shares, name
+      assert answer == json.loads(json.dumps(want)), name
+  for name, field in VARIED:
+    assert len({answer[field] for answer in expected[name]}) > 1
+
+
+def test_what_is_no_bundle_is_one_line(refused):
+  words = ['README.md: expected a file of']
+  refused(predict.main, ['--bundle=README.md'], words, command_line.CHECKPOINT)

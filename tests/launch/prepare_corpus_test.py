@@ -15,6 +15,7 @@ from core import files
 from dataset_lib import builder
 from dataset_lib.corpus import preparation
 from launch import command_line, prepare_corpus
+from tests.launch.refused import TABLE
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
 
@@ -90,31 +91,7 @@ def test_a_given_tokenizer_and_validation_at_home(texts, monkeypatch, capsys):
   assert f'{texts}/tfds' in errors_of(command_line.USAGE, capsys, *flags)[-1]
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    ('', '--input required'),
-    ('--input={in}', '--out required'),
-    ('--input= --out={out}', '--input: files, folders'),
-    ('--input={in} --out={in}', '--out new or empty'),
-    ('--input={in} --out={in}/a.txt', '--out a file'),
-    ('--input={in} --out={in}/a.txt/x', '--out a file'),
-    ('--input={in} --out=/proc', '--out disk is mounted'),
-    ('--input=tfds:../../x --out={out}', 'a TFDS name ../../x'),
-    ('{good} --max_length=7', '--max_length: integer in [8, 65536] 7'),
-    ('{good} --max_length=x', '--max_length: integer x'),
-    ('{good} --vocab_size=0', '--vocab_size: integer >= 1'),
-    ('{good} --vocab_texts=9', '--vocab_texts: >= 1000'),
-    ('{good} --processes=0', '--processes: >= 1'),
-    ('{good} --validation_share=0.7', '--validation_share: [0.0, 0.5]'),
-    ('{good} --validation_share=nan', '--validation_share: number nan'),
-    ('{good} --validation={in}/a.txt --validation_share=0.1',
-     '--validation_share leave one out'),
-    ('{good} --tokenizer={in} --vocab_size=50', '--vocab_size leave one out'),
-    ('{good} --tokeniser=x', '--tokeniser --tokenizer'),
-    ('{good} --vocab_size=100000 --processes=1', 'vocab_size: <= 100000'),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('flags', 'words'), TABLE['prepare_corpus usage'])
 def test_bad_command_lines_are_answered_in_one_line(
   flags, words, texts, tmp_path, capsys
 ):
@@ -126,42 +103,25 @@ def test_bad_command_lines_are_answered_in_one_line(
   # A bar may stand before the error that only the texts show.
   assert [line.startswith('error: ') for line in errors].count(True) == 1
   assert errors[-1].startswith('error: ')
-  for word in words.split():
-    assert word in errors[-1]
+  assert all(word in errors[-1] for word in words)
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    ('--input=/nowhere', 'no file or folder /nowhere'),
-    ('--input={in} --validation=/nowhere', 'no file or folder /nowhere'),
-    ('--input={in} --tokenizer=/nowhere', 'no tokenizer at /nowhere'),
-    ('--input={in}/empty.txt', 'no text'),
-    ('--input={in}/empty.txt --tokenizer={in}/vocab.txt', 'no text for the'),
-    ('--input={in}/notes', 'no text in'),
-    ('--input={in}/one.txt', '--validation_share=0'),
-    (
-      '--input={in}/one.txt --tokenizer={in}/vocab.txt',
-      "no text for the split 'train'",
-    ),
-    ('--input={in} --tokenizer={in}/unmasked.txt', 'with [MASK]'),
-  ],
-)
+@pytest.mark.parametrize(('flags', 'words'), TABLE['prepare_corpus data'])
 def test_what_is_no_text_or_tokenizer_is_a_data_error(
   flags, words, texts, tmp_path, capsys
 ):
-  (texts / 'empty.txt').touch()
   (texts / 'notes').mkdir()
-  (texts / 'notes' / 'note.md').touch()
-  (texts / 'one.txt').write_text('a a. A a.')
   special = '[PAD]\n[UNK]\n[CLS]\n[SEP]\n'
-  (texts / 'vocab.txt').write_text(f'{special}[MASK]\na')
-  (texts / 'unmasked.txt').write_text(f'{special}a')
+  for name, text in {
+    'empty.txt': '', 'notes/note.md': '', 'one.txt': 'a a. A a.',
+    'vocab.txt': f'{special}[MASK]\na', 'unmasked.txt': f'{special}a',
+  }.items():  # fmt: skip
+    (texts / name).write_text(text)
   given = flags.format(**{'in': texts}).split()
   out = f'--out={tmp_path}/out'
   errors = errors_of(command_line.DATA, capsys, *given, out, '--processes=1')
-  assert words in errors[-1]
+  assert all(word in errors[-1] for word in words)
   assert not (tmp_path / 'out').exists()
 
 
@@ -229,15 +189,6 @@ def test_what_the_machine_lacks_is_one_line(
   )
   assert words in errors[-1]
   assert [path.name for path in tmp_path.iterdir()] == ['texts']
-
-
-def test_help_teaches(capsys):
-  with pytest.raises(SystemExit):
-    run('--help')
-  printed = capsys.readouterr().out
-  for word in ('--validation_share', 'paragraph', 'tfds:wikipedia', '130',
-               '100 million'):  # fmt: skip
-    assert word in printed
 
 
 def peak_memory(*flags):

@@ -130,41 +130,41 @@ def uninterrupted(tmp_path_factory):
   return workdir
 
 
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+
+
 @pytest.mark.parametrize(
-  'step', first_is_slow((31,), (3,), (12,), (22,), (45,), (58,))
-)
-def test_kill_9_and_restart_is_bit_identical(step, uninterrupted, tmp_path):
-  kill = signal.SIGKILL
-  stop_at(tmp_path, step, kill, -kill, start(tmp_path, EVERY_7))
+  ('number', 'code', 'step', 'flag', 'saved'),
+  [
+    # A killed run may not have completed its newest checkpoint.
+    *first_is_slow(*(
+      (KILL, -KILL, step, EVERY_7, (step // 7 - 1) * 7)
+      for step in (31, 3, 12, 22, 45, 58)
+    )),
+    pytest.param(TERM, 75, 31, NEVER, 21, marks=pytest.mark.slow),
+  ],
+)  # fmt: skip
+def test_a_stopped_run_continues_bit_identically(
+  number, code, step, flag, saved, uninterrupted, tmp_path
+):
+  stop_at(tmp_path, step, number, code, start(tmp_path, flag))
   assert not (tmp_path / 'result.json').exists()
-  run(tmp_path, EVERY_7)
+  run(tmp_path, flag)
   assert_same_run(uninterrupted, tmp_path)
-  # The newest checkpoint may not have been complete.
-  saved = (step // 7 - 1) * 7
   assert result(tmp_path)['steps_this_process'] <= STEPS - saved
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('seed', range(10))
 def test_any_five_kills_are_bit_identical(seed, uninterrupted, tmp_path):
-  rng, kill = random.Random(seed), signal.SIGKILL
+  rng = random.Random(seed)
   for step in sorted(rng.sample(range(1, STEPS - 8), 5)):
     process = start(tmp_path, EVERY_7)
     wait_for_step(tmp_path, step, process)
     time.sleep(rng.uniform(0.0, 0.05))
-    process.send_signal(kill)
-    finish(process, code=-kill)
+    process.kill()
+    finish(process, code=-KILL)
   run(tmp_path, EVERY_7)
-  assert_same_run(uninterrupted, tmp_path)
-
-
-@pytest.mark.slow
-def test_sigterm_saves_the_step_and_the_same_command_continues(
-  uninterrupted, tmp_path
-):
-  stop_at(tmp_path, 31, signal.SIGTERM, 75, start(tmp_path, NEVER))
-  run(tmp_path, NEVER)
-  assert result(tmp_path)['steps_this_process'] < STEPS - 20
   assert_same_run(uninterrupted, tmp_path)
 
 
@@ -177,25 +177,30 @@ def test_a_finished_run_is_not_run_again(uninterrupted):
   assert result(uninterrupted)['accuracy'] >= 0.0
 
 
-@pytest.mark.parametrize(
-  ('devices', 'num_micro', 'extra'),
-  first_is_slow(
-    (8, 4, [FSDP]), (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()), (4, 1, ()),
-    (4, 4, ()), (8, 1, CUBE),
-  ),
-)  # fmt: skip
-def test_devices_and_accumulation_give_the_same_losses(
-  uninterrupted, tmp_path, devices, num_micro, extra
-):
-  run(tmp_path, f'--config.num_micro={num_micro}', *extra, devices=devices)
-  assert_same_losses(uninterrupted, tmp_path)
-
-
 def begin(workdir, layout, *extra):
   """Starts a run on a number of devices, or on 'two' processes."""
   if layout == 'two':
     return start_two(workdir, *extra)
   return [start(workdir, *extra, devices=layout)]
+
+
+@pytest.mark.parametrize(
+  ('layout', 'num_micro', 'extra'),
+  [
+    pytest.param('two', 1, (), marks=pytest.mark.slow),
+    *first_is_slow(
+      (8, 4, [FSDP]), (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()),
+      (4, 1, ()), (4, 4, ()), (8, 1, CUBE),
+    ),
+  ],
+)  # fmt: skip
+def test_devices_and_accumulation_give_the_same_losses(
+  uninterrupted, tmp_path, layout, num_micro, extra
+):
+  flag = f'--config.num_micro={num_micro}'
+  finish(*begin(tmp_path, layout, flag, *extra))
+  assert_same_losses(uninterrupted, tmp_path)
+  assert sum('test/accuracy' in row for row in rows(tmp_path)) == 3
 
 
 @pytest.mark.nightly
@@ -210,13 +215,6 @@ def test_a_run_continues_on_other_devices(before, uninterrupted, tmp_path):
     finish(*begin(workdir, after, NEVER))
     assert result(workdir)['steps_this_process'] < STEPS - 10
     assert_same_losses(uninterrupted, workdir)
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(uninterrupted, tmp_path):
-  finish(*start_two(tmp_path))
-  assert_same_losses(uninterrupted, tmp_path)
-  assert sum('test/accuracy' in row for row in rows(tmp_path)) == 3
 
 
 @pytest.mark.nightly

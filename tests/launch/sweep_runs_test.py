@@ -1,7 +1,6 @@
 """Runs of a list that read each other, and their summary over seeds."""
 
 import csv
-import pathlib
 import shutil
 from unittest import mock
 
@@ -9,22 +8,23 @@ import pytest
 
 from core import files
 from launch import command_line, sweep, sweep_runs
+from launch.sweep_runs import Run
 from tests.dataset_lib import corpora
 from tests.launch.sweep_test import PARITY, flags
 
 
 def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
   values = {
-    '@x0 a=@y1 seed=0': 0.5,
-    '@x1 seed=1 a=@y2': 0.7,
-    'a=2': 0.9,
-    '@x2 a=@y1 seed=2': None,
-    '@z12 b=@y12': None,
-    '@z12_1 b=@y12_1 seed=1': None,
     '@y1 c=1': None,
     '@y2 seed=1 c=1': None,
     '@y12 c=3': None,
     '@y12_1 c=3 seed=1': None,
+    '@x0 a=@y1 seed=0': 0.5,
+    '@x1 a=@y2 seed=1': 0.7,
+    'a=2': 0.9,
+    '@x2 a=@y1 seed=2': None,
+    '@z12 b=@y12': None,
+    '@z12_1 b=@y12_1 seed=1': None,
     # Equal but for digits of names: of other lines, or of an equal seed.
     '@w1 d=@y1 seed=0': 0.3,
     '@w2 d=@y12 seed=1': 0.3,
@@ -35,13 +35,21 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
     'f=1 seed=1': 0.5,
     'f=1 seed=2': 0.7,
   }
-  rows = [{'run': name, 'test/x': x} for name, x in values.items()]
-  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows[2:-3], 'test/x')
+  ranked, named = [], {}
+  for line, value in values.items():
+    own, *overrides = line.split() if line[0] == '@' else ['', *line.split()]
+    needs = [named[o.partition('=')[2]] for o in overrides if '@' in o]
+    overrides = [o.replace('@', f'{tmp_path}/') for o in overrides]
+    workdir = tmp_path / (own[1:] or line)
+    run = Run(line, 'file.py', overrides, workdir, needs=tuple(needs))
+    named[own] = run
+    ranked.append((run, {'run': line, 'test/x': value}))
+  sweep_runs.write_seeds(tmp_path / 'seeds.csv', ranked[6:-3], 'test/x')
   assert not [*tmp_path.iterdir()]
   # The first of the seeds has no `seed=`; these have another metric.
-  rows[4]['test/y'], rows[5]['test/y'] = 1.0, 2.0
-  rows[-3]['test/y'] = 1.0
-  sweep_runs.write_seeds(tmp_path / 'seeds.csv', rows, 'test/x')
+  ranked[8][1]['test/y'], ranked[9][1]['test/y'] = 1.0, 2.0
+  ranked[-3][1]['test/y'] = 1.0
+  sweep_runs.write_seeds(tmp_path / 'seeds.csv', ranked, 'test/x')
   with (tmp_path / 'seeds.csv').open(newline='') as file:
     first, second, third, *others = csv.DictReader(file)
   assert (first['run'], first['seeds']) == ('@x a=@y', '2')
@@ -66,35 +74,24 @@ batch_size=$SIZE
 
 
 def test_a_line_reads_the_directory_of_a_named_one(
-  tmp_path, monkeypatch, capsys, refused
+  tmp_path, monkeypatch, capsys, refused, trained
 ):
   monkeypatch.setenv('SIZE', '16')
-  commands, codes = [], [7, 0, 0, 0]
-
-  def train(command):
-    commands.append(dict(item.split('=', 1) for item in command[3:]))
-    if not (code := codes.pop(0)):
-      workdir = pathlib.Path(commands[-1]['--workdir'])
-      workdir.mkdir(parents=True)
-      metric = 'a/b' if workdir.name == 'first' else 'test/accuracy'
-      files.write_json(workdir / 'result.json', {metric: 0.5})
-    return code
-
-  monkeypatch.setattr(sweep, 'train', train)
   given = flags(tmp_path, NAMED)
+  first, second, _ = NAMED.strip().splitlines()
+  trained.outcomes = {first: 7, second: {'test/accuracy': 0.5}}
   assert sweep.main(given) == 7
   assert "not run, without ['@first" in capsys.readouterr().err
-  assert [one['--config'] for one in commands] == [f'{PARITY},n=4', PARITY]
-  assert commands[1]['--config.batch_size'] == '16'
+  assert [run.config for run in trained.runs] == [f'{PARITY},n=4', PARITY]
+  assert trained.runs[1].overrides == ['batch_size=16']
+  trained.outcomes[first] = {'a/b': 0.5}
   assert sweep.main(given) == 0
-  first = f'{tmp_path}/runs/first'
-  assert [one['--workdir'] for one in commands[2:]] == [
-    first, f'{tmp_path}/runs/second'
-  ]  # fmt: skip
-  assert commands[3]['--config'] == 'configs/adatape/parity.py:n=6'
-  assert commands[3]['--config.warm_start.workdir'] == first
+  run, reader = trained.runs[2:]
+  assert (run.workdir.name, reader.workdir.name) == ('first', 'second')
+  assert reader.config == 'configs/adatape/parity.py:n=6'
+  assert reader.overrides == [f'warm_start.workdir={run.workdir}']
   # Now that the first has finished, its reader is checked before any run.
-  (tmp_path / 'runs' / 'second' / 'result.json').unlink()
+  (reader.workdir / 'result.json').unlink()
   wrong = flags(tmp_path, NAMED.replace('=@first', '=@first batch_size=0'))
   refused(sweep.main, wrong, ['line 3: batch_size'])
   # A name is of one configuration, also when its run has finished.
@@ -105,21 +102,6 @@ def test_a_line_reads_the_directory_of_a_named_one(
   same = flags(tmp_path, '@first :n=4 seed=0')
   (run,) = sweep.read_runs(sweep.main.parse(same))
   assert run.result() is not None
-
-
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
-    ('@a seed=1\n@b warm_start.workdir=@c', 'line 2: @c is not the name of an'),
-    ('@a seed=1\nwarm_start.workdir=@a', 'line 2: expected a name, such as'),
-    ('@a seed=1\n@a seed=2', 'line 2: @a names an earlier line'),
-    ('@a/b seed=1', 'line 1: expected a name of letters, digits and _'),
-    ('seed=$NOT_SET  # $X', 'line 1: $NOT_SET is not set in the environment'),
-    ('# $X\n:n=${NOT_SET}', 'line 2: ${NOT_SET} is not set'),
-  ],
-)
-def test_a_wrong_name_is_refused(text, words, tmp_path, refused):
-  refused(sweep.main, flags(tmp_path, text), [words])
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,17 @@ import itertools
 import os
 import pathlib
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from core import files
 from launch import command_line, sweep
+from launch.sweep_runs import Run
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
+from tests.launch.refused import TABLE
 
 SIGNALS = signal.SIGTERM, signal.SIGINT
 PARITY = 'configs/adatape/parity.py:n=8'
@@ -60,61 +60,20 @@ def test_lines_and_their_directories(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('text', 'words'),
+  ('text', 'more', 'words'),
   [
-    ('batch_size=8\n\noptimizer.lrr=1', ['line 3', 'optimizer.lrr', 'mean lr']),
-    ('batch_size=8\noptimizer.lr=fast', ['line 2', 'a number in', 'fast']),
-    ('batch_size=0', ['line 1', 'batch_size', '[1, ']),
-    ('batch_size', ['line 1', 'batch_size=value']),
-    ('batch_size=8\n"batch', ['line 2', 'quotation']),
-    ('batch_size=8 seed=1\nseed=2\nseed=1 batch_size=8',
-     ['line 3', 'the same run as in line 1']),
-    ('optimizer.lr=1e-3\noptimizer.lr=0.001', ['line 2', 'line 1']),
-    ('# nothing\n\n', ['--overrides', 'at least one line']),
-    (b'batch_size=\xff', ['--overrides', 'utf-8']),
-    (dict(metric='dev/accuracy'), ['--metric', "['test']", 'dev/accuracy']),
-    (dict(metric='accuracy'), ['--metric', 'EVAL/METRIC', "'accuracy'"]),
-    (dict(metric='test'), ['--metric', 'EVAL/METRIC', "'test'"]),
-    (dict(config='nowhere.py'), ['line 1', '--config', 'nowhere.py']),
-    (dict(overrides='nowhere.txt'), ['--overrides', 'nowhere.txt']),
-    (dict(mode='least'), ['--mode', 'min', 'least']),
-    (dict(metrc='x'), ['--metrc', '--metric']),
-    (':n=3', ['line 1', 'config argument n', 'got 3']),
-    (dict(x='dataset.size'), ['line 1', '--x', 'dataset, ', 'dataset.size']),
-    (dict(x='task'), ['line 1', '--x', 'a field with a number']),
-    (dict(x='seed', lines='seed.x'), ['line 1', '--lines', 'seed.x']),
+    *((text, '', words) for text, words in TABLE['sweep lines']),
+    *(('batch_size=8', more, words) for more, words in TABLE['sweep flags']),
   ],
-)  # fmt: skip
+)
 def test_a_wrong_line_or_flag_is_named_before_anything_runs(
-  text, words, tmp_path, refused, monkeypatch
+  text, more, words, tmp_path, refused, trained
 ):
-  monkeypatch.setattr(sweep, 'train', None)
-  is_flag = isinstance(text, dict)
-  text, changes = ('batch_size=8', text) if is_flag else (text, {})
-  refused(sweep.main, flags(tmp_path, text, **changes), words)
+  text = text.encode().decode('unicode_escape').encode('latin-1')
+  given = [*flags(tmp_path, text), *more.split()]
+  refused(sweep.main, given, words)
+  assert not trained.runs
   assert not (tmp_path / 'runs').exists()
-
-
-@pytest.fixture
-def trained(monkeypatch):
-  """Trainings that end at once: (rates trained, outcome of each rate)."""
-  calls, outcomes = [], {}
-
-  def train(command):
-    assert command[1:3] == ['-m', 'launch.train']
-    given = dict(item.split('=', 1) for item in command[3:])
-    rate = given['--config.optimizer.lr']
-    calls.append(rate)
-    outcome = outcomes.get(rate, {'test/accuracy': float(rate)})
-    if isinstance(outcome, int):
-      return outcome
-    workdir = pathlib.Path(given['--workdir'])
-    workdir.mkdir(parents=True)
-    files.write_json(workdir / 'result.json', outcome)
-    return 0
-
-  monkeypatch.setattr(sweep, 'train', train)
-  return calls, outcomes
 
 
 def table(tmp_path):
@@ -131,7 +90,7 @@ def table(tmp_path):
 )
 def test_the_table_is_ordered(mode, order, tmp_path, trained, capsys):
   assert sweep.main(flags(tmp_path, RATES, mode=mode)) == 0
-  assert trained[0] == ['0.01', '0.03', '0.02']
+  assert trained.names() == ['0.01', '0.03', '0.02']
   assert table(tmp_path) == [(rate, rate) for rate in order]
   printed = capsys.readouterr().out
   assert '[2/3] optimizer.lr=0.03' in printed
@@ -142,19 +101,17 @@ def test_the_table_is_ordered(mode, order, tmp_path, trained, capsys):
 def test_a_run_that_fails_is_named_and_the_others_go_on(
   tmp_path, trained, capsys
 ):
-  calls, outcomes = trained
-  outcomes.update({'0.01': command_line.NOT_FINITE, '0.03': 137})
+  trained.outcomes.update({'0.01': command_line.NOT_FINITE, '0.03': 137})
   assert sweep.main(flags(tmp_path, RATES)) == command_line.NOT_FINITE
-  assert calls == ['0.01', '0.03', '0.02']
+  assert trained.names() == ['0.01', '0.03', '0.02']
   error = capsys.readouterr().err.splitlines()
   assert error == ['exit code 3: optimizer.lr=0.01',
                    'exit code 137: optimizer.lr=0.03']  # fmt: skip
   assert table(tmp_path) == [('0.02', '0.02'), ('0.01', ''), ('0.03', '')]
   # The same command skips what has finished.
-  calls.clear()
-  outcomes.clear()
+  trained.outcomes.clear()
   assert sweep.main(flags(tmp_path, RATES)) == 0
-  assert calls == ['0.01', '0.03']
+  assert trained.names()[3:] == ['0.01', '0.03']
   assert '[3/3] finished before: optimizer.lr=0.02' in capsys.readouterr().out
   assert [row[0] for row in table(tmp_path)] == ['0.03', '0.02', '0.01']
 
@@ -163,10 +120,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
 def test_a_run_that_was_stopped_stops_the_others(
   code, tmp_path, trained, capsys
 ):
-  calls, outcomes = trained
-  outcomes['0.03'] = code
+  trained.outcomes['0.03'] = code
   assert sweep.main(flags(tmp_path, RATES)) == command_line.PREEMPTED
-  assert calls == ['0.01', '0.03']
+  assert trained.names() == ['0.01', '0.03']
   assert 'the same command continues' in capsys.readouterr().err
   assert not (tmp_path / 'runs' / 'sweep.csv').exists()
 
@@ -175,39 +131,27 @@ def test_a_metric_that_no_run_has_is_named(tmp_path, trained, refused):
   expected = '--metric: expected one of test/accuracy, got'
   refused(sweep.main, flags(tmp_path, RATES, 'test/acuracy'), [expected])
   # It is seen after the first run, which is not lost.
-  assert trained[0] == ['0.01']
-  trained[1]['0.03'] = {'test/accuracy': float('nan')}
+  assert trained.names() == ['0.01']
+  trained.outcomes['0.03'] = {'test/accuracy': float('nan')}
   assert sweep.main(flags(tmp_path, RATES)) == 0
-  assert trained[0] == ['0.01', '0.03', '0.02']
+  assert trained.names() == ['0.01', '0.03', '0.02']
   assert table(tmp_path)[2] == ('0.03', '')
 
 
-def test_arguments_of_the_file_and_the_picture(
-  tmp_path, monkeypatch, made, capsys
-):
-  values = {'n=4': 0.4, 'n=8': 0.8, 'n=8,model=ut': 0.5}
-  file = 'configs/adatape/parity.py'
-
-  def train(command):
-    given = dict(item.split('=', 1) for item in command[3:])
-    assert given.keys() == {'--config', '--workdir', '--config.seed'}
-    name, _, argument = given['--config'].partition(':')
-    assert name == file
-    value = values[argument] + 0.1 * int(given['--config.seed'])
-    workdir = pathlib.Path(given['--workdir'])
-    workdir.mkdir(parents=True)
-    outcome = {'test/accuracy': value, 'few/5shot': 0.2, 'seconds': 9.0}
-    files.write_json(workdir / 'result.json', outcome)
-    return 0
-
-  monkeypatch.setattr(sweep, 'train', train)
-  lines = ':n=8 seed=0\n:n=8 seed=1\n:n=8 :model=ut seed=0\n:n=4 seed=2\n'
+def test_arguments_of_the_file_and_the_picture(tmp_path, trained, made, capsys):
+  file, lines = 'configs/adatape/parity.py', {
+    ':n=8 seed=0': 0.8, ':n=8 seed=1': 0.9, ':n=8 :model=ut seed=0': 0.5,
+    ':n=4 seed=2': 0.6,
+  }  # fmt: skip
+  for line, value in lines.items():
+    trained.outcomes[line] = {'test/accuracy': value, 'few/5shot': 0.2, 's': 9}
   options = dict(x='dataset.length', names='ParityModel=AdaTape')
-  given = flags(tmp_path, lines, config=file, **options)
+  given = flags(tmp_path, '\n'.join(lines), config=file, **options)
   assert sweep.main(given) == 0
-  folders = sorted(path.name for path in (tmp_path / 'runs').glob('n=*'))
-  assert [folder[:-9] for folder in folders] == [
-    'n=4,seed=2', 'n=8,model=ut,seed=0', 'n=8,seed=0', 'n=8,seed=1'
+  arguments = [run.config.removeprefix(file) for run in trained.runs]
+  assert arguments == [':n=8', ':n=8', ':n=8,model=ut', ':n=4']
+  assert [run.workdir.name[:-9] for run in trained.runs] == [
+    'n=8,seed=0', 'n=8,seed=1', 'n=8,model=ut,seed=0', 'n=4,seed=2'
   ]  # fmt: skip
   [axes] = made[-1].axes
   lines = {line.get_label(): line for line in axes.get_lines()}
@@ -223,17 +167,6 @@ def test_arguments_of_the_file_and_the_picture(
   assert f'picture: {tmp_path}/runs/sweep.png' in capsys.readouterr().out
 
 
-def test_the_runs_of_figure_2():
-  text = pathlib.Path('configs/adatape/figure2.txt').read_text()
-  lines = [line for line in text.splitlines() if line[0] != '#']
-  assert lines == [
-    f':n={n},model={model} seed={seed}'
-    for n in (4, 8, 16, 32, 64)
-    for model in ('adatape', 'transformer', 'ut')
-    for seed in range(3)
-  ]
-
-
 CHILD = """
 import pathlib, signal, sys, time
 got = []
@@ -247,21 +180,30 @@ pathlib.Path(sys.argv[1], 'got').write_text(str(got))
 """
 
 
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  """A run whose training is the code of its name."""
+  monkeypatch.setattr(Run, 'command', lambda run: [
+    '-c', f'import os, sys; {run.name}', str(tmp_path)
+  ])  # fmt: skip
+  return Run(CHILD, '', [], tmp_path)
+
+
 @pytest.mark.parametrize('number', SIGNALS)
-def test_a_signal_reaches_the_training_once(number, tmp_path):
+def test_a_signal_reaches_the_training_once(number, run):
   def ask():
-    while not (tmp_path / 'ready').exists():
+    while not (run.workdir / 'ready').exists():
       time.sleep(0.01)
     os.kill(os.getpid(), number)
 
   handlers = [signal.getsignal(one) for one in SIGNALS]
   thread = threading.Thread(target=ask)
   thread.start()
-  code = sweep.train([sys.executable, '-c', CHILD, str(tmp_path)])
+  code = sweep.train(run)
   thread.join()
   # Asked to stop, even if it came too late for this one.
   assert code == command_line.PREEMPTED
-  assert (tmp_path / 'got').read_text() == str([int(number)])
+  assert (run.workdir / 'got').read_text() == str([int(number)])
   assert [signal.getsignal(one) for one in SIGNALS] == handlers
 
 
@@ -269,8 +211,8 @@ def test_a_signal_reaches_the_training_once(number, tmp_path):
   ('end', 'code'),
   [('sys.exit(3)', 3), ('0', 0), ('os.kill(os.getpid(), 9)', 137)],
 )
-def test_exit_codes_are_those_of_a_shell(end, code):
-  assert sweep.train([sys.executable, '-c', f'import os, sys; {end}']) == code
+def test_exit_codes_are_those_of_a_shell(end, code, run):
+  assert sweep.train(run._replace(name=end)) == code
 
 
 @pytest.mark.parametrize(

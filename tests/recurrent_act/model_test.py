@@ -241,41 +241,6 @@ def cost_of(*args, **options):
   return once(*args, **options)[2]['cost'][0]
 
 
-# (options, score, h^0, s_{t-1}) -> (s_t, N, rho, h^0 of the next input)
-BY_HAND = [
-  # Weights .4, .4, .2 of the states 1, 2, 3.
-  (dict(rule=ACT()), 0.4, 0.0, 0.0, (1.8, 3, 3.2, 0.0)),
-  # Forced at 2: weights .4, .6.
-  (dict(rule=ACT(), max_steps=2), 0.4, 0.0, 0.0, (1.6, 2, 2.6, 0.0)),
-  (dict(rule=ACT()), 0.995, 0.0, 5.0, (6.0, 1, 2.0, 0.0)),
-  (dict(rule=StraightThrough()), 0.4, 0.0, 0.0, (3.0, 3, 3.0, 0.0)),
-  (dict(rule=StraightThrough(), max_steps=2), 0.4, 0.0, 0.0,
-   (2.0, 2, 2.0, 0.0)),
-  (dict(rule=Fixed(), max_steps=4), 0.0, 0.0, 0.0, (4.0, 4, 4.0, 0.0)),
-  # h = .8, 1.4: two repetitions, and .4 is carried over.
-  (dict(rule=SkipACT(mu=2)), 0.3, 0.2, 5.0, (7.0, 2, 2.0, 0.4)),
-  (dict(rule=SkipACT(mu=5)), 0.9, 0.0, 5.0, (6.0, 1, 1.0, 3.5)),
-  # Skipped: state as it was, 1 less is carried.
-  (dict(rule=SkipACT(mu=5)), 0.9, 3.5, 5.0, (5.0, 0, 0.0, 2.5)),
-  (dict(rule=SkipACT(mu=5)), 0.9, 0.995, 5.0, (5.0, 0, 0.0, -0.005)),
-  # A forced halt leaves no debt.
-  (dict(rule=SkipACT(mu=1), max_steps=2), 0.1, 0.3, 5.0, (7.0, 2, 2.0, 0.0)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize('dynamic', [False, True])
-@pytest.mark.parametrize(
-  ('options', 'score', 'carried', 'state', 'want'), BY_HAND
-)
-def test_by_hand(options, score, carried, state, want, dynamic):
-  after, rest, spent = once(score, carried, state, dynamic=dynamic, **options)
-  np.testing.assert_allclose(after[0, 0], want[0], atol=1e-6)
-  assert int(spent['steps'][0]) == want[1]
-  np.testing.assert_allclose(spent['cost'][0], want[2], atol=1e-6)
-  assert bool(spent['skipped'][0]) == (want[1] == 0)
-  np.testing.assert_allclose(rest[0], want[3], atol=1e-6)
-
-
 ADAPTS, STRAIGHT = dict(rule=ACT()), dict(rule=StraightThrough())
 SKIP = dict(rule=SkipACT(mu=2), state=5.0)
 TWO = dict(max_steps=2)

@@ -27,11 +27,9 @@ PLACES = (
   'evals.test.dataset.name', 'phases.0.model.name',
 )  # fmt: skip
 COMMANDS = {
-  'evaluate': (evaluate.main, ()),
-  'analyze': (analyze.main, ()),
-  'export': (export.main, ('--bundle=bundle',)),
-  'predict': (predict.main, ()),
-}
+  'evaluate': evaluate, 'analyze': analyze, 'export': export,
+  'predict': predict,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -66,8 +64,9 @@ def refuses(refused):
   """Runs a command that ends with one line; returns it."""
 
   def run(command, directory, *flags):
-    main, others = COMMANDS[command]
-    return refused(main, [f'--workdir={directory}', *others, *flags])
+    others = ['--bundle=bundle'] * (command == 'export')
+    given = [f'--workdir={directory}', *others, *flags]
+    return refused(COMMANDS[command].main, given)
 
   return run
 

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from benchmarks import budgets
+from core.errors import UserError
 from dataset_lib import tokenizer
 from dataset_lib.corpus import preparation
 from dataset_lib.records import tfds
@@ -71,10 +72,8 @@ def test_a_damaged_file_is_a_line(name, tmp_path):
     make(path)
     if len(SPECIAL) <= number and path.read_bytes().strip() in legal:
       continue
-    # What `launch.command_line` prints as one line.
-    with within(60), pytest.raises(Exception) as error:
+    with within(60), pytest.raises(UserError):
       print(number, READERS[name](folder))
-    assert hasattr(error.value, 'exit_code'), (number, repr(error.value))
 
 
 # Legal JSON with values of other types.
@@ -111,6 +110,5 @@ def test_other_types_are_a_line(name, tmp_path):
     if 'manifest' in name:
       text = checkpoint_io._encode(content)
     path.write_text(text)
-    with pytest.raises((ValueError, RuntimeError)) as error:
+    with pytest.raises(UserError):
       print(content, READERS[name](tmp_path))
-    assert hasattr(error.value, 'exit_code'), (content, repr(error.value))

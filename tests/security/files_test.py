@@ -120,27 +120,18 @@ def test_a_sparse_record_is_not_read(tmp_path):
     file.write(sharded.checked(struct.pack('<Q', size)))
     file.truncate(size + 16)
   source = records_of(tmp_path)
-  assert peak(lambda: refused_record(source)) < 2 * files.MAX_BYTES
+  tracemalloc.start()
+  try:
+    with pytest.raises(BadRecord, match='at most'):
+      source.record(0)
+    assert tracemalloc.get_traced_memory()[1] < 2 * files.MAX_BYTES
+  finally:
+    tracemalloc.stop()
 
 
 def records_of(folder):
   given = dict(directory=str(folder), num_classes=5, image_size=8)
   return builder.build_source(dict(name='records', **given), 'train')
-
-
-def refused_record(source):
-  with pytest.raises(BadRecord, match='at most'):
-    source.record(0)
-
-
-def peak(call):
-  """Bytes of Python's memory that a call needs at most."""
-  tracemalloc.start()
-  try:
-    call()
-    return tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize('write', [write_pipe, write_loop])

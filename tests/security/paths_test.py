@@ -15,7 +15,7 @@ CONFIG = '--config=configs/adatape/parity.py'
 @pytest.mark.parametrize('name', REFUSED)
 @pytest.mark.parametrize('inside', [False, True])
 def test_a_command_refuses_a_pattern(
-  name, inside, tmp_path, monkeypatch, capsys
+  name, inside, tmp_path, monkeypatch, refused
 ):
   """Given as a path, or as the place of a relative one."""
   (tmp_path / name).mkdir(parents=True)
@@ -23,11 +23,8 @@ def test_a_command_refuses_a_pattern(
   workdir = '--workdir=' + ('run' if inside else name)
   sweeps = '--metric=test/accuracy', '--overrides=list.txt'
   for main, flags in ((train.main, ()), (sweep.main, sweeps)):
-    with pytest.raises(SystemExit) as stop:
-      main([CONFIG, workdir, *flags])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: --workdir: expected a path in UTF-8')
+    words = ['error: --workdir: expected a path in UTF-8']
+    refused(main, [CONFIG, workdir, *flags], words)
 
 
 @pytest.mark.parametrize('name', [*LOST, 'x]', 'a b', 'a#b', 'é', "a'b"])

@@ -1,10 +1,15 @@
-"""A check of leftover threads."""
+"""The event loop of tests, and a check of leftover threads."""
 
 import threading
 
 import pytest
 
 from tests.serve_lib import toy
+
+
+@pytest.fixture
+def anyio_backend():
+  return 'asyncio'
 
 
 @pytest.fixture

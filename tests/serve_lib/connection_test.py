@@ -14,11 +14,6 @@ pytestmark = pytest.mark.anyio
 REQUEST = b'GET / HTTP/1.1\r\nHost: a\r\n'
 
 
-@pytest.fixture
-def anyio_backend():
-  return 'asyncio'
-
-
 async def answer(scope, receive, send):
   await asyncio.sleep(0.5)  # longer than headers may take
   await send({'type': 'http.response.start', 'status': 204, 'headers': []})

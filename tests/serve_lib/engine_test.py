@@ -10,7 +10,6 @@ import pytest
 from core.errors import ConfigError
 from serve_lib.chain import Failure, InputError, doubling
 from serve_lib.engine import Engine
-from serve_lib.monitor import Monitor
 from tests.compilations import compilations
 from tests.serve_lib import toy
 
@@ -28,27 +27,23 @@ def engine(request):
     yield engine
 
 
-def serve_and_check(engine, items, threads):
-  """Calls `predict` from several threads with a part each."""
-  parts = [items[start::threads] for start in range(threads)]
-  with concurrent.futures.ThreadPoolExecutor(threads) as executor:
-    answers = list(executor.map(engine.predict, parts))
-  for part, some in zip(parts, answers, strict=True):
-    for item, answer in zip(part, some, strict=True):
-      if item in BAD:
-        assert isinstance(answer, Failure)
-        assert answer.during == 'encode'
-      else:
-        toy.check(toy.VARIABLES, item, answer)
-        assert isinstance(answer['logits'], np.ndarray)  # on the host
-
-
 def test_a_thousand_mixed_requests_from_threads(engine):
   items, rng = toy.random_items(0, 1000, 6), random.Random(0)
   for place in rng.sample(range(1000), 125):
     items[place] = rng.choice(BAD)
+
+  def predict(part):
+    for item, answer in zip(part, engine.predict(part), strict=True):
+      if item in BAD:
+        assert isinstance(answer, Failure)
+        assert answer.during == 'encode'
+      else:
+        toy.check(item, answer)
+        assert isinstance(answer['logits'], np.ndarray)  # on the host
+
   with compilations() as compiled:
-    serve_and_check(engine, items, 4)
+    with concurrent.futures.ThreadPoolExecutor(4) as executor:
+      list(executor.map(predict, [items[start::4] for start in range(4)]))
     assert not compiled
     jax.jit(lambda x: x * 3)(np.arange(3))
     assert compiled  # it would be counted
@@ -80,7 +75,7 @@ def test_batches_are_full_at_every_stage(stays, first, later):
   items = [('full', [2 if stay else 0, 0, 0]) for stay in stays * 16]
   with toy.make_engine(policy, max_pending=64, max_wait=60.0) as engine:
     answers = engine.predict(items)
-    fill = engine.monitor.snapshot()['fill']
+    fill = policy.monitor.snapshot()['fill']
   assert [a['depth'] for a in answers] == [1 + 2 * stay for stay in stays * 16]
   assert fill == {0: 1.0, 1: 1.0, 2: 1.0}
   assert policy.decided.count((0, 4)) == first
@@ -91,22 +86,8 @@ def test_batches_are_full_at_every_stage(stays, first, later):
 def test_a_lone_request_is_never_copied_and_never_waits():
   with toy.make_engine(max_wait=3600.0) as engine:
     for item in toy.random_items(1, 20, 6):
-      toy.check(toy.VARIABLES, item, engine.submit(item).result(timeout=10))
+      toy.check(item, engine.submit(item).result(timeout=10))
   assert engine.status()['copies'] == 0
-
-
-def test_numbers_do_not_depend_on_dispatching_ahead():
-  with toy.make_engine(ahead=0) as engine:
-    serve_and_check(engine, toy.random_items(5, 60, 3), 1)
-
-
-def test_the_monitor_is_the_one_of_the_policy():
-  policy = toy.Policy()
-  policy.monitor = Monitor()
-  with toy.make_engine(policy) as engine:
-    engine.predict([('full', [0])])
-  assert engine.monitor is policy.monitor
-  assert policy.monitor.snapshot()['answers'] == 1
 
 
 def test_serving_before_warming_up_is_an_error():
@@ -142,4 +123,3 @@ def test_one_item_is_not_taken_apart_as_several(engine, items):
 def test_doubling_ends_with_the_largest():
   assert doubling(1) == (1,)
   assert doubling(12) == (1, 2, 4, 8, 12)
-  assert doubling(16) == (1, 2, 4, 8, 16)

@@ -164,14 +164,17 @@ def check(family, index, answer):
   assert answer.label == max(answer.probabilities, key=answer.probabilities.get)
 
 
+def check_all(family, engine, order=range(COUNT)):
+  answers = engine.predict([family.items[index] for index in order])
+  for index, answer in zip(order, answers, strict=True):
+    check(family, index, answer)
+
+
 def test_alone_batched_and_in_any_order(served):
   family, engine = served
-  orders = [np.arange(COUNT), np.random.default_rng(0).permutation(COUNT)]
   with compilations() as compiled:
-    for order in orders:
-      answers = engine.predict([family.items[index] for index in order])
-      for index, answer in zip(order, answers, strict=True):
-        check(family, index, answer)
+    check_all(family, engine)
+    check_all(family, engine, np.random.default_rng(0).permutation(COUNT))
     for index in (0, COUNT - 1):
       check(family, index, engine.submit(family.items[index]).result(20))
   assert not compiled
@@ -183,9 +186,7 @@ def test_in_any_bucket(served):
   longest = policy.lengths[-1:]
   with Engine(chain, policy, longest, (COUNT,), backend='xla') as other:
     other._programs._compiled = engine._programs._compiled
-    answers = other.predict(family.items)
-  for index, answer in enumerate(answers):
-    check(family, index, answer)
+    check_all(family, other)
 
 
 def ask(family, engine, requests, seed):
@@ -228,15 +229,6 @@ def test_ten_thousand_mixed_requests_from_eight_threads(served):
   put_under_load(*served, 1250)
 
 
-def test_a_bad_item_fails_alone(served):
-  family, engine = served
-  items = [family.items[0], family.bad, *family.items[1:4], None]
-  first, bad, *others, none = engine.predict(items)
-  assert bad.during == none.during == 'encode'
-  for index, answer in enumerate([first, *others]):
-    check(family, index, answer)
-
-
 def test_an_answer_becomes_json(served):
   family, engine = served
   (answer,) = engine.predict(family.items[:1])
@@ -251,8 +243,7 @@ def test_memory_between_stages_is_bounded(served):
   widest = engine._programs.widest_bytes
   for limit in (0, 1, widest):
     with with_programs_of(engine, max_pool_bytes=limit) as other:
-      for index, answer in enumerate(other.predict(family.items)):
-        check(family, index, answer)
+      check_all(family, other)
     assert other.status()['peak_pool_bytes'] <= (widest if limit else worst)
 
 

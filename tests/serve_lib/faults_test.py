@@ -10,7 +10,7 @@ import pytest
 from serve_lib.chain import ClosedError, Failure
 from serve_lib.engine import Engine
 from tests.serve_lib import toy
-from tests.serve_lib.toy import BREAKS, GOOD, VARIABLES, WAIT, faulty, hold
+from tests.serve_lib.toy import BREAKS, GOOD, WAIT, faulty, hold
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 LEAVES = ('full', [0])  # after stage 0
@@ -23,7 +23,7 @@ def check_all(items, answers, failures):
       assert isinstance(answer, Failure)
       assert answer.during == failures[place]
     else:
-      toy.check(VARIABLES, item, answer)
+      toy.check(item, answer)
 
 
 @pytest.mark.parametrize(

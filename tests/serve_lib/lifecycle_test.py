@@ -11,7 +11,7 @@ import pytest
 from serve_lib import pool, turns
 from serve_lib.chain import ClosedError, Encoded, OverloadedError, Row
 from tests.serve_lib import toy
-from tests.serve_lib.toy import GOOD, HOLDS, VARIABLES, WAIT, faulty, hold
+from tests.serve_lib.toy import GOOD, HOLDS, WAIT, faulty, hold
 
 pytestmark = pytest.mark.usefixtures('no_thread_stays')
 
@@ -52,11 +52,11 @@ def test_submit_blocks_at_the_limit_until_there_is_room_or_an_end(closes):
     engine._policy.open.set()
     thread.join(WAIT)
     closer.join(WAIT)
-  toy.check(VARIABLES, HOLDS, held.result())
-  toy.check(VARIABLES, GOOD, second.result())
+  toy.check(HOLDS, held.result())
+  toy.check(GOOD, second.result())
   assert len(third) == (not closes)
   for answer in third:
-    toy.check(VARIABLES, GOOD, answer)
+    toy.check(GOOD, answer)
 
 
 def test_a_single_request_gets_in_between_a_long_list():
@@ -97,7 +97,7 @@ def test_long_calls_fill_no_batches_while_small_ones_come(
     futures = engine.submit_all([GOOD] * 16)
     policy.open.set()
     for future in futures:
-      toy.check(VARIABLES, GOOD, future.result(WAIT))
+      toy.check(GOOD, future.result(WAIT))
   assert max(rows for stage, rows in policy.decided if stage == 0) == most
 
 
@@ -135,7 +135,7 @@ def test_a_cancelled_row_leaves_the_engine(batches):
     more = engine.submit_all([GOOD] * 7, timeout=0.0)  # there is room
     policy.open.set()
     for future in (*futures[::8], *more):
-      toy.check(VARIABLES, GOOD, future.result(WAIT))
+      toy.check(GOOD, future.result(WAIT))
     assert futures[1].result(WAIT)['depth'] == 3
   assert engine.status()['pending'] == 0
   assert engine.monitor.snapshot()['answers'] == 9
@@ -170,7 +170,7 @@ def test_a_cancelled_row_leaves_the_pool(monkeypatch, place):
     futures += engine.submit_all([GOOD] * (rows - len(bad)) + bad)
     engine._requests.expect(-1)
     for future in futures[1 : rows - len(bad)]:
-      toy.check(VARIABLES, GOOD, future.result(WAIT))
+      toy.check(GOOD, future.result(WAIT))
   assert seen
   assert futures[0].cancelled()
   assert engine.status()['pending'] == engine.status()['pooled_rows'] == 0
@@ -192,7 +192,7 @@ def test_a_rare_row_is_not_starved_by_common_ones():
     finally:
       stop.set()
       thread.join()
-    toy.check(VARIABLES, ('pruned', [2, 0]), answer)
+    toy.check(('pruned', [2, 0]), answer)
 
 
 def test_a_callback_may_submit_but_never_blocks():
@@ -233,25 +233,10 @@ def test_a_stream_is_in_order_and_raises_what_its_source_raises(error):
     before = threading.active_count()
     stream = engine.stream(source(), window=5)
     for item in items:
-      toy.check(VARIABLES, item, next(stream))
+      toy.check(item, next(stream))
     with pytest.raises(error):
       next(stream)
     assert threading.active_count() == before
-
-
-def test_a_stream_answers_while_its_source_waits():
-  first_answer = threading.Event()
-
-  def source():
-    yield ('full', [1])
-    assert first_answer.wait(WAIT)
-    yield ('full', [2])
-
-  with faulty() as engine:
-    answers = engine.stream(source(), window=5)
-    assert next(answers)['tokens'] == [1]
-    first_answer.set()
-    assert [answer['tokens'] for answer in answers] == [[2]]
 
 
 def test_a_stream_reads_ahead_no_further_than_its_window():
@@ -296,7 +281,7 @@ def test_closing_while_busy_drains_or_cancels(drain):
   for future in futures[4:]:
     answer = future.result(timeout=0)
     if drain:
-      toy.check(VARIABLES, GOOD, answer)
+      toy.check(GOOD, answer)
     else:
       assert answer.during == 'close'
       assert isinstance(answer.error, ClosedError)
@@ -318,7 +303,7 @@ def test_the_thread_of_an_engine_that_is_not_closed_ends_with_it():
   threads, engine = threading.active_count(), faulty()
   future = engine.submit(GOOD)
   del engine
-  toy.check(VARIABLES, GOOD, future.result(WAIT))
+  toy.check(GOOD, future.result(WAIT))
   wait_until(
     lambda: gc.collect() is None or threading.active_count() <= threads
   )

@@ -7,12 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from serve_lib.monitor import (
-  MAX_REASONS,
-  DriftCheck,
-  Monitor,
-  share_test,
-)
+from serve_lib.monitor import MAX_REASONS, DriftCheck, Monitor, share_test
 
 THRESHOLD = 0.9
 
@@ -86,33 +81,26 @@ def test_counts_from_many_threads():
   assert monitor.snapshot()['answers'] == 2000
 
 
-@pytest.mark.parametrize('confidence', [0.4, None])
-def test_drift_asks_for_full_depth_of_rows_that_can_be_compared(confidence):
-  normal = np.linspace(0.5, 1.0, 200)
-  monitor = Monitor(drift=DriftCheck(normal, 0.9, window=50, every=10))
-  assert not monitor.full_depth()
-  for _ in range(100):
-    monitor.record_exit(12, 'last', confidence)
-  compared = confidence is not None
-  snapshot = monitor.snapshot()
-  assert snapshot['depth'] == {12: 100}
-  assert monitor.full_depth() == snapshot['drift']['drifted'] == compared
-  assert (snapshot['drift']['tests'] > 0) == compared
-  json.dumps(snapshot)
-
-
-def test_a_source_has_a_drift_check_of_its_own():
+@pytest.mark.parametrize(
+  ('source', 'confidence', 'drifted'),
+  [('', 0.4, ['', 'news']), ('', None, []), ('forum', 0.4, ['forum'])],
+)
+def test_drift_asks_for_full_depth_of_rows_that_can_be_compared(
+  source, confidence, drifted
+):
   normal = np.linspace(0.5, 1.0, 200)
   checks = [DriftCheck(normal, 0.9, window=50, every=10) for _ in range(2)]
   monitor = Monitor(drift=checks[0], sources={'forum': checks[1]})
+  assert not monitor.full_depth(source)
   for _ in range(100):
-    monitor.record_exit(12, 'last', 0.4, source='forum')
-  assert monitor.full_depth('forum')
-  assert not monitor.full_depth()
-  assert not monitor.full_depth('news')
+    monitor.record_exit(12, 'last', confidence, source=source)
+  full = [name for name in ('', 'news', 'forum') if monitor.full_depth(name)]
+  assert full == drifted
   snapshot = monitor.snapshot()
-  assert snapshot['drift']['tests'] == 0
-  assert snapshot['drift_by_source']['forum']['drifted']
+  assert snapshot['depth'] == {12: 100}
+  reports = {'': snapshot['drift'], **snapshot['drift_by_source']}
+  for name, report in reports.items():
+    assert report['drifted'] == (report['tests'] > 0) == (name in drifted)
   json.dumps(snapshot)
 
 

@@ -8,19 +8,27 @@ import pytest
 
 from core import machine
 
-PROGRAM = """
-import resource, sys
+MEMORY = """
+import pathlib, re, resource, sys
 import numpy as np
-from serve_lib.process import keep_freed_memory
-if sys.argv[1] == 'keep' and not keep_freed_memory():
+from serve_lib import process
+if sys.argv[1] == 'keep' and not process.keep_freed_memory():
   print('unknown'); sys.exit()
 def faults():
   return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def resident():
+  text = pathlib.Path('/proc/self/status').read_text()
+  return int(re.search(r'VmRSS: +(.*) kB', text.expandtabs(1))[1]) // 1000
 np.ones(2**23)
-before = faults()
+first = faults()
 for _ in range(4):
   np.ones(2**23)
-print(faults() - before)
+print(faults() - first)
+before = resident()
+np.ones(2**25)
+kept = resident()
+process.return_memory()
+print(before, kept, resident())
 """
 
 
@@ -43,48 +51,24 @@ assert (programs[0][0]([x]) == 2).all()
 """
 
 
-def faults(how):
-  command = [sys.executable, '-c', PROGRAM, how]
+def run(*arguments):
+  command = [sys.executable, '-c', *arguments]
   return subprocess.check_output(command, text=True).strip()
 
 
-def test_pages_are_not_asked_for_again():
-  kept = faults('keep')
-  if kept == 'unknown':
+def test_freed_memory_is_kept_until_it_is_returned():
+  output = run(MEMORY, 'keep')
+  if output == 'unknown':
     pytest.skip('the C library has no mallopt')
+  faults, before, kept, after = map(int, output.split())
   # 64 MB are 16,384 pages of 4 kB, or 32 of 2 MB.
-  assert int(kept) < 8 <= int(faults('give back'))
-
-
-MEMORY = """
-import pathlib, re
-import numpy as np
-from serve_lib import process
-def resident():
-  text = pathlib.Path('/proc/self/status').read_text()
-  return int(re.search(r'VmRSS: +(.*) kB', text.expandtabs(1))[1]) // 1000
-before = process.keep_freed_memory() and resident()
-np.ones(2**25)
-kept = resident()
-process.return_memory()
-print(before, kept, resident())
-"""
-
-
-def test_memory_of_a_photo_is_returned():
-  command = [sys.executable, '-c', MEMORY]
-  before, kept, after = subprocess.check_output(command, text=True).split()
-  if before == 'False' or int(kept) < int(before) + 200:
-    pytest.skip('the C library keeps no memory')
-  assert int(after) < int(before) + 100
+  assert faults < 8 <= int(run(MEMORY, 'give back').split()[0])
+  assert after < before + 100 < kept
 
 
 def test_programs_of_onnx_runtime_share_their_threads():
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
   if not pathlib.Path('/proc/self/task').exists() or machine.cores() < 2:
     pytest.skip('counts threads in /proc, of several cores')
-  more = {}
-  for how in ('own', 'other'):
-    command = [sys.executable, '-c', THREADS, how]
-    more[how] = int(subprocess.check_output(command, text=True))
+  more = {how: int(run(THREADS, how)) for how in ('own', 'other')}
   assert more == {'own': 0, 'other': 2 * (machine.cores() - 1)}

@@ -1,5 +1,6 @@
 """Kept programs: what another wrote, or can write to, is not executed."""
 
+import contextlib
 import os
 import stat
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from serve_lib.program_cache import ProgramCache
+from serve_lib import program_cache
+from serve_lib.programs import Programs
+from tests.serve_lib.programs_test import GRID, Loop
 
 X = np.arange(4.0, dtype=np.float32)
 
 
-def compile_all(folder):
-  """Compiles two programs as a new process does; returns how many were kept."""
+@contextlib.contextmanager
+def hits():
+  """Yields a list of the programs that JAX finds, as in a new process."""
   kept = []
 
   def listen(event, **_):
@@ -24,13 +28,28 @@ def compile_all(folder):
   jax.clear_caches()
   jax.monitoring.register_event_listener(listen)
   try:
-    with ProgramCache(str(folder)).used():
-      for factor in (2.0, 3.0):
-        program = jax.jit(lambda x, factor=factor: x * factor)
-        np.testing.assert_array_equal(program.lower(X).compile()(X), X * factor)
+    yield kept
   finally:
     jax.monitoring.unregister_event_listener(listen)
+
+
+def compile_all(folder):
+  """Compiles two programs; returns how many were kept."""
+  with hits() as kept, program_cache.used(str(folder)):
+    for factor in (2.0, 3.0):
+      program = jax.jit(lambda x, factor=factor: x * factor)
+      np.testing.assert_array_equal(program.lower(X).compile()(X), X * factor)
   return len(kept)
+
+
+def test_a_second_process_finds_the_programs(tmp_path):
+  before = jax.config.jax_compilation_cache_dir
+  for count in (0, 11):
+    programs = Programs(Loop(), GRID, cache_directory=str(tmp_path / 'new'))
+    with hits() as kept:
+      assert programs.compile(progress=False).programs == 11
+    assert len(kept) == count
+  assert jax.config.jax_compilation_cache_dir == before
 
 
 def exchange(first, second):
@@ -90,8 +109,9 @@ def test_a_torn_program_is_compiled_again(tmp_path):
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
-  ProgramCache(str(tmp_path / 'new'))
+  with program_cache.used(str(tmp_path / 'new')):
+    pass
   assert stat.S_IMODE((tmp_path / 'new').stat().st_mode) == 0o700
   (tmp_path / 'new').chmod(0o770)
   with pytest.raises(ConfigError, match='nobody else can write'):
-    ProgramCache(str(tmp_path / 'new'))
+    Programs(Loop(), GRID, cache_directory=str(tmp_path / 'new'))

@@ -23,12 +23,11 @@ HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
 WAIT = 20.0
 
 
-def make_variables(seed=0):
-  rng = np.random.default_rng(seed)
-  return {
-    'table': rng.normal(size=(VOCABULARY, WIDTH)).astype(np.float32),
-    'weights': rng.normal(size=(STAGES, WIDTH, WIDTH)).astype(np.float32) / 3,
-  }
+rng = np.random.default_rng(0)
+VARIABLES = {
+  'table': rng.normal(size=(VOCABULARY, WIDTH)).astype(np.float32),
+  'weights': rng.normal(size=(STAGES, WIDTH, WIDTH)).astype(np.float32) / 3,
+}
 
 
 def static_length(stage, variant, length):
@@ -41,9 +40,7 @@ def static_length(stage, variant, length):
 class Chain:
   num_stages = STAGES
   variants = ('pruned', 'full')
-
-  def __init__(self):
-    self.variables = make_variables()
+  variables = VARIABLES
 
   def stage(self, index, variant, length):
     size = static_length(index + 1, variant, length)
@@ -134,13 +131,13 @@ class FaultyPolicy(Policy):
     return super().answer(row)
 
 
-def reference(variables, item):
+def reference(item):
   """The answer to one item: a loop over stages, in float64."""
   variant, tokens = item
   code = sum(t * (i + 1) for i, t in enumerate(tokens)) % 7
-  x = variables['table'].astype(np.float64)[list(tokens)]
+  x = VARIABLES['table'].astype(np.float64)[list(tokens)]
   for stage in range(STAGES):
-    x = np.tanh(x @ variables['weights'][stage] + x.mean(0))
+    x = np.tanh(x @ VARIABLES['weights'][stage] + x.mean(0))
     logits = x.mean(0)
     if code % STAGES <= stage or stage == STAGES - 1:
       return {'tokens': tokens, 'depth': stage + 1, 'logits': logits}
@@ -149,8 +146,8 @@ def reference(variables, item):
   return None
 
 
-def check(variables, item, answer):
-  expected = reference(variables, item)
+def check(item, answer):
+  expected = reference(item)
   assert answer['tokens'] == expected['tokens']
   assert answer['depth'] == expected['depth']
   np.testing.assert_allclose(answer['logits'], expected['logits'], atol=1e-5)
@@ -165,9 +162,6 @@ def random_items(seed, count, longest):
     )
     for _ in range(count)
   ]
-
-
-VARIABLES = make_variables()
 
 
 @functools.cache

@@ -11,11 +11,6 @@ from serve_lib import turns
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend():
-  return 'asyncio'
-
-
 @pytest.mark.parametrize(
   ('places', 'costs', 'expected'),
   [

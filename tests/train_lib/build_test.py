@@ -18,10 +18,10 @@ from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
-from launch import command_line
+from launch import command_line, train
 from serve_lib import classifier
 from tests.golden import adapter
-from train_lib import config_schema, console, sharding
+from train_lib import config_schema, console, optimizers, sharding
 from train_lib.build import Plan, Setup, build_dataset
 from train_lib.classification import Classification
 from train_lib.expected_loss import ExpectedLoss
@@ -47,11 +47,22 @@ def setup():
   return Setup(load())
 
 
-@pytest.mark.parametrize('name', ['adatape/parity', 'recurrent_act/graves'])
-def test_all_is_checked_once_and_a_model_is_built_once(name, monkeypatch):
+FIRST_LOSS = RuntimeError('the first loss')
+
+
+@pytest.mark.parametrize(
+  ('file', 'kind'),
+  [
+    ('adatape/parity', 'ParityModel'),
+    ('recurrent_act/graves', 'RecurrentModel'),
+  ],
+)
+def test_all_is_checked_and_built_once_before_the_first_loss(
+  file, kind, monkeypatch, tmp_path
+):
   counts: collections.Counter[str] = collections.Counter()
 
-  def counted(place, function, key=lambda *given: ''):
+  def count(place, function, key=lambda *_: ''):
     real = getattr(place, function)
 
     def call(*given, **more):
@@ -60,24 +71,31 @@ def test_all_is_checked_once_and_a_model_is_built_once(name, monkeypatch):
 
     monkeypatch.setattr(place, function, call)
 
-  counted(fields, 'check', lambda cls, *_: cls.__qualname__)
-  counted(registry, 'build', lambda cls, *_: cls.__qualname__)
-  counted(registry, 'check_named')
-  counted(builder, 'validate')
-  counted(evaluator, 'validate')
-  validate_config = Task.validate_config.__func__
+  count(fields, 'check', lambda cls, *_: cls.__qualname__)
+  count(registry, 'build', lambda cls, *_: cls.__qualname__)
+  count(registry, 'check_named')
+  count(builder, 'validate')
+  count(builder, 'build_source')
+  count(evaluator, 'validate')
+  count(config_schema, 'validate')
+  count(optimizers, 'check_patterns')
+  count(sharding, 'check_batch_size')
 
-  def validated(cls, config):
-    counts['validate_config'] += 1
-    validate_config(cls, config)
+  def log_step(self, step, metrics):
+    assert np.isfinite(metrics['loss'])
+    raise FIRST_LOSS
 
-  monkeypatch.setattr(Task, 'validate_config', classmethod(validated))
-  config = command_line.load_config(f'configs/{name}.py', ['batch_size=8'])
-  Setup(config)
-  kind = config.model.name.partition(':')[2]
-  # A rule checks itself, whoever makes it.
-  often = {key for key, count in counts.items() if count > 1}
-  assert often <= {'core.fields.check ACT'}
+  monkeypatch.setattr(console.Console, 'log_step', log_step)
+  options = 'batch_size=8', 'log_every=1', 'mesh.data=1', 'tensorboard=false'
+  with pytest.raises(RuntimeError, match=str(FIRST_LOSS)):
+    train.main([
+      f'--config=configs/{file}.py', f'--workdir={tmp_path}',
+      *(f'--config.{option}' for option in options),
+    ])  # fmt: skip
+  # Rules check themselves; an evaluation opens its own split.
+  allowed = {f'core.fields.check {rule}' for rule in ('ACT', 'Threshold')}
+  often = {key for key, times in counts.items() if times > 1}
+  assert often <= {*allowed, 'dataset_lib.builder.build_source '}
   assert counts[f'core.registry.build {kind}'] == 1
 
 
@@ -146,7 +164,7 @@ def test_pairs_of_texts_need_two_token_types(subject, folders):
   for size in (0, 1, 2):
     changes = {'type_vocab_size': size}
     if size == 1 and 'sst2' not in subject:
-      message = 'type_vocab_size: expected 0, or at least 2: .*pairs.*, got 1'
+      message = 'model.type_vocab_size: expected at least 2 .*, got 1'
       with pytest.raises(ConfigError, match=message):
         build_task(config, info, changes)
       continue

@@ -15,6 +15,7 @@ from tests.train_lib import states
 from tests.train_lib.states import folders, start_python
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
+from train_lib.train_step import TrainState
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
@@ -39,7 +40,7 @@ def test_a_state_is_bit_identical_on_any_devices(tmp_path, saved, restored):
     assert checkpointer.restore(target) is None
     checkpointer.save(5, state, {'stage': 'a', 'knob': [1, float('inf')]})
     found, step = checkpointer.restore(target)
-  assert isinstance(found, states.State)
+  assert isinstance(found, TrainState)
   states.assert_identical(found, state)
   same = jax.tree.map(lambda x, y: x.sharding == y.sharding, found, target)
   assert all(jax.tree.leaves(same))

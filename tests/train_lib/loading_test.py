@@ -16,7 +16,7 @@ from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.launch import toy_runs
 from tests.train_lib import build_test
-from train_lib import checkpoint_io, loading, run_directory, sharding, trainer
+from train_lib import checkpoint_io, loading, sharding, trainer
 from train_lib.build import build_dataset
 from train_lib.checkpoint import Checkpointer
 from train_lib.phases import Phase
@@ -26,25 +26,18 @@ from train_lib.task import Task
 INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
 
 
-def test_info_survives_the_file(tmp_path):
-  with run_directory.RunDirectory(tmp_path, {}) as directory:
-    directory.write('dataset_info.json', dataclasses.asdict(INFO))
-  assert loading.load_info(tmp_path) == INFO
-
-
 @pytest.mark.parametrize(
   ('file', 'load', 'contents'),
   [
     ('dataset_info.json', loading.load_info,
-     (None, '{', '{"input_key": 1}', '[]', '{"a": 1}',
-      json.dumps(dataclasses.asdict(INFO) | {'input_shape': []}),
+     (None, '{"a": 1}',
       *(json.dumps(dataclasses.asdict(INFO) | {k: value}) for k, value in (
         ('num_classes', '2'), ('mean', []), ('std', [0.0]), ('input_dtype', ''),
-        ('mean', [0.5, 0.5]), ('label_dtype', 'object'))))),
+        ('mean', [0.5, 0.5]), ('label_dtype', 'object'), ('input_shape', []))
+      ))),
     ('config.json', loading.load_config,
-     ('', '{', '[]', 'null', '{"task": NaN}', '{"task": "x"}', '\udcff',
-      '{"warm_start": {}, "loss": {}, "dataset": {}, "model": {}, "phases": [],'
-      ' "evals": 1}')),
+     ('{"task": "x"}',
+      '{"warm_start": {}, "loss": {}, "dataset": {}, "evals": 1}')),
   ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path, file, load, contents):
@@ -78,23 +71,15 @@ def test_all_variables_are_on_the_devices(tmp_path, devices):
 
 
 def test_a_run_needs_its_own_directory_only(tmp_path):
-  (tmp_path / 'config.json').write_text(
-    json.dumps(
-      {
-        'task': 'eat.task:FineTune',
-        'model': {'name': 'model_lib.bert:BertClassifier', 'variant': 'tiny'},
-        'warm_start': {'workdir': '/gone'},
-        'loss': {'teacher': '/gone'},
-        'dataset': {
-          'name': 'glue',
-          'task': 'sst2',
-          'tokenizer': '/gone',
-          'length_buckets': [8, 16],
-        },
-        'stages': {'stage1': {'steps': 1}},
-      }
-    )
+  data = dict(
+    name='glue', task='sst2', tokenizer='/gone', length_buckets=[8, 16]
   )
+  model = dict(name='model_lib.bert:BertClassifier', variant='tiny')
+  saved = dict(
+    task='eat.task:FineTune', model=model, warm_start=dict(workdir='/gone'),
+    loss=dict(teacher='/gone'), dataset=data, phases=[dict(steps=1)],
+  )  # fmt: skip
+  files.write_json(tmp_path / 'config.json', saved)
   (tmp_path / 'tokenizer.json').write_text('')
   config = loading.load_config(tmp_path)
   assert (config.warm_start.workdir, config.loss.teacher) == ('', '')

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adatape.task import PonderClassification, TapeMultiLabel
+from adatape.task import PonderMultiLabel, TapeMultiLabel
 from benchmarks import adaptivity, tape_report
 from benchmarks.tape_report import Tapes
 from core.errors import ConfigError
@@ -50,18 +50,16 @@ def batch_of(mask):
 
 
 def test_the_loss_is_the_sum_over_the_classes():
-  logits = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 9
-  batch = batch_of([1.0] * 5)
-  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)):
-    given = jnp.asarray(logits, dtype)
-    loss = hand().cross_entropy(given, batch)
-    assert loss.dtype == jnp.float32
-    for row, labels in enumerate(LABELS):
-      expected = sum(
-        math.log1p(math.exp(-z if k in labels else z))
-        for k, z in enumerate(given[row].astype(float).tolist())
-      )
-      assert float(loss[row]) == pytest.approx(expected, rel=tolerance)
+  logits = np.random.default_rng(0).normal(size=(5, 4)) * 9
+  logits = jnp.asarray(logits, jnp.bfloat16)
+  loss = hand().cross_entropy(logits, batch_of([1.0] * 5))
+  assert loss.dtype == jnp.float32
+  for row, labels in enumerate(LABELS):
+    expected = sum(
+      math.log1p(math.exp(-z if k in labels else z))
+      for k, z in enumerate(logits[row].astype(float).tolist())
+    )
+    assert float(loss[row]) == pytest.approx(expected, rel=1e-2)
 
 
 def test_precision_at_1_by_hand():
@@ -110,30 +108,6 @@ def config(tmp_path, monkeypatch):
   )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_step_and_an_evaluation(config):
-  setup = Setup(config_schema.validate(config))
-  state, phase = setup.init(), setup.phases[0]
-  before = jax.device_get(state.params)
-  with jax.set_mesh(setup.mesh):
-    batch = setup.put(next(setup.dataset.batches()))
-    assert batch['label'].shape == (16, 3)
-    step, _ = setup.step(phase, batch)
-    state, metrics = step(state, setup.frozen, batch, phase.knob_values(0))
-    [evaluation] = setup.evaluators[0].values()
-    results = evaluation.measure(state.variables)
-  # Logits of a fresh head are 0: each of 5 classes costs log 2.
-  assert metrics['loss'].compute() == pytest.approx(5 * math.log(2), abs=0.5)
-  assert 0 < metrics['grad_norm'].compute() < math.inf
-  changed = jax.tree.map(
-    lambda a, b: np.abs(a - b).max(), before, jax.device_get(state.params)
-  )
-  assert max(jax.tree.leaves(changed)) > 0
-  assert results['unlabelled'] == 1  # of rows 12 to 15
-  assert 0 <= results['accuracy'] <= 1
-  assert 0 < results['cross_entropy'] < 5
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -166,12 +140,8 @@ STEPS = MODEL | dict(name='adatape.universal:UniversalViT', max_steps=2)
 del STEPS['depth']
 
 
-class Ponder(MultiLabel, PonderClassification):
-  """Labels of rows that take a number of steps."""
-
-
 @pytest.fixture(scope='module', params=[
-  (MultiLabel, MODEL), (TapeMultiLabel, TAPE), (Ponder, STEPS),
+  (MultiLabel, MODEL), (TapeMultiLabel, TAPE), (PonderMultiLabel, STEPS),
 ], ids=['vit', 'tape', 'steps'])  # fmt: skip
 def served(request):
   """(task, variables, images) with random weights."""

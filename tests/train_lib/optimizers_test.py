@@ -11,7 +11,6 @@ from adatape.model import AdaTapeViT
 from core import fields
 from core.errors import ConfigError
 from model_lib.bert import BertClassifier
-from model_lib.vit import ViT
 from train_lib import config_schema, optimizers
 from train_lib.phases import Phase, knob_value, of_older, plan
 from train_lib.task import Task
@@ -59,7 +58,6 @@ BANK = {'tape_bank/patch_embed/projection', 'tape_bank/projection'}
 POSITIONS = 'tokens/positions/embedding'
 # (model, what is decayed: the kernel of each, and nothing else, some others).
 MODELS = {
-  'vit': (ViT(**VIT), DENSE, {POSITIONS, 'tokens/cls'}),
   'learnable': (
     AdaTapeViT(bank='learnable', bank_size=60, query_dim=4, **VIT),
     DENSE | READ, {POSITIONS, 'tape_bank/tokens'},

@@ -4,38 +4,21 @@ import os
 import subprocess
 import sys
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from train_lib import sharding
 from train_lib.checkpoint import Checkpointer
+from train_lib.train_step import TrainState
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
-@flax.struct.dataclass
-class State:
-  step: jax.Array
-  params: dict
-  model_state: dict
-  opt_state: tuple
-  rng: jax.Array
-  ema_params: dict | None
-
-
-def mesh_of(devices):
-  return jax.make_mesh(
-    (devices,), ('d',), axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:devices],
-  )  # fmt: skip
-
-
 def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
   """A state as a trainer has it; its matrices are split over the devices."""
-  mesh = mesh_of(devices)
+  mesh = sharding.make_mesh({'data': devices})
   rng = np.random.default_rng(seed)
   params = {
     'dense': {
@@ -43,15 +26,16 @@ def make_state(seed=0, devices=1, ema=False, dtype=jnp.float32, width=8):
       'bias': jnp.asarray(rng.normal(size=(3,)), jnp.bfloat16),
     }
   }
-  state = State(
+  state = TrainState(
     step=jnp.int32(seed),
     params=params,
     model_state={'count': jnp.int32(seed), 'nothing': {}},
     opt_state=OPTIMIZER.init(params),
     rng=jax.random.key_data(jax.random.key(seed)),
     ema_params=jax.tree.map(lambda x: 2 * x, params) if ema else None,
+    nonfinite=jnp.int32(0),
   )
-  split, whole = (NamedSharding(mesh, PartitionSpec(*d)) for d in ('d', ''))
+  split, whole = sharding.by_rows(mesh), sharding.replicated(mesh)
   return jax.tree.map(
     lambda x: jax.device_put(x, split if x.ndim == 2 else whole), state
   )

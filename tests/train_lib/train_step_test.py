@@ -65,7 +65,7 @@ def make_batch(rows=16, seed=0):
 def begin(task_class=Regression, optimizer=None, num_micro=1, **options):
   """(fresh state, train step)."""
   task, schedule = task_class({}, INFO), optax.constant_schedule(0.1)
-  optimizer = optimizer or optax.sgd(0.1)
+  optimizer = optimizer or optax.sgd(schedule)
   step = make_train_step(task, optimizer, schedule, num_micro, **options)
   return init_state(task, optimizer, 0, options.get('ema_decay', 0.0)), step
 
@@ -120,7 +120,7 @@ def test_the_knob_and_the_teacher_are_traced():
 
 
 def test_a_step_that_is_not_finite_changes_nothing_but_counters():
-  state, step = begin(optimizer=optax.adam(0.1))
+  state, step = begin(optimizer=optax.adam(lambda step: 0.1))
   step = jax.jit(step)
   knobs = {'weight': jnp.float32(0.0)}
   good, _ = step(state, {}, make_batch(), knobs)

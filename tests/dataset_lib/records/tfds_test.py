@@ -43,12 +43,9 @@ def data_dir(tmp_path_factory):
   """A folder of the data sets of `tfds_files`, and a vocabulary."""
   root = tmp_path_factory.mktemp('tfds')
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', *(f'w{n}' for n in range(20))]
-  (root / 'vocab.txt').write_text('\n'.join([*words, 'e']))
-  subprocess.run(
-    [sys.executable, '-m', 'tests.dataset_lib.tfds_files', str(root)],
-    check=True,
-    capture_output=True,
-  )
+  corpora.tokenizer(root, [*words, 'e'])
+  command = [sys.executable, '-m', 'tests.dataset_lib.tfds_files', str(root)]
+  subprocess.run(command, check=True, capture_output=True)
   return root
 
 
@@ -101,9 +98,8 @@ def test_records_by_name_and_by_directory(images):
     'train[-4%:]': whole[-1:], 'train[:-1%]': whole,
   }.items():  # fmt: skip
     assert values(images, split) == expected
-  for split in ('train[60%:40%]', 'train[-1%:]', 'train[30:]'):
-    with pytest.raises(ConfigError, match='selects 0 of the 20 rows'):
-      values(images, split)
+  with pytest.raises(ConfigError, match='selects 0 of the 20 rows'):
+    values(images, 'train[-1%:]')
   # Nothing is written beside the data.
   after = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
   assert before == after
@@ -165,15 +161,13 @@ def test_an_unlabelled_record_names_its_shard(images):
 
 
 def test_reading_does_not_import_tensorflow(images):
-  arguments = f"{config(images)!r}, split='train', train=True, seed=0"
-  code = f"""
-import sys
-from dataset_lib import builder
-next(builder.build({arguments}, batch_size=4).batches())
-print('tensorflow' in sys.modules)
-"""
-  out = subprocess.check_output([sys.executable, '-c', code], text=True)
-  assert out.strip() == 'False'
+  given = f"{config(images)!r}, split='train', train=True, seed=0, batch_size=4"
+  code = (
+    'import sys; from dataset_lib import builder;'
+    f'next(builder.build({given}).batches());'
+    "sys.exit('tensorflow' in sys.modules)"
+  )
+  subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_a_damaged_or_missing_shard(copy):
@@ -213,9 +207,7 @@ def test_a_set_cannot_run_code(copy, monkeypatch, nested):
   by_name = copy.parent / 'sets' / 'tiny' / '1.0.0'
   shutil.copytree(copy, by_name)
   for folder, name in ((copy, ''), (by_name.parents[1], 'tiny')):
-    with pytest.raises(
-      InvalidDataError, match=r'would import evil_module\.Label'
-    ):
+    with pytest.raises(InvalidDataError, match=r'would import evil_mod'):
       values(folder, name=name)
   assert not trace.exists()
   assert 'evil_module' not in sys.modules

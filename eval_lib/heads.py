@@ -1,0 +1,98 @@
+"""The base of evaluators of the heads of a classifier."""
+
+import contextlib
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Interval, Predicate
+
+from core.errors import ConfigError, MissingDataError
+from dataset_lib import builder, source
+from eval_lib import evaluator
+from eval_lib.predictions import Heads, Labels
+
+Layers = Annotated[
+  tuple[Annotated[int, Interval(ge=1, le=10_000)], ...],
+  Predicate(lambda layers: list(layers) == sorted(set(layers))),
+  'ascending layers from 1, one for each head, or () to count the heads',
+]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
+  """Records logits once for all rules, temperatures and thresholds.
+
+  Temperatures are fitted on `calibration_split`; it may share no row with
+  `split`, which is reported, or with the training split of the run.
+  """
+
+  NEEDS_OUTPUTS: ClassVar[bool] = True
+  split: evaluator.Split = 'validation'
+  calibration_split: Annotated[
+    evaluator.Split | None,
+    'the name of a split that training does not use, or None',
+  ] = None
+  layers: Layers = ()  # of the heads; () for the model's
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.layers = self.layers or self.context.layers
+    info = self.splits['split'].info
+    if info.num_classes < 2 or info.max_labels:
+      kind = 'several labels a row' if info.max_labels else 'a regression'
+      expected = 'one class a row: others have no single confidence'
+      raise ConfigError('dataset', kind, expected)
+    if self.calibration_split:
+      expected = (
+        'rows that `split` does not have, it shares {}: what was fitted cannot '
+        'judge itself'
+      )
+      reported = self.splits['split'].source
+      self.check_apart('calibration_split', reported, expected)
+      self.check_untrained('calibration_split')
+
+  def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
+    """Returns logits and labels of the split that a field names."""
+    rows = self.collect(field, variables, self.context.outputs)
+    return np.moveaxis(rows['logits'], 1, 0), rows['label']
+
+  def names(self, count: int) -> dict[str, int]:
+    """Returns the layer of each head, `layer_4: 4`; without `head_1: 1`.
+
+    Raises ConfigError if there are more or fewer layers than heads.
+    """
+    if self.layers and len(self.layers) != count:
+      expected = f'{count} layers, one for each head of the model'
+      raise ConfigError('layers', tuple(self.layers), expected)
+    kind = 'layer' if self.layers else 'head'
+    return {f'{kind}_{n}': n for n in self.layers or range(1, count + 1)}
+
+  def check_untrained(self, field: str) -> None:
+    """Raises ConfigError if the run is trained on rows of a field's split."""
+    train_split = self.context.train_split
+    # The training split is read only if the names do not decide it: other names
+    # than 'train' may mean the same rows, as dev and validation.
+    trained, evaluated = (
+      {part.name for part in source.parts(split)}
+      for split in (train_split, getattr(self, field))
+    )
+    if not train_split or (trained == {'train'} and 'train' not in evaluated):
+      return
+    rows = builder.build_source(
+      self.context.dataset, train_split, is_checked=True
+    )
+    expected = (
+      f'rows that the run is not trained on, it shares {{}} with {train_split=}'
+      "; hold some out, as 'train[95%:]' of 'train[:95%]'"
+    )
+    self.check_apart(field, rows, expected)
+
+  def check_unfitted(self, file: Any) -> None:
+    """Raises ConfigError if a calibration is fitted to rows of `split`."""
+    # Other data may be reported where rows of the calibration are gone.
+    gone = [MissingDataError] if self.dataset else []
+    with contextlib.suppress(*gone):
+      if (fitted := file.fitted_rows(self.context.dataset)) is not None:
+        expected = 'rows that no temperature was fitted to, it shares {}'
+        self.check_apart('split', fitted, expected)

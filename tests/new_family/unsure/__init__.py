@@ -1,0 +1,1 @@
+"""Answers that say how sure they are."""
