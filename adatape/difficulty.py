@@ -29,10 +29,7 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """Measures tapes by difficulty, against the fixed length T.
-
-  Needs `synthetic.Parity` with letters, and a `TapeClassification` with a bank.
-  """
+  """Measures tapes of data with a difficulty, such as parity with letters."""
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
   METRICS = 'spearman', 'easy_share', 'flops_share'

@@ -59,7 +59,7 @@ def begin(
 ) -> Tokens:
   """Embeds rows and projects the first keys and values.
 
-  The model is bound to its parameters. `length` is 0 for a row of padding.
+  `length` is 0 for a row of padding.
   """
   x = model.embed(tokens, token_types)
   keys, values = model.block[0](x, num_queries=0).keys_values

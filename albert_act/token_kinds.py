@@ -17,8 +17,7 @@ def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
   """Returns a mask of the tokens of each of `KINDS`, False in padding rows.
 
   'all' are the real tokens, 'unmasked' tokens of the text that are not to be
-  predicted; a row is [CLS] x1 [SEP] x2 [SEP], or [CLS] x1 [SEP]. A batch of
-  pretraining has `mlm_positions`, `mlm_kind` and `mlm_weights` `[B, P]`.
+  predicted; a row is [CLS] x1 [SEP] x2 [SEP], or [CLS] x1 [SEP].
   """
   rows, size = batch['tokens'].shape
   place, length = jnp.arange(size)[None], batch['length'][:, None]

@@ -70,11 +70,10 @@ def leading(count: np.ndarray, length: int) -> Bool[np.ndarray, '*S L']:
 
 
 def parity(draw: Draw, length: int, placement: str) -> dict[str, np.ndarray]:
-  """Section 3.1: one vector, of which some numbers are 1 or -1 and the rest 0.
+  """Section 3.1: one vector, of which 1 to `length` numbers are 1 or -1.
 
-  The target is 1 if the number of 1s is odd. 1 to `length` numbers are set.
-  'scattered' sets any of them, the paper's "randomly". 'leading' sets the first
-  ones, as the code of Fojo's thesis does; this is easier to learn.
+  The target is 1 if the number of 1s is odd. 'scattered' sets any numbers, the
+  paper's "randomly", 'leading' the first, as the code of Fojo's thesis does.
   """
   bits = draw(1 + 2 * length)
   count = integers(bits[:, :1], 1, length)
@@ -149,9 +148,8 @@ def addition(draw: Draw, length: int, digits: int) -> dict[str, np.ndarray]:
 def sort(draw: Draw, length: int) -> dict[str, np.ndarray]:
   """Section 3.4: the order of 2 to `length` standard normal numbers.
 
-  `count` inputs hold a number and a flag, which is 1 at the last number. Then
-  come `count` zero inputs; their targets are the places (from 0) of the numbers
-  in ascending order.
+  `count` inputs hold a number and a flag, 1 at the last number. Then come
+  `count` zero inputs; their targets are the places of the ascending numbers.
   """
   bits = draw(1 + 2 * length)
   count = integers(bits[:, :1], 2, length)
@@ -177,10 +175,10 @@ def sparse_parity(
 ) -> dict[str, np.ndarray]:
   """The parity of few marked bits; each announces how far off the next one is.
 
-  Not of Graves (2016): a task for Skip-ACT. Skip-ACT chooses skips from earlier
-  inputs only. An input is (bit, mark, one-hot number of unmarked
-  inputs that follow: 0 to `max_gap`). Bits are 1 or -1, noise if unmarked. The
-  target at every input is 1 if an odd number of marked bits so far were 1.
+  A task for Skip-ACT, which chooses skips from earlier inputs only. An input is
+  (bit, mark, one-hot number of unmarked inputs that follow: 0 to `max_gap`).
+  Bits are 1 or -1, noise if unmarked. The target at every input is 1 if an odd
+  number of marked bits so far were 1.
   """
   bits = draw(2 * length)
   gaps = integers(bits[:, :length], 0, max_gap)
