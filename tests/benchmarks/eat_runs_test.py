@@ -9,6 +9,7 @@ import pytest
 from benchmarks import eat, exit_settings, peers, recorded_runs, serve
 from core.errors import ConfigError
 from eval_lib import calibration
+from halting.row_rules import scale
 from tests.benchmarks.command_test import parse, read
 from tests.launch import toy_runs
 from tests.launch.toy_runs import TEMPERATURES
@@ -150,9 +151,7 @@ def test_calibration_and_guarantee_leave_out_the_fitted_rows(made, run, direct):
   exits, labels = direct['exits'][:, judged], run.records['label'][judged]
   errors = {
     'ece': calibration.errors(exits, labels),
-    'ece_calibrated': calibration.errors(
-      exits, labels, temperatures=temperatures
-    ),
+    'ece_calibrated': calibration.errors(scale(exits, temperatures), labels),
   }
   for name, wanted in errors.items():
     found = [row[name] for row in result['calibration']]
