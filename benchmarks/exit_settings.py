@@ -62,8 +62,11 @@ def _rules(
   kinds = OF_REGRESSIONS if model.classes == 1 else swept
   for kind in kinds if early else ():
     extra = {tau} if kind is row_rules.Confidence else set()
-    for value in sorted({*kind.sweep(model.classes, early)} | extra):
+    values = sorted({*kind.sweep(model.classes, early)} | extra)
+    for value in values:
       yield kind(**{kind.KNOB: value})
+    if not values:  # a rule of a user that names none
+      yield kind()
 
 
 def measure(
@@ -143,6 +146,7 @@ def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   the reference of the speed-ups first).
   """
   tau, names = flags.tau, flags.rules
+  registry.trust_named(names)
   swept = *SWEPT, *(registry.locate(n, '--rules', RowRule) for n in names)
   rows = {name: getattr(flags, name) for name in ('split', 'limit', 'lengths')}
   eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
