@@ -62,7 +62,10 @@ class Reading:
     if bank_size is not None and bank_size < self.min_bank_size:
       kind = 'fixed length' if self.fixed_length else 'tokens_per_step'
       picks = f'{self.picks_per_step} ({kind}) * {self.max_steps} (max_steps)'
-      expected = f'at least {picks} = {self.min_bank_size} tokens'
+      expected = (
+        f'at least {picks} = {self.min_bank_size} tokens (of an input bank: '
+        'patches of bank_patch_size, or symbols)'
+      )
       raise ConfigError('bank_size', bank_size, expected)
     if self.query_dim > width:
       expected = f'at most the width {width}'
