@@ -198,7 +198,8 @@ def read_options(
       has_tau: Any = kind if classes else Confidence
       tau = has_tau.__dataclass_fields__['tau'].default
     if tau is dataclasses.MISSING:
-      expected = f'{_range(kind, classes)}, as {options.rule} has no default'
+      words = kind.legal(classes)[1]
+      expected = f'{words}: rule={options.rule} has no default, add tau=...'
       raise ConfigError('serve.tau', 'nothing', expected)
     _check_tau('serve.tau', tau, kind, classes)
     options = dataclasses.replace(options, tau=tau)
@@ -255,11 +256,7 @@ def _check_tau(
   field: str, tau: Any, kind: type[ThresholdRule], classes: int
 ) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  is_number = fields.accepts(float, tau)
-  is_legal = is_number and 0 <= tau <= kind.largest(classes)
+  most, words = kind.legal(classes)
+  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
   if tau != kind.NEVER and not is_legal:
-    raise ConfigError(field, tau, _range(kind, classes))
-
-
-def _range(kind: type[ThresholdRule], classes: int) -> str:
-  return f'{kind.UNIT} in [0, {kind.largest(classes):.4g}]'
+    raise ConfigError(field, tau, words)

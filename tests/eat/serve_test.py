@@ -78,9 +78,12 @@ def refused(run, options, field, expected, lengths=None):
 @pytest.mark.parametrize(('options', 'field', 'expected'), [
   ({'rule': 'confidense'}, 'rule', 'one of confidence'),
   ({'tau': 2.0}, 'tau', '[0, 1]'), ({'tauu': 0.9}, 'tauu', 'mean tau?'),
-  ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931], as entropy has no'),
+  ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2 equal '
+   'classes, at which every row would leave: rule=entropy has no default, add'),
+  ({'rule': 'entropy', 'tau': math.log(2)}, 'tau', '0.6931), the entropy of 2'),
   ({'rule': 'entropy', 'tau': 0.1, 'thresholds': FORUM}, 'thresholds.forum',
-   '0.6931]'),
+   'nats in'),
+  ({'rule': 'combined'}, 'tau', 'in [0, 1], of the surest of 2 >= 0.5'),
   ({'thresholds': {'forum': math.nan}}, 'thresholds.forum', 'a probability in'),
   ({'rule': 'patience', 'thresholds': FORUM}, 'thresholds', "'patience'"),
   ({'minimum_retention': {'forum': 1.5}}, 'minimum_retention.forum', '1.0]'),
