@@ -64,6 +64,10 @@ class Pretraining(Task):
   def build_model(self):
     """The configured module, large enough for the data set."""
     model = construct(self.config, num_classes=2)
+    least = self.info.input_shape[0]
+    if model.max_positions < least:  # the rows of a corpus have one length
+      expected = f'at least {least}, which the corpus needs'
+      raise ConfigError('model.max_positions', model.max_positions, expected)
     check_sizes(model, self.info)
     return model
 

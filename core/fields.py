@@ -131,7 +131,8 @@ def check(
   """
   if not isinstance(given, ConfigLike):
     raise ConfigError(prefix, given, describe(dict))
-  if 'parent' in cls.__dataclass_fields__:  # of Linen, which adds both
+  # Linen gives every module these fields.
+  if any(base.__module__.startswith('flax.linen') for base in cls.__mro__):
     without = (*without, 'parent', 'name')
   legal = {
     field.name: field

@@ -183,8 +183,10 @@ def read_options(
   if twice := own.keys() & given.keys():
     raise ConfigError('serve', sorted(twice), 'each field of a rule once')
   given |= {name: own.pop(name) for name in _BESIDE if name in own}
+  kind = _class_of(str(given.get('rule', Options.rule)))
+  is_number = not classes and issubclass(kind, ClassRule)
+  _check_names(given, Tolerance if is_number else kind)
   options = Options(**fields.check(Options, given, 'serve'))
-  kind = _class_of(options.rule)
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
     _refuse(options, 'veto_margin ensemble_margin thresholds', f'nothing {why}')
@@ -198,7 +200,8 @@ def read_options(
       has_tau: Any = kind if classes else Confidence
       tau = has_tau.__dataclass_fields__['tau'].default
     if tau is dataclasses.MISSING:
-      expected = f'{_range(kind, classes)}, as {options.rule} has no default'
+      words = kind.legal(classes)[1]
+      expected = f'{words}: rule={options.rule} has no default, add tau=...'
       raise ConfigError('serve.tau', 'nothing', expected)
     _check_tau('serve.tau', tau, kind, classes)
     options = dataclasses.replace(options, tau=tau)
@@ -207,7 +210,7 @@ def read_options(
   else:
     why = f'none with the rule {options.rule!r}, which has no threshold tau'
     _refuse(options, 'thresholds', why)
-  if not classes and issubclass(kind, ClassRule):
+  if is_number:
     kind = Tolerance
   # A rule of a user has defaults of its own.
   names = {'tau', *given} if kind.__module__ != RowRule.__module__ else _BESIDE
@@ -222,6 +225,19 @@ def _class_of(name: str) -> type[RowRule]:
   expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
   full = older.EXITS.get(name, name)
   return registry.locate(full, 'serve.rule', RowRule, expected)
+
+
+def _check_names(given: Mapping[str, Any], kind: type[RowRule]) -> None:
+  """Raises ConfigError for a field of a rule under another name, or of none."""
+  own = {field.name for field in dataclasses.fields(kind)}
+  for name in own & given.keys() - fields.hints(Options).keys():
+    expected = f'rule.{name}, as it is a field of the rule'
+    raise ConfigError(f'serve.{name}', given[name], expected)
+  if kind.__module__ == RowRule.__module__:
+    return  # they ignore what they lack
+  for name in {n for n in _BESIDE if given.get(n) is not None} - own:
+    expected = f'none: {kind.__name__} has no such field'
+    raise ConfigError(f'serve.{name}', given[name], expected)
 
 
 def _guaranteed(
@@ -255,11 +271,7 @@ def _check_tau(
   field: str, tau: Any, kind: type[ThresholdRule], classes: int
 ) -> None:
   """Raises ConfigError for a threshold that the rule cannot have."""
-  is_number = fields.accepts(float, tau)
-  is_legal = is_number and 0 <= tau <= kind.largest(classes)
+  most, words = kind.legal(classes)
+  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
   if tau != kind.NEVER and not is_legal:
-    raise ConfigError(field, tau, _range(kind, classes))
-
-
-def _range(kind: type[ThresholdRule], classes: int) -> str:
-  return f'{kind.UNIT} in [0, {kind.largest(classes):.4g}]'
+    raise ConfigError(field, tau, words)

@@ -169,5 +169,6 @@ def check_tokenizer(teacher: str, own: str) -> None:
   except (MissingDataError, InvalidDataError) as error:
     raise ConfigError(TEACHER, teacher, f'{expected} ({error})') from error
   if ours.preprocessing(0) != theirs.preprocessing(0):
-    expected += "; leave dataset.tokenizer empty for the teacher's"
+    expected += '; fine-tune a teacher with this tokenizer, or leave '
+    expected += "dataset.tokenizer empty for the teacher's"
     raise ConfigError(TEACHER, teacher, expected)

@@ -5,14 +5,18 @@ beside it: `model=dict(halting='act', epsilon=0.01)`.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from core import fields, registry
 from core.errors import ConfigError
 
-# Words of token rules; others are their classes in lower case.
-_CLASSES = {'': 'Fixed', 'act': 'ACT', 'skip': 'SkipACT'}
+# Words of token rules: most are the class in snake case.
+_CLASSES = 'ACT', 'StraightThrough', 'PonderNet', 'Fixed'
+_WORDS = {'': 'Fixed', 'skip': 'SkipACT'} | {
+  re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower(): name for name in _CLASSES
+}
 _SETTINGS = ('epsilon', 'mu')
 # Still names of the serving option `rule`.
 _EXITS = 'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
@@ -20,9 +24,8 @@ EXITS = {word: f'halting.row_rules:{word.title()}' for word in _EXITS}
 
 
 def token_rule(word: str) -> str:
-  """Returns the class of a token rule; the name of a class is unchanged."""
-  name = _CLASSES.get(word, word.title().replace('_', ''))
-  return word if ':' in word else f'halting.token_rules:{name}'
+  """Returns the class of a token rule; what is no old word is unchanged."""
+  return f'halting.token_rules:{_WORDS[word]}' if word in _WORDS else word
 
 
 def model_fields(values: Mapping[str, Any], model: type) -> dict[str, Any]:

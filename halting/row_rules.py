@@ -151,13 +151,18 @@ class ThresholdRule(ClassRule):
 
   KNOB: ClassVar[str] = 'tau'
   NEVER: ClassVar[float] = math.inf  # value of tau that lets no row leave
-  UNIT: ClassVar[str] = 'a probability'  # of tau
   tau: Limit
 
   @classmethod
-  def largest(cls, classes: int) -> float:
-    """Returns the largest useful tau; `classes` is 0 for a regression."""
-    return 1.0
+  def legal(cls, classes: int) -> tuple[float, str]:
+    """Returns the largest useful tau, and the legal ones in words.
+
+    `classes` is 0 for a regression, which does not read tau.
+    """
+    if not classes:
+      return 1.0, 'a probability in [0, 1]'
+    least = f'the surest of {classes} >= {1 / classes:.4g}'
+    return 1.0, f'a probability in [0, 1], of {least}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +186,6 @@ class Entropy(ThresholdRule):
   SWEEP: ClassVar = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
   IS_DRAWN: ClassVar[bool] = False
   NEVER: ClassVar[float] = -math.inf
-  UNIT: ClassVar[str] = 'nats'
 
   @classmethod
   def sweep(cls, classes, heads):
@@ -189,9 +193,13 @@ class Entropy(ThresholdRule):
     return tuple(round(share * math.log(classes), 4) for share in cls.SWEEP)
 
   @classmethod
-  def largest(cls, classes):
-    """Returns a little less than the entropy of equal classes."""
-    return math.nextafter(math.log(classes), 0) if classes else math.inf
+  def legal(cls, classes):
+    """See the base."""
+    if not classes:
+      return math.inf, 'nats >= 0'
+    most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
+    text = f'nats in [0, {most}, at which every row would leave'
+    return math.nextafter(math.log(classes), 0), text
 
   def sure(self, probabilities, agreed):
     """See the base."""
@@ -208,6 +216,11 @@ class Margin(ThresholdRule):
   SYMBOL: ClassVar[str] = 'Δ≥'
   SWEEP: ClassVar = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)
   IS_DRAWN: ClassVar[bool] = False
+
+  @classmethod
+  def legal(cls, classes):
+    """See the base."""
+    return 1.0, 'a difference of two probabilities, in [0, 1]'
 
   def sure(self, probabilities, agreed):
     """See the base."""
@@ -243,7 +256,11 @@ class Combined(ThresholdRule):
 
   IS_DRAWN: ClassVar[bool] = False
   patience: Count = 2
-  heads_needed = Patience.heads_needed
+
+  @property
+  def heads_needed(self):
+    """See the base."""
+    return self.patience
 
   def sure(self, probabilities, agreed):
     """See the base."""

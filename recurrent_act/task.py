@@ -46,8 +46,12 @@ class SequenceTask(Classification):
     if 'num_targets' not in config['model']:
       data = config['dataset'], config['train_split']
       source = builder.build_source(*data, is_checked=True)
-      targets = source.record(0)['targets'].shape[-1]
-      config['model'] = {'num_targets': targets} | dict(config['model'])
+      targets = source.record(0).get('targets')
+      if targets is None:
+        expected = 'data with targets at their steps; see recurrent_act.data'
+        raise ConfigError('dataset', dict(config['dataset']), expected)
+      count = targets.shape[-1]
+      config['model'] = {'num_targets': count} | dict(config['model'])
     super().validate_config(config)
 
   def example(self):

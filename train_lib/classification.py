@@ -182,14 +182,16 @@ class Classification(Task):
 
 def check_sizes(model: Any, info: DatasetInfo) -> None:
   """Raises ConfigError for a table of the model that the data exceed."""
-  for field, least in {
-    'vocab_size': info.vocab_size,
-    'max_positions': info.input_shape[0],
-    'type_vocab_size': info.token_types,
-  }.items():
-    size = getattr(model, field, math.inf)
-    no_types = field == 'type_vocab_size' and not size
-    if size < least and not no_types:  # an index outside is NaN
-      raise ConfigError(
-        f'model.{field}', size, f'at least {least} for the data'
-      )
+  tables = 'vocab_size', 'max_positions', 'type_vocab_size'
+  words, positions, kinds = (getattr(model, n, math.inf) for n in tables)
+  length, types = info.input_shape[0], info.token_types
+  # An index outside of a table is NaN.
+  if words < info.vocab_size:
+    expected = f'at least {info.vocab_size}, the vocabulary of the data'
+    raise ConfigError('model.vocab_size', words, expected)
+  if positions < length:
+    expected = f'at most the {positions} positions of the model'
+    raise ConfigError('dataset.max_length', length, expected)
+  if 0 < kinds < types:
+    expected = f'0, or at least {types}: the data are pairs of texts'
+    raise ConfigError('model.type_vocab_size', kinds, expected)

@@ -2,29 +2,32 @@
 
 import dataclasses
 import functools
-import os
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from annotated_types import Predicate
 from jaxtyping import Array, Float
 
 from train_lib.classification import Classification
 
 TEACHER = 'loss.teacher'
-Teacher = Annotated[
-  str,
-  Predicate(lambda path: not path or os.path.isfile(f'{path}/config.json')),
-  "the directory of a run, or ''",
-]
+Teacher = Annotated[str, "the directory of a run, or ''"]
 
 
 class Student(Classification):
   """Mixin of a Task whose `loss.teacher` is a `Teacher`."""
 
   _class_ids: Any = None  # the teacher's, by class
+
+  @classmethod
+  def validate_config(cls, config: dict[str, Any]) -> None:
+    """Also checks that the teacher is a run."""
+    super().validate_config(config)
+    if config['loss']['teacher']:
+      from train_lib import loading  # it imports build, which imports tasks
+
+      loading.load_config(config['loss']['teacher'], key=TEACHER)
 
   @functools.cached_property
   def teacher(self) -> Any:
@@ -33,7 +36,7 @@ class Student(Classification):
     if not directory:
       return None
     from dataset_lib import contract
-    from train_lib import loading  # it imports build, which imports tasks
+    from train_lib import loading
 
     config = loading.load_config(directory, key=TEACHER)
     teacher = loading.restore(directory, config)

@@ -85,7 +85,8 @@ def load_config(
     if 'tokenizer' in values['dataset'] and own.is_file():
       values['dataset']['tokenizer'] = str(own)
     for group in ('model', 'evals'):
-      dict(values.get(group, {}))
+      if not isinstance(values.get(group, {}), dict):
+        raise TypeError(f'{group}: expected a group of fields')
   try:
     config = config_schema.validate(values).unlock()
     if path.with_name(DATASET_INFO).exists():

@@ -68,12 +68,17 @@ def get_config(arg=''):
       unseen, judged = f'{split}[:50%]', f'{split}[50%:]'
     else:
       c.train_split, unseen, judged = 'train[:95%]', 'train[95%:]', split
-    splits = dict(split=judged, calibration_split=unseen)
-    c.evals.calibration = dict(type='calibration', threshold=0.9, **splits)
-    c.evals.frontier = dict(type='frontier', **splits)
+    c.evals.update(of_confidence(judged, unseen))
   if a.submit:
     c.evals.update(common.submissions(a.task))
   return c
+
+
+def of_confidence(split, calibration_split):
+  """Returns evaluations of the confidence at exits."""
+  splits = dict(split=split, calibration_split=calibration_split)
+  calibration = dict(type='calibration', threshold=0.9, **splits)
+  return dict(calibration=calibration, frontier=dict(type='frontier', **splits))
 
 
 def fine_tuning(a):
@@ -144,10 +149,13 @@ def parts_of(a):
   parts = a.parts or ('pwe' if a.recipe == 'paper' else 'pe')
   legal = "letters of 'pwe', such as pw"
   common.expect(set(parts) <= set('pwe'), 'parts', legal, parts)
-  needs = {'parts': parts[0], 'exits': 'e', 'recipe': 'e', 'prunes': 'p'}
+  is_eat = a.model == 'eat'
+  expected = f'only with model=eat, which is {a.model}'
+  common.expect(is_eat or not a.parts, 'parts', expected, a.parts)
+  needs = {'exits': 'e', 'recipe': 'e', 'prunes': 'p'}
   for name, part in needs.items():
     is_default = a[name] in ('', 'default')
-    is_legal = is_default or (a.model == 'eat' and part in parts)
+    is_legal = is_default or (is_eat and part in parts)
     expected = f'only with model=eat and {part!r} in parts'
     given = f'{expected}, which are {a.model}, {parts}'
     common.expect(is_legal, name, given, a[name])

@@ -24,10 +24,7 @@ def get_config(arg=''):
   c = glue.fine_tuning(a)
   del c.dataset.builder
   c.dataset.update(name='probing', task=a.name)
-  splits = dict(split='validation[50%:]', calibration_split='validation[:50%]')
-  c.evals = dict(
-    dev=dict(type='classification', split='validation'),
-    calibration=dict(type='calibration', threshold=0.9, **splits),
-    frontier=dict(type='frontier', **splits),
-  )
+  dev = dict(type='classification', split='validation')
+  halves = 'validation[50%:]', 'validation[:50%]'
+  c.evals = dict(dev=dev, **glue.of_confidence(*halves))
   return c

@@ -1,5 +1,6 @@
 """DeiT: both heads in NumPy; its loss by hand; a tiny run as its teacher."""
 
+import dataclasses
 import json
 import types
 
@@ -11,7 +12,7 @@ import pytest
 from scipy.special import log_softmax
 
 from adatape.deit import DeiT, Distillation
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError
 from launch import command_line
 from model_lib.vit import ViT
 from tests.adatape import plain_vit
@@ -161,6 +162,20 @@ def test_a_teacher_of_other_images_is_refused(teacher, tmp_path):
     train(distilled(config, teacher), tmp_path / 'student')
 
 
-def test_a_missing_teacher_is_named():
+class Plainly(Distillation):
+  """A student whose teacher is any text, as in a package of a user."""
+
+  @dataclasses.dataclass(frozen=True)
+  class Loss(Distillation.Loss):
+    """Legal fields of `loss`."""
+
+    teacher: str = ''
+
+
+@pytest.mark.parametrize('kind', [Distillation, Plainly])
+def test_a_damaged_teacher_is_found_before_training(kind, tmp_path):
+  (tmp_path / 'config.json').write_text('{"loss": ')
+  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
+    task_of(kind, teacher=str(tmp_path))
   with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    task_of(teacher='/nowhere')
+    task_of(kind, teacher='/nowhere')

@@ -173,6 +173,16 @@ def test_a_linen_module_has_its_own_fields_only(given, message):
     fields.check(Module, given, 'model', without)
 
 
+@dataclasses.dataclass
+class Child:
+  parent: str
+  name: str = ''
+
+
+def test_other_classes_keep_fields_named_like_those_of_linen():
+  assert fields.check(Child, {'parent': 'a'}, '') == {'parent': 'a', 'name': ''}
+
+
 def test_errors_get_a_prefix_and_survive_pickling():
   error = ConfigError('depth', 0, '1')
   with pytest.raises(ConfigError) as raised, fields.errors_under('model'):

@@ -229,7 +229,7 @@ def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
   }
   for name, changes in others.items():
     words = vocabulary(tmp_path / f'{name}_own', **changes)
-    with pytest.raises(ConfigError, match=r'loss\.teacher: expected a run'):
+    with pytest.raises(ConfigError, match=r'\.teacher: .*; fine-tune a teach'):
       check_tokenizer(run_of(tmp_path / name, words), own)
   # Before training.
   given = config(teacher=str(tmp_path / 'order')) | {'dataset': {}}

@@ -8,6 +8,7 @@ from adatape.ponder_vit import PonderViT
 from adatape.universal import UniversalTransformer
 from albert_act.model import AlbertClassifier
 from core import registry
+from core.errors import ConfigError
 from halting import older
 from halting.rule import TokenRule
 from halting.token_rules import (
@@ -43,6 +44,14 @@ def test_a_rule_and_its_settings_are_one_field(model, values, rule):
   new = older.model_fields(values, model)
   assert registry.named(new.pop('rule'), 'rule', TokenRule) == rule
   assert new in ({}, {'halting': 'token'})
+
+
+def test_a_word_that_was_none_is_refused_as_it_is_typed():
+  for word in ('', 'fixed', 'act', 'straight_through', 'skip', 'ponder_net'):
+    assert older.token_rule(word).startswith('halting.token_rules:')
+  for word in ('threshold', 'Fixed', 'PONDER_NET', 'foo'):
+    with pytest.raises(ConfigError, match=f"rule.name: .* got '{word}'"):
+      older.model_fields(dict(rule=word), RecurrentModel)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,16 @@ def test_the_number_of_targets_is_that_of_the_data():
     jax.eval_shape(lambda p, b: task.evaluate(p, {}, b), params, batch)
 
 
+def test_data_without_targets_are_refused():
+  config = dict(
+    task='recurrent_act.task:SequenceTask', phases=(dict(steps=1),),
+    model=dict(name='recurrent_act.model:RecurrentModel'),
+    dataset=dict(name='parity', length=4),
+  )  # fmt: skip
+  with pytest.raises(ConfigError, match=r'^dataset: .* with targets'):
+    config_schema.validate(config)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize('rule', ['act', 'straight_through', 'fixed'])
 def test_a_run_learns_parity(rule, tmp_path):

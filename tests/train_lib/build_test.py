@@ -158,13 +158,30 @@ def test_pairs_of_texts_need_two_token_types(subject, folders):
   for size in (0, 1, 2):
     changes = {'type_vocab_size': size}
     if size == 1 and 'sst2' not in subject:
-      message = 'model.type_vocab_size: expected at least 2 .*, got 1'
+      message = 'type_vocab_size: expected 0, or at least 2: .*pairs.*, got 1'
       with pytest.raises(ConfigError, match=message):
         build_task(config, info, changes)
       continue
     task = build_task(config, info, changes)
     if size == 1:  # served as what it was trained on
       assert classifier.text_reader(task, 16, 100).num_texts == 1
+
+
+def test_rows_and_words_beyond_the_tables_of_a_model_are_named(folders):
+  config = adapter.load(*adapter.configs()['eat rte'], folders)
+  info = build_dataset(config).info
+  for changes, message in (
+    ({'max_positions': 16},
+     r'dataset\.max_length: expected at most the 16 positions .*, got 32'),
+    ({'vocab_size': 5}, r'model\.vocab_size: expected at least \d+, .*, got 5'),
+  ):  # fmt: skip
+    with pytest.raises(ConfigError, match=message):
+      build_task(config, info, changes)
+
+
+def test_stages_are_now_phases():
+  with pytest.raises(ConfigError, match=r'^stages: .*c\.phases = \(dict'):
+    config_schema.validate({'stages': {'stage1': {'steps': 9}}})
 
 
 class WithoutOutputs(Classification):
