@@ -7,7 +7,7 @@ from typing import Any
 from core.errors import BadRecord, UserError
 
 
-class TooManyBadRecordsError(UserError):
+class TooManyBadRecordsError(UserError, RuntimeError):
   """More bad records than the configuration tolerates."""
 
   exit_code = 4
