@@ -62,5 +62,8 @@ class BadRecords(FaultCounts):
       lines.append(f'  {kind}: {entry["count"]}')
       place = '    {file} (row {row}): {message}'
       lines += [place.format(**first) for first in entry['first']]
-    advice = 'Repair or remove them; dataset.max_bad_share is for training.'
-    raise TooManyBadRecordsError('\n'.join([*lines, advice]))
+    lines += [
+      'Repair or remove these records; for training, dataset.max_bad_share '
+      'sets the tolerated share. Evaluation tolerates none.'
+    ]
+    raise TooManyBadRecordsError('\n'.join(lines))
