@@ -72,7 +72,8 @@ def locate(
   package, (module, _, attribute) = match[2], name.partition(':')
   if package not in _trusted | _own_packages():
     legal = f'{expected}, of this project or of a package that you trust: '
-    raise ConfigError(field, name, f'{legal}--trust={package}')
+    here = f"--trust={package} (in Python: core.registry.trust('{package}'))"
+    raise ConfigError(field, name, legal + here)
   module = MOVED.get(module, module)
   try:
     _check_places(module, package)

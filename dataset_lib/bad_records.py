@@ -7,7 +7,7 @@ from typing import Any
 from core.errors import BadRecord, UserError
 
 
-class TooManyBadRecordsError(UserError):
+class TooManyBadRecordsError(UserError, RuntimeError):
   """More bad records than the configuration tolerates."""
 
   exit_code = 4
@@ -62,5 +62,8 @@ class BadRecords(FaultCounts):
       lines.append(f'  {kind}: {entry["count"]}')
       place = '    {file} (row {row}): {message}'
       lines += [place.format(**first) for first in entry['first']]
-    advice = 'Repair or remove them; dataset.max_bad_share is for training.'
-    raise TooManyBadRecordsError('\n'.join([*lines, advice]))
+    lines += [
+      'Repair or remove these records; for training, dataset.max_bad_share '
+      'sets the tolerated share. Evaluation tolerates none.'
+    ]
+    raise TooManyBadRecordsError('\n'.join(lines))

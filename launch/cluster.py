@@ -66,7 +66,7 @@ Directory = Annotated[
 ]
 
 
-class UnavailableError(UserError):
+class UnavailableError(UserError, RuntimeError):
   """The program that submits is missing or failed."""
 
   exit_code = command_line.UNAVAILABLE

@@ -166,7 +166,10 @@ class Command:
         _declare(commands.add_parser(name, **texts, **look), choice)
     else:
       _declare(parser, kind)
-    arguments, unknown = parser.parse_known_args([*_with_overrides(argv)])
+    kinds = kind.values() if isinstance(kind, dict) else [kind]
+    if any(hasattr(choice, 'overrides') for choice in kinds):
+      argv = [*_with_overrides(argv)]
+    arguments, unknown = parser.parse_known_args(argv)
     values = vars(arguments)
     registry.trust(*values.pop('trust').split(','))
     if isinstance(kind, dict):

@@ -8,6 +8,7 @@ failed; a retry continues in that directory.
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import math
 import os
 import pathlib
@@ -130,31 +131,33 @@ class Search:
     """Trains trials until all have a result or a reason, or `stop` is set."""
     if cores:  # of this thread and its children
       os.sched_setaffinity(0, cores)
-    train = functools.partial(self._train, environment)
     try:
       while not self.stop.is_set():
-        trials = self._retried()
-        states = [trial.state for trial in trials]
-        if len(trials) < self.size or TrialState.WAITING in states:
-          with contextlib.suppress(UpdateFinishedTrialError):  # taken over
-            self.study.optimize(train, n_trials=1, catch=NoResultError)
-        elif all(state.is_finished() for state in states):
+        with contextlib.ExitStack() as asking:
+          # Held until the trial has its values, lest others ask for its place.
+          asking.enter_context(self.lock)
+          trials = self._retried()
+          states = [trial.state for trial in trials]
+          if len(trials) < self.size or TrialState.WAITING in states:
+            train = functools.partial(self._train, environment, asking.close)
+            with contextlib.suppress(UpdateFinishedTrialError):  # taken over
+              self.study.optimize(train, n_trials=1, catch=NoResultError)
+            continue
+        if all(state.is_finished() for state in states):
           return
-        else:  # another process trains it, and may die
-          self.stop.wait(POLL_SECONDS)
+        self.stop.wait(POLL_SECONDS)  # another process trains it, and may die
     except BaseException:
       self.stop.set()
       raise
 
   def _retried(self) -> list[Any]:
     """Returns `trials` after those that were stopped or lost wait again."""
-    with self.lock:
-      optuna.storages.fail_stale_trials(self.study)
-      for old in filter(_is_lost, self.trials()):
-        with contextlib.suppress(ValueError):  # it has failed
-          self.study.tell(old.number, state=TrialState.FAIL)
-        RetryHeartbeatStaleTrialCallback(None, True)(self.study, old)
-      return self.trials()
+    optuna.storages.fail_stale_trials(self.study)
+    for old in filter(_is_lost, self.trials()):
+      with contextlib.suppress(ValueError):  # it has failed
+        self.study.tell(old.number, state=TrialState.FAIL)
+      RetryHeartbeatStaleTrialCallback(None, True)(self.study, old)
+    return self.trials()
 
   def _suggest(self, trial: Any) -> int:
     """Draws the values of a trial; returns its place."""
@@ -172,12 +175,10 @@ class Search:
     few = max(3, min(10, self.size // 3))
     first = few if self.flags.sampler == 'tpe' else self.size
     seed = 1000 * self.flags.seed + place  # a resumed search goes on
-    with self.lock:
-      self.study.sampler = PartialFixedSampler(
-        point, TPESampler(n_startup_trials=first, seed=seed)
-      )
-      for key, legal in self.space.items():
-        suggest(trial, key, legal)
+    sampler = TPESampler(n_startup_trials=first, seed=seed)
+    self.study.sampler = PartialFixedSampler(point, sampler)
+    for key, legal in self.space.items():
+      suggest(trial, key, legal)
     return place
 
   def run_of(self, trial: Any) -> Run:
@@ -195,14 +196,15 @@ class Search:
     workdir = pathlib.Path(self.flags.workdir, f'trial_{place}')
     return Run(name, self.flags.config, overrides, workdir)
 
-  def _train(self, environment: Mapping[str, str], trial: Any) -> float:
+  def _train(self, env: Mapping[str, str], asked: Any, trial: Any) -> float:
     """Trains a trial; returns its value, or raises why there is none."""
     title = f'[{self._suggest(trial) + 1}/{self.size}]'
+    asked()
     run, metric = self.run_of(trial), self.flags.metric
     print(f'{title} {run.name}', flush=True)
     # Of a finished run too: launch.train refuses that of another configuration.
     # A training whose sweep was killed may hold the directory.
-    while (code := self._run(trial, run, environment)) == command_line.LOCKED:
+    while (code := self._run(trial, run, env)) == command_line.LOCKED:
       if self.stop.wait(5 * POLL_SECONDS):
         break
     result = run.result() or {} if code == command_line.OK else {}
@@ -287,7 +289,9 @@ def _is_lost(trial: Any) -> bool:
 
 def search(flags: Flags) -> int:
   """Runs a search; returns the exit code."""
-  optuna.logging.set_verbosity(optuna.logging.ERROR)
+  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  # Its warnings are of trials without a value, which `_train` prints.
+  logging.getLogger('optuna.study._optimize').setLevel(logging.ERROR)
   shares = [sweep_runs.devices(n, flags.workers) for n in range(flags.workers)]
   work = Search(flags)
   with (

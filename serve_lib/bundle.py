@@ -241,7 +241,8 @@ def read(
   except BundleError as error:
     raise BundleError(f'{path}: {error}') from error
   except Exception as error:  # of safetensors, JSON, the classes
-    message = f'expected the content of a bundle, got {error!r}'
+    got = error if isinstance(error, UserError) else repr(error)
+    message = f'expected the content of a bundle, got {got}'
     raise BundleError(f'{path}: {message}') from error
 
 

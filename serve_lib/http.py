@@ -199,14 +199,13 @@ class Service(registry.Collector):
 
   async def _read(self, request: Request, body: bytearray) -> None:
     most = self._limits.max_body_bytes
-    too_long = HTTPException(413, f'body: expected at most {most} bytes')
     if int(request.headers.get('content-length', 0)) > most:
-      raise too_long
+      raise HTTPException(413, f'body: expected at most {most} bytes')
     async for chunk in request.stream():
       body += chunk
       self._bytes += len(chunk)
       if len(body) > most:
-        raise too_long
+        raise HTTPException(413, f'body: expected at most {most} bytes')
       if self._is_too_much(self._bytes, len(body), MAX_BODIES * most):
         raise HTTPException(503, 'body: too many requests; retry', RETRY)
 

@@ -21,7 +21,11 @@ from dataset_lib.tokenizer import Tokenizer
 from serve_lib.chain import Encoded, InputError
 
 # By the number of texts that the model was trained on.
-_WRONG = {1: 'none, got a second text', 2: 'a second text, got none'}
+_WRONG = {
+  1: 'none, got a second text; the model was trained on single texts',
+  2: 'a second text, got none; the model was trained on pairs: '
+  "{'text': ..., 'pair': ...}",
+}
 PIXELS = 64  # decoded in the time in which a character is tokenized
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')

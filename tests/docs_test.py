@@ -149,6 +149,9 @@ def test_links_of_a_page_lead_somewhere(page):
   text = (ROOT / page).read_text()
   for link in re.findall(r'\]\(([^)#]+)', text):
     assert ((ROOT / page).parent / link).exists(), link
+  for command in re.findall(r'pytest [^`\n]+', text):
+    for tests in re.findall(r'tests/[\w/.]+', command):
+      assert (ROOT / tests).exists(), tests
 
 
 def test_the_mechanisms_of_the_page_run():

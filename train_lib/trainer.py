@@ -299,6 +299,7 @@ class _Stopped(Exception):  # noqa: N818 - an event, not an error
 class Preempted(UserError):  # noqa: N818 - an event, not an error
   """The run was stopped by a signal after saving `step`."""
 
+  exit_code = 75  # a restart continues
   in_all_processes = True
 
   def __init__(self, step: int):

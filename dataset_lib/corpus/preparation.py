@@ -281,16 +281,23 @@ def open_split(directory: pathlib.Path, name: str) -> Split:
   dtypes = _dtypes(vocab_size).items()
   for (file, dtype), size in zip(dtypes, sizes, strict=True):
     path = directory / name / f'{file}.bin'
-    with files.damage_of(path):
+    try:
       with files.opened(path, sys.maxsize) as opened:
         array = np.asarray(np.memmap(opened, dtype, 'r'))
-      if len(array) != size:
-        raise ValueError(f'expected {size} of {dtype}, got {len(array)}')
+    except (OSError, ValueError) as error:
+      raise _damaged(path, error) from error
+    if len(array) != size:
+      raise _damaged(path, f'expected {size} of {dtype}, got {len(array)}')
     arrays[file] = array
   ends, lengths = array[[0, -1]].tolist(), np.diff(array)
   least, limit = packing.MIN_ROW, max_length - packing.SPECIAL_IN_ROW
   if ends != [0, total] or lengths.min() < least or lengths.max() > limit:
     expected = f'expected rows of {least} to {limit} tokens, {total} in all'
-    got = f'got {lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
-    raise InvalidDataError(f'{path} is damaged: {expected}, {got}')
+    got = f'{lengths.min()} to {lengths.max()}, from {ends[0]} to {ends[1]}'
+    raise _damaged(path, f'{expected}, got {got}')
   return Split(**arrays, max_length=max_length, vocab_size=vocab_size)
+
+
+def _damaged(path: pathlib.Path, problem: object) -> InvalidDataError:
+  advice = 'prepare the corpus again'
+  return InvalidDataError(f'{path} is damaged: {problem}; {advice}')

@@ -96,7 +96,8 @@ class TfdsImages(ShardedImages):
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': int, or several}."""
-    image, label = map(self._records[index].__getitem__, self._keys)
+    example = self._records[index]
+    image, label = (example[key] for key in self._keys)
     return {'image': image, 'label': label}
 
 
@@ -133,8 +134,9 @@ class Examples(RecordFiles):
     ]
     kind = info.file_format.value
     if kind not in _KINDS:
-      expected = f'expected {" or ".join(_KINDS)}; prepare it again'
-      raise InvalidDataError(f'{name} is stored as {kind}: {expected}')
+      expected = f'expected {" or ".join(_KINDS)}'
+      advice = 'prepare it again with --file_format=array_record'
+      raise InvalidDataError(f'{name} is {kind}: {expected}; {advice}')
     if not sum(shard.take for shard in shards):
       raise InvalidDataError(f'{name}: the split is empty')
     super().__init__(shards, kind)
@@ -284,7 +286,7 @@ def shards_of(folder: pathlib.Path, split: str) -> tuple[Kind, list[str]]:
       if counts - {len(paths)}:
         named = ' or '.join(map(str, sorted(counts)))
         problem = f'{len(paths)} shards of {split}, but their names say {named}'
-        raise MissingDataError(f'{folder} has {problem}')
+        raise MissingDataError(f'{folder} has {problem}; copy the others')
       return kind, paths
   wanted = ' or '.join(f'{split}-*.{kind}' for kind in _KINDS)
   raise MissingDataError(f'dataset.directory: no files {wanted} in {folder}')

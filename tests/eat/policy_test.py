@@ -56,8 +56,8 @@ PAIR = [2, 4, 3, 5, 3]
     (None, 'w0 w1', [2, 4, 5, 3]), (None, ('w0', 'w1'), PAIR),
     (None, {'text': b'w0', 'pair': 'w1', 'source': 'news'}, PAIR),
     (2, ('w0', 'w1'), PAIR), (1, {'text': 'w0', 'pair': None}, [2, 4, 3]),
-    (2, {'text': 'w0'}, 'pair: expected a second text, got n'),
-    (1, ('w0', 'w1'), 'pair: expected none, got a second'),
+    (2, {'text': 'w0'}, r"pair: expected a second text.*: \{'text'"),
+    (1, ('w0', 'w1'), 'pair: expected none.* on single texts'),
   ],
 )  # fmt: skip
 def test_a_text_a_pair_and_a_mapping(words, num_texts, item, tokens):

@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from core import fields
-from core.errors import ConfigError
-from launch import command_line, train
+from core.errors import ConfigError, UserError
+from dataset_lib.bad_records import TooManyBadRecordsError
+from launch import cluster, command_line, train
 from tests import wrong_values
 from tests.launch.refused import TABLE
-from train_lib import config_schema
+from train_lib import config_schema, trainer
 
 PARITY = '--config=configs/adatape/parity.py'
 
@@ -123,6 +124,28 @@ def test_every_command_explains_and_checks_its_flags(capsys):
     'launch.train', 'launch.serve', 'launch.cluster gke', 'benchmarks.serve',
     'benchmarks.adatape',
   }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('error', 'code', 'base'),
+  [
+    (trainer.Preempted(3), 75, Exception),
+    (TooManyBadRecordsError('3 records'), 4, RuntimeError),
+    (cluster.UnavailableError('kubectl'), 69, RuntimeError),
+    (type('Own', (UserError,), {'exit_code': 9})('own words'), 9, Exception),
+  ],
+)
+def test_an_error_of_a_user_is_one_line_and_its_code(error, code, base, capsys):
+  def fail(_):
+    raise error
+
+  with pytest.raises(SystemExit) as ended:
+    command_line.Command('name', None, command_line.RunFlags, fail)(
+      ['--workdir=x']
+    )
+  assert ended.value.code == code
+  assert capsys.readouterr().err == f'error: {error}\n'
+  assert isinstance(error, base)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ KILL, TERM = signal.SIGKILL, signal.SIGTERM
       (KILL, -KILL, step, EVERY_7, (step // 7 - 1) * 7)
       for step in (31, 3, 12, 22, 45, 58)
     )),
-    pytest.param(TERM, 75, 31, NEVER, 21, marks=pytest.mark.slow),
+    pytest.param(TERM, 75, 31, NEVER, 21, marks=pytest.mark.slow, id='sigterm'),
   ],
 )  # fmt: skip
 def test_a_stopped_run_continues_bit_identically(

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import csv
+import logging
 import os
 import pathlib
 import shlex
@@ -138,6 +139,13 @@ def test_the_table_the_picture_and_the_best(
     assert again['test/accuracy'] == rates[0]
 
 
+def test_workers_ask_for_no_more_trials_than_are_left(tmp_path, child):
+  given = flags(tmp_path, LR, '--trials=2', '--workers=4')
+  assert sweep.main(given) == 0
+  study = search._open(sweep.main.parse(given))
+  assert [one.state.name for one in study.trials] == ['COMPLETE'] * 2
+
+
 @pytest.mark.parametrize('most', [6, 5])
 def test_a_grid_has_every_combination(tmp_path, child, most):
   seeds = [f'--vary=seed=int(0,{10**9})', '--trials=5'] if most == 5 else []
@@ -149,7 +157,10 @@ def test_a_grid_has_every_combination(tmp_path, child, most):
   assert len(table(tmp_path)) == most
 
 
-def test_failed_trials_have_a_reason(tmp_path, child, refused):
+def test_failed_trials_have_a_reason(
+  tmp_path, child, refused, caplog, monkeypatch
+):
+  monkeypatch.setattr(logging.getLogger('optuna'), 'propagate', True)
   child("""
 depth = given['model.depth']
 if depth == '1': sys.exit('error: this depth is illegal')
@@ -161,6 +172,8 @@ end(**{'test/accuracy': 'NaN' if depth == '2' else 0.5})
   assert shown['1'].endswith('exit code 1: error: this depth is illegal')
   assert shown['2'] == 'fail test/accuracy is NaN'
   assert shown['3'] == 'complete'
+  assert optuna.logging.get_verbosity() == optuna.logging.WARNING
+  assert 'optuna' not in caplog.text
   child('sys.exit(3)')
   given[0] += '/2'
   refused(sweep.main, given, ['no trial has finished', 'train.log'])

@@ -239,6 +239,7 @@ def test_another_manifest_is_refused(written, tmp_path, place, value, words):
   bundle._write(tmp_path / 'signed', arrays)
   error = refused(tmp_path / 'signed', f'content of a bundle, got .*{words}')
   assert '\n' not in str(error)
+  assert 'ConfigError(' not in str(error)
 
 
 def test_a_sparse_file_is_not_read(tmp_path):

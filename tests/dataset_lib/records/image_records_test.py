@@ -130,7 +130,7 @@ def test_what_is_not_there(folder, images):
       source(folder, split)
   [last] = folder.glob('train-00002*')
   last.unlink()
-  with pytest.raises(MissingDataError, match=r'2 shards .* their names say 3'):
+  with pytest.raises(MissingDataError, match=r'2 shards .* names say 3; copy'):
     source(folder)
   other = KINDS[last.suffix == '.tfrecord']
   example_files.write(folder / f'other-0.{other}', [b''])
