@@ -14,14 +14,14 @@ import math
 import jax
 from jaxtyping import Array, Bool, Float, Key
 
-from core.errors import ConfigError
+from core.errors import ConfigError, check_option
 from halting.token_rules import Threshold
 from model_lib.logical import over_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Settings of Adaptive Tape Reading; a model's fields have their ranges."""
+  """Settings of Adaptive Tape Reading; illegal ones raise ConfigError."""
 
   # Bank tokens merged into one tape token, K (the paper uses K = T / tau).
   tokens_per_step: int
@@ -33,6 +33,15 @@ class Reading:
   # 'average' the query and the tape token, or 'replace' the query by the token.
   query_update: str = 'average'
   loss: str = 'entropy'  # loss of one step: 1 - sum w^2, or 'max': 1 - max w
+
+  def __post_init__(self):
+    for name in ('tokens_per_step', 'max_steps', 'query_dim'):
+      if (value := getattr(self, name)) < 1:
+        raise ConfigError(name, value, 'an integer >= 1')
+    if not self.threshold > 0:
+      raise ConfigError('threshold', self.threshold, '> 0')
+    check_option('query_update', self.query_update, ('average', 'replace'))
+    check_option('loss', self.loss, ('entropy', 'max'))
 
   @property
   def fixed_length(self) -> bool:

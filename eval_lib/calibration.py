@@ -66,8 +66,17 @@ class Reliability:
 def reliability(
   probabilities: Float[np.ndarray, 'N C'], labels: Labels, bins: int = BINS
 ) -> Reliability:
-  """Sorts the rows of a head into bins of confidence `max_c P`."""
+  """Sorts the rows of a head into bins of confidence `max_c P`.
+
+  Raises ValueError without rows, or for confidences outside of [0, 1].
+  """
   confidence = probabilities.max(-1).astype(np.float64)
+  # In float32 a softmax may exceed 1 by rounding.
+  if not len(labels) or not ((confidence >= 0) & (confidence < 1.001)).all():
+    raise ValueError(
+      'probabilities: expected at least one row, in [0, 1], got '
+      f'{len(labels)} rows: {confidence}'
+    )
   right = (probabilities.argmax(-1) == labels).astype(np.float64)
   place = np.searchsorted(np.linspace(0.0, 1.0, bins + 1)[1:-1], confidence)
   count, *sums = (

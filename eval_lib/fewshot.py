@@ -38,10 +38,11 @@ Rows = tuple[Float[np.ndarray, '_ D'], Int[np.ndarray, ' _']]
 
 
 class Regression:
-  """Least squares for every L2 strength, after one decomposition.
+  """Least squares for every L2 strength, after one eigen-decomposition.
 
-  With X = U S V^T `[M, D + 1]` (standardised features and the bias) and targets
-  Y the weights are `(X^T X + l2 I)^-1 X^T Y = V (S / (S^2 + l2)) U^T Y`.
+  With X `[M, D + 1]` (standardised features and the bias) and Y `[M, classes]`
+  the weights are `X^T (X X^T + l2 I)^-1 Y = (X^T X + l2 I)^-1 X^T Y`. The
+  smaller of the two matrices is decomposed.
   """
 
   def __init__(
@@ -56,14 +57,20 @@ class Regression:
     # too. A tiny divisor instead would blow up the feature on other images.
     is_constant = std <= 1e-9 * (1 + np.abs(self._mean))
     self._std = np.where(is_constant, np.inf, std)
-    u, s, self._v = np.linalg.svd(self._inputs(features), full_matrices=False)
+    inputs = self._inputs(features)
     targets = 2.0 * np.eye(num_classes)[labels] - 1.0
-    self._values, self._projected = s, u.T @ targets
+    if len(inputs) < inputs.shape[1]:
+      eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)
+      self._left, self._right = inputs.T @ vectors, vectors.T @ targets
+    else:
+      eigenvalues, vectors = np.linalg.eigh(inputs.T @ inputs)
+      self._left, self._right = vectors, vectors.T @ (inputs.T @ targets)
+    # Both matrices are positive semi-definite; rounding can say otherwise.
+    self._eigenvalues = eigenvalues.clip(0.0)
 
   def weights(self, l2: float) -> Float[np.ndarray, 'D_1 classes']:
     """Returns the least-squares solution for one L2 strength > 0."""
-    shrunk = self._values / (self._values**2 + l2)
-    return (self._v.T * shrunk) @ self._projected
+    return (self._left / (self._eigenvalues + l2)) @ self._right
 
   def accuracies(self, rows: Rows, strengths: Iterable[float]) -> list[float]:
     """Returns the accuracy of the largest output, for each L2 strength."""
@@ -140,7 +147,7 @@ class Evaluator(evaluator.Evaluator):
 
   def __post_init__(self):
     super().__post_init__()
-    train, test = self.splits.values()
+    train, test = self.splits['train_split'], self.splits['test_split']
     if (kind := train.info.label_kind) not in ('', 'class'):
       expected = 'one class for each row; of images max_labels=0'
       raise ConfigError('dataset.label_kind', kind, expected)

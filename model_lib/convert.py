@@ -12,7 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import flax.traverse_util
+import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 from absl import logging
@@ -37,6 +40,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'is_decoder': (False,),
   'is_encoder_decoder': (False,),
   'add_cross_attention': (False,),
+  'pruned_heads': ({}, None),
   'quantization_config': (None,),
 }  # fmt: skip
 
@@ -162,6 +166,7 @@ def save_model(
   places = architecture.places(fields, heads)
   what = architecture.classes[heads]
   convert_files.check_names(what, [*places.values()], arrays)
+  _check_shapes(model, arrays, heads)
   if heads == 'classifier':
     count = arrays['head/bias'].shape[0]
     names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
@@ -179,6 +184,18 @@ def save_model(
   texts[CONFIG] = convert_files.to_json(config)
   for name, text in texts.items():
     (path / name).write_text(text, encoding='utf-8')
+
+
+def _check_shapes(model: Any, arrays: Mapping[str, Any], heads: str) -> None:
+  """Raises ConfigError of a parameter without the shape of the model's."""
+  row = jnp.zeros((1, 1), jnp.int32)
+  inputs = row, row, row[0], *[row] * (heads == 'pretraining')
+  fresh = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *inputs))
+  wanted = flax.traverse_util.flatten_dict(fresh['params'], sep='/')
+  for name, array in arrays.items():
+    if (shape := np.shape(array)) != wanted[name].shape:
+      expected = f'the shape of its model, {list(wanted[name].shape)}'
+      raise ConfigError(name, list(shape), expected)
 
 
 def packaged_minilm() -> pathlib.Path:

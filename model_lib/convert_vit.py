@@ -8,7 +8,7 @@ GELU by tanh (`activation='gelu_new'`).
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,34 +22,15 @@ from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
-# Names of our arrays and modules in vit_jax and big_vision, timm, Hugging Face.
-_OUTER = {
-  CLASS: r'cls|cls_token|embeddings\.cls_token',
-  POSITIONS: r'(Transformer/posembed_input/)?pos_embedding|pos_embed'
-  r'|embeddings\.position_embeddings',
-  'tokens/patch_embed/projection': r'embedding|patch_embed\.proj'
-  r'|embeddings\.patch_embeddings\.projection',
-  'encoder/norm': 'Transformer/encoder_norm|norm|layernorm',
-  'head': 'head|classifier',
-  'pre_logits': 'pre_logits',
-}
-_HEADS = r'MultiHeadDotProductAttention_[01]/'
-_INNER = {
-  'attention_norm': 'LayerNorm_0|norm1|layernorm_before',
-  **{
-    f'attention/{x}': rf'{_HEADS}{x}|attn\.qkv\.{x}|attention\.attention\.{x}'
-    for x in ('query', 'key', 'value')
-  },
-  'attention/out': _HEADS + r'out|attn\.proj|attention\.output\.dense',
-  'mlp_norm': 'LayerNorm_[12]|norm2|layernorm_after',
-  'mlp/hidden': r'MlpBlock_[03]/Dense_0|mlp\.fc1|intermediate\.dense',
-  'mlp/out': r'MlpBlock_[03]/Dense_1|mlp\.fc2|output\.dense',
-}
-_NAME = re.compile(
-  r'((Transformer/encoderblock_|blocks\.|encoder\.layer\.)(?P<block>[0-9]{1,9})[/.])?'
-  r'(?P<module>.*?)([/.](?P<leaf>kernel|weight|scale|bias))?',
-  re.DOTALL,
-)
+# Our modules outside and inside a block, in the order of `_Layout`.
+_OUTER = (
+  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head',
+  'pre_logits',
+)  # fmt: skip
+_INNER = (
+  'attention_norm', 'attention/query', 'attention/key', 'attention/value',
+  'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
+)  # fmt: skip
 _OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
@@ -57,25 +38,60 @@ _ROOTS = ('params/', 'opt/target/')  # big_vision also saves its optimizer
 _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 
-def _ours(name: str) -> str:
-  """Returns our parameter of a tensor; another name is unchanged."""
-  parts: Any = _NAME.fullmatch(name)
-  block, theirs, leaf = parts['block'], parts['module'], parts['leaf']
-  for module, names in (_INNER if block else _OUTER).items():
-    if re.fullmatch(names, theirs):
-      first = 'scale' if module.endswith('norm') else 'kernel'
-      last = f'/{leaf if leaf == "bias" else first}' if leaf else ''
-      return (f'encoder/block_{int(block)}/' if block else '') + module + last
-  return name
+class _Layout(NamedTuple):
+  """A public layout: its names of `_OUTER` and `_INNER`."""
+
+  is_torch: bool
+  outer: str
+  block: str  # prefix of block `{}`
+  inner: str
+
+  def places(self, depth: int) -> dict[str, str]:
+    """Returns our parameter of each tensor of a ViT with `depth` blocks."""
+    modules = dict(zip(_OUTER, self.outer.split(), strict=False))
+    arrays = {modules.pop(ours): ours for ours in (CLASS, POSITIONS)}
+    for i in range(depth):
+      for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
+        modules[f'encoder/block_{i}/{ours}'] = self.block.format(i) + theirs
+    return arrays | places(modules, self.is_torch)
 
 
-def _wanted(depth: int) -> set[str]:
-  """Returns the parameters of a ViT with `depth` blocks, and `pre_logits`."""
-  modules = [name for name in _OUTER if name not in (CLASS, POSITIONS)]
-  for i in range(depth):
-    modules += [f'encoder/block_{i}/{name}' for name in _INNER]
-  same = dict(zip(modules, modules, strict=True))
-  return {CLASS, POSITIONS, *places(same, is_torch=False)}
+_HUGGING_FACE = _Layout(
+  True,
+  'embeddings.cls_token embeddings.position_embeddings '
+  'embeddings.patch_embeddings.projection layernorm classifier',
+  'encoder.layer.{}.',
+  'layernorm_before attention.attention.query attention.attention.key '
+  'attention.attention.value attention.output.dense layernorm_after '
+  'intermediate.dense output.dense',
+)
+_TIMM = _Layout(
+  True,
+  'cls_token pos_embed patch_embed.proj norm head',
+  'blocks.{}.',
+  'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
+  'mlp.fc2',
+)
+
+
+def _jax(positions: str, attention: str, norm: str, mlp: str) -> _Layout:
+  projections = [f'{attention}/{x}' for x in ('query', 'key', 'value', 'out')]
+  return _Layout(
+    False,
+    f'cls {positions} embedding Transformer/encoder_norm head pre_logits',
+    'Transformer/encoderblock_{}/',
+    f'LayerNorm_0 {" ".join(projections)} {norm} {mlp}/Dense_0 {mlp}/Dense_1',
+  )
+
+
+_VIT_JAX = _jax(
+  'Transformer/posembed_input/pos_embedding',
+  'MultiHeadDotProductAttention_1', 'LayerNorm_2', 'MlpBlock_3',
+)  # fmt: skip
+_BIG_VISION = _jax(
+  'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
+  'MlpBlock_0',
+)  # fmt: skip
 
 
 def is_vit(path: Directory) -> bool:
@@ -105,9 +121,9 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in stored if name.startswith('pooler.'))
   tensors = {name: x for name, x in stored.items() if name not in ignored}
-  parameters = _parameters(path, tensors)
-  is_torch = any(name.endswith('.weight') for name in tensors)
-  is_hugging_face = any(name.startswith('encoder.layer.') for name in tensors)
+  layout, parameters = _layout(tensors)
+  convert_files.check_tensors(path, tensors, parameters, _OPTIONAL)
+  is_torch, is_hugging_face = layout.is_torch, layout is _HUGGING_FACE
   params, channels = {}, 0
   for name, x in tensors.items():
     ours = parameters[name]
@@ -137,22 +153,18 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   )  # fmt: skip
 
 
-def _parameters(
-  path: pathlib.Path, tensors: Mapping[str, np.ndarray]
-) -> dict[str, str]:
-  """Returns our parameter of each tensor; ValueError if a ViT has others."""
-  parameters = {name: _ours(name) for name in tensors}
-  names = ' '.join(parameters.values())
-  depth = 1 + max(map(int, re.findall(r'/block_(\d+)/', names)), default=0)
+def _layout(
+  tensors: Mapping[str, np.ndarray],
+) -> tuple[_Layout, dict[str, str]]:
+  """Returns the layout with most of the tensors, and its places."""
+  numbers = re.findall(
+    r'(?:layer\.|blocks\.|block_)(\d{1,9})', ' '.join(tensors)
+  )
   # A damaged name may hold any number.
-  wanted = _wanted(min(depth, len(tensors)))
-  legal = {n: ours for n, ours in parameters.items() if ours in wanted}
-  if len({*legal.values()}) < len(legal):
-    raise ValueError(f'{path}: two tensors for one parameter')
-  missing = wanted - {*legal.values()}
-  legal |= dict(zip(missing, missing, strict=True))
-  convert_files.check_tensors(path, tensors, legal, _OPTIONAL)
-  return parameters
+  depth = min(1 + max(map(int, numbers), default=0), len(tensors))
+  layouts = _HUGGING_FACE, _TIMM, _VIT_JAX, _BIG_VISION
+  found = [(layout, layout.places(depth)) for layout in layouts]
+  return max(found, key=lambda pair: len(pair[1].keys() & tensors.keys()))
 
 
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
@@ -162,7 +174,7 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   are modules that a ViT lacks, and the head, unless it has the model's shape
   and follows no `pre_logits`.
   """
-  ours = _wanted(depth=1)
+  ours = {*_VIT_JAX.places(1).values()}
   first = {name: re.sub(r'block_\d+', 'block_0', name) for name in fresh}
   kept = {name for name in fresh if first[name] not in ours}
   head = 'head/kernel'

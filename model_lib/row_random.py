@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from core.errors import ConfigError
+
 RowKeys = Key[Array, ' B'] | None  # None without noise, as in evaluation
 
 
@@ -26,8 +28,11 @@ def drop(
 ) -> Float[Array, 'B ...']:
   """Zeroes elements with probability `rate` and scales up the others.
 
-  The keys are folded for `use`; without keys the result is `x`.
+  Raises ConfigError unless `rate` is in [0, 1). The keys are folded for `use`;
+  without keys the result is `x`.
   """
+  if not 0.0 <= rate < 1.0:
+    raise ConfigError('dropout', rate, 'a rate in [0, 1)')
   if row_keys is None or rate == 0.0:
     return x
   keep = jax.vmap(

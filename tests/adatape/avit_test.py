@@ -67,6 +67,28 @@ def loop(image, pool='cls'):
 LOOPED = [loop(image) for image in IMAGES]
 
 
+@pytest.mark.nightly
+def test_compaction_does_not_change_the_gradient():
+  def gradient(dynamic):
+    def loss(variables):
+      images = jnp.asarray(IMAGES, jnp.float32)
+      logits, out = model_of(dynamic=dynamic).apply(variables, images)
+      ponder = out['ponder']
+      costs = ponder['cost'].sum() + ponder['log_scores'].sum()
+      return jnp.square(logits).sum() + 0.1 * costs
+
+    return jax.jit(jax.grad(loss))(VARIABLES)
+
+  masked, compacted = gradient(False), gradient(True)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5),
+    compacted,
+    masked,
+  )
+  sizes = [float(jnp.abs(g).max()) for g in jax.tree.leaves(masked)]
+  assert np.median(sizes) > 1e-2
+
+
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_equals_a_loop_that_deletes_halted_tokens(dynamic):
   logits, out = run(dynamic=dynamic)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adatape import tape
-from adatape.reading import Reading
+from adatape.reading import Reading, bank_drop
 from tests.golden import adapter
 from train_lib import compiled
 from train_lib.build import Setup
@@ -54,6 +54,7 @@ def test_a_step_reduces_gradients_and_scalars_only(model):
 
 B, C, H, h = 16, 40, 16, 8
 READING = Reading(3, 5, 2.2, h)
+GATHERS = ('all-gather', 'all-to-all', 'collective-permute')
 
 
 def case(dim):
@@ -66,11 +67,12 @@ def forward(bank, query):
   return tape.read(bank, query, READING, stop_early=True)
 
 
-def both(bank, query):
-  def objective(bank, query):
-    got = tape.read(bank, query, READING)
-    return (got.tokens**2).sum() + got.loss.sum()
+def objective(bank, query):
+  got = tape.read(bank, query, READING)
+  return (got.tokens**2).sum() + got.loss.sum()
 
+
+def both(bank, query):
   return forward(bank, query), jax.grad(objective, (0, 1))(bank, query)
 
 
@@ -92,6 +94,30 @@ def test_equals_the_unsharded_reading(mesh, dim):
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got, want
   )
   assert all(np.abs(gradient).max() > 1e-2 for gradient in want[1])
+
+
+@pytest.mark.parametrize('dim', [2, 3])
+def test_reads_without_communication(mesh, dim):
+  placed = put(mesh, *case(dim))
+  text = jax.jit(forward).lower(*placed).compile().as_text()
+  assert not [word for word in (*GATHERS, 'all-reduce') if word in text]
+  gradient = jax.jit(jax.grad(objective, (0, 1)))
+  text = gradient.lower(*placed).compile().as_text()
+  assert not [word for word in GATHERS if word in text]
+  # Only the gradient of the common bank is summed over the devices.
+  assert ('all-reduce' in text) == (dim == 2)
+
+
+def test_bank_drop_draws_without_communication(mesh):
+  keys = jax.device_put(
+    jax.random.split(jax.random.key(0), B),
+    NamedSharding(mesh, PartitionSpec(('data', 'fsdp'))),
+  )
+  drop = jax.jit(lambda keys: bank_drop(keys, 0.9, C, keep=30))
+  step = drop.lower(keys).compile()
+  assert not [word for word in GATHERS if word in step.as_text()]
+  want = bank_drop(jax.device_get(keys), 0.9, C, keep=30)
+  np.testing.assert_array_equal(step(keys), want)
 
 
 def test_one_row_reads_on_a_mesh_of_many(mesh):

@@ -117,6 +117,20 @@ def test_image_bank_has_its_equation_and_order():
     assert np.flatnonzero(differs).tolist() == [token]
 
 
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('tokens_per_step', 0), ('max_steps', 0), ('query_dim', -1),
+    ('threshold', -1.0), ('threshold', float('nan')),
+    ('query_update', 'mean'), ('loss', 'act'),
+  ],
+)  # fmt: skip
+def test_illegal_settings_of_the_reading_are_named(field, value):
+  legal = dict(tokens_per_step=2, max_steps=4, threshold=1.0, query_dim=8)
+  with pytest.raises(ValueError, match=f'{field}: expected'):
+    Reading(**(legal | {field: value}))
+
+
 def test_fixed_length_needs_one_bank_token_per_step():
   assert Reading(5, 4, float('inf'), 8).min_bank_size == 4
   assert Reading(5, 4, 2.0, 8).min_bank_size == 20

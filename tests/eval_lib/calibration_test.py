@@ -60,6 +60,13 @@ def test_ece_equals_a_loop(bins, classes):
   assert table.error == pytest.approx(error, abs=1e-12)
 
 
+def test_rows_without_confidences_are_errors():
+  with pytest.raises(ValueError, match='at least one row'):
+    ece(confident(), np.array([], int))
+  with pytest.raises(ValueError, match=r'in \[0, 1\]'):
+    ece(confident(0.81, np.nan), np.array([0, 0]))
+
+
 def calibrated(rows, classes):
   """Logits, and labels that their softmax is calibrated for."""
   logits = 1.5 * np.random.default_rng(0).normal(size=(rows, classes))

@@ -100,6 +100,11 @@ def test_digits_end_to_end(capsys):
   assert run(scale=2.0, **entry) == result
 
 
+def test_diverged_features_are_an_error():
+  with pytest.raises(FloatingPointError, match='features: expected finite'):
+    run(shots=(1,), seeds=1, scale=float('nan'))
+
+
 def test_shots_are_not_tested():
   with pytest.raises(ConfigError, match='without rows of train_split'):
     run(shots=(1,), train_split='test')
@@ -159,10 +164,11 @@ def test_a_feature_constant_over_the_shots_counts_for_nothing():
   features, labels = problem(12, 4)
   dead = np.pad(features, [(0, 0), (0, 1)], constant_values=0.3)
   regression = fewshot.Regression(dead, labels, 3)
-  *alive, zero, bias = regression.weights(1.0)
-  without = fewshot.Regression(features, labels, 3).weights(1.0)
-  np.testing.assert_allclose(zero, 0.0, atol=1e-12)
-  np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
+  for l2 in (2.0**-10, 1.0):
+    *alive, zero, bias = regression.weights(l2)
+    without = fewshot.Regression(features, labels, 3).weights(l2)
+    np.testing.assert_allclose(zero, 0.0, atol=1e-12)
+    np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
   others = np.random.default_rng(2).normal(size=(20, 5))
   others, labels = 100 * others, np.zeros(20, int)
   flipped = regression.accuracies((others * [1, 1, 1, 1, -1], labels), [1.0])

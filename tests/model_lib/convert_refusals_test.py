@@ -3,12 +3,15 @@
 import os
 import tracemalloc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from core.errors import MissingDataError
 from model_lib import convert, convert_tables
 from tests.model_lib import checkpoints
+from train_lib import loading
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 INDEX, SECOND = f'{WEIGHTS}.index.json', 'model-00001-of-00002.safetensors'
@@ -104,6 +107,21 @@ def test_all_that_does_not_fit_is_listed(tmp_path):
   ]  # fmt: skip
 
 
+def test_a_tensor_of_another_shape_starts_no_run(tmp_path):
+  tensors, block = checkpoints.random_tensors(), 'bert.encoder.layer.0.'
+  tensors[f'{block}output.dense.bias'] = np.zeros(9, np.float32)
+  tensors[f'{block}intermediate.dense.weight'] = np.zeros((8, 12), np.float32)
+  checkpoints.write(tmp_path, tensors)
+  fresh = jax.tree.map(jnp.asarray, checkpoints.fresh_params())
+  with pytest.raises(ValueError, match='warm_start') as error:
+    loading.warm_start(fresh, tmp_path)
+  for line in (
+    'block_0/mlp/out/bias: expected float32[8], got float32[9]',
+    'block_0/mlp/hidden/kernel: expected float32[8, 12], got float32[12, 8]',
+  ):
+    assert line in str(error.value)
+
+
 NORM = 'bert.embeddings.LayerNorm.'
 TIED = '{}: expected the values of .*, to which it is tied'
 
@@ -143,7 +161,7 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
 
 ONLY = (
   'model_type position_embedding_type is_decoder is_encoder_decoder '
-  'add_cross_attention quantization_config'
+  'add_cross_attention pruned_heads quantization_config'
 )
 ALBERT = ' net_structure_type gap_size num_memory_blocks down_scale_factor'
 
@@ -197,6 +215,8 @@ def test_heads_that_are_not_there_are_named(tmp_path):
     ('bert', {}, '_test.py: expected a tokenizer.json',
      {'tokenizer': __file__}),
     ('bert', {'depth': 3}, 'block_2/mlp/out/bias: missing', {}),
+    ('bert', {'vocab_size': 11},
+     r'word/embedding: expected the shape of .*\[11, 8\], got \[10, 8\]', {}),
     ('albert', {}, 'AlbertForSequenceClassification has other', {}),
     ('bert', {}, 'neck/kernel: not supported',
      {'params': checkpoints.fresh_params() | {'neck': {'kernel': 1}}}),

@@ -135,7 +135,7 @@ BLOCK = 'Transformer/encoderblock_1/'
   ('name', 'array', 'message'),
   [
     ('head/bias', None, 'head/bias: missing'),
-    (f'{BLOCK}LayerNorm_2/scale', None, 'block_1/mlp_norm/scale: missing'),
+    (f'{BLOCK}LayerNorm_2/scale', None, '_1/LayerNorm_2/scale: missing'),
     ('cls', np.full((1, 1, 16), np.nan), 'cls: expected finite numbers'),
     ('embedding/bias', np.ones(16, int), 'embedding/bias: expected finite'),
     ('embedding/kernel', np.ones((16, 3)), 'kernel: expected.*4 axes'),
@@ -153,6 +153,22 @@ def test_a_wrong_array_is_named(tmp_path, name, array, message):
   with pytest.raises(ValueError, match=message) as error:
     convert_vit.load(tmp_path / 'vit.npz')
   assert 'vit.npz' in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('name', 'other'),
+  [
+    ('embedding/kernel', 'embedding/scale'), ('head/kernel', 'head/weight'),
+    (f'{BLOCK}LayerNorm_2/bias', f'{BLOCK}LayerNorm_1/bias'),
+    ('Transformer/posembed_input/pos_embedding', 'pos_embedding'),
+  ],
+)  # fmt: skip
+def test_a_name_of_another_layout_is_refused(tmp_path, name, other):
+  arrays = archive()
+  arrays[other] = arrays.pop(name)
+  np.savez(tmp_path / 'vit.npz', **arrays)
+  with pytest.raises(ValueError, match=f'{other}: not supported'):
+    convert_vit.load(tmp_path / 'vit.npz')
 
 
 @pytest.mark.parametrize(

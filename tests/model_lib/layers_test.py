@@ -127,6 +127,9 @@ def test_noise_of_a_row_depends_on_its_key_alone():
   np.testing.assert_array_equal(whole, jnp.concatenate(halves))
   assert row_random.drop(x, 0.5, None, 'a') is x
   assert row_random.drop(x, 0.0, KEYS, 'a') is x
+  for rate in (-0.1, 1.0):
+    with pytest.raises(ValueError, match='dropout: expected a rate'):
+      row_random.drop(x, rate, KEYS, 'a')
 
 
 def test_dropout_keeps_the_expectation_and_the_rate():
