@@ -64,6 +64,11 @@ class Evaluator(heads.Evaluator):
     file.check_fingerprint(parameters)
     self.check_unfitted(file)
     cheaper = self.context.cheaper if self.cheaper else ()
+    if self.cheaper and not cheaper:
+      logging.warning(
+        'cheaper: the model, or its rule, has no cheaper settings; its class '
+        'gives them, see `cheaper` of Task and TokenRule'
+      )
     measured = [
       self._measure(variables, changes, outputs, file)
       for changes, outputs in (({}, self.context.outputs), *cheaper)

@@ -35,10 +35,16 @@ def trained(variables, batch):
   return rows | {'flops': 2 * rows['flops']}
 
 
-def build(workdir='', train='train', kind='certificate', of=outputs, **entry):
+CHEAPER = (({'width': (2, 3)}, jax.jit(smaller)),)
+
+
+def build(
+  workdir='', train='train', kind='certificate', of=outputs, others=CHEAPER,
+  **entry,
+):  # fmt: skip
   context = dict(
     outputs=jax.jit(of), workdir=workdir, batch_size=256, train_split=train,
-    cheaper=(({'width': (2, 3)}, jax.jit(smaller)),),
+    cheaper=others,
   )  # fmt: skip
   return evaluator_of(kind, PARITY, context, **{'split': 'test', **entry})
 
@@ -75,6 +81,14 @@ def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
   assert entry['saved'] >= 0.5
   file = CertificateFile(str(tmp_path))
   assert file.sources[''].changes == {'width': (2, 3)}
+
+
+def test_a_model_without_cheaper_settings_is_told(tmp_path, caplog):
+  build(tmp_path, others=(), cheaper=True, epsilon=0.5).run(VARIABLES)
+  assert 'no cheaper settings' in caplog.text
+  caplog.clear()
+  build(tmp_path, cheaper=True, epsilon=0.5, replace=True).run(VARIABLES)
+  assert 'no cheaper settings' not in caplog.text
 
 
 # What 40 rows need without any loss: log(delta) / log(1 - epsilon).
