@@ -48,8 +48,9 @@ class Sizes:
     preset = self.fields(model.variant) if model.variant else {}
     example = next(iter(self.variants))
     names = [*self.variants[example], *['patch_size'] * self.has_patch]
-    # A model that repeats one block has no depth.
-    for name in filter(model.__dataclass_fields__.__contains__, names):
+    for name in names:
+      if name not in model.__dataclass_fields__:
+        continue  # A model that repeats one block has no depth.
       size = getattr(model, name) or preset.get(name, 0)
       if size < 1:
         expected = f'a positive number, or a variant such as {example!r}'
