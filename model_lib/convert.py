@@ -40,7 +40,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
   'is_decoder': (False,),
   'is_encoder_decoder': (False,),
   'add_cross_attention': (False,),
-  'pruned_heads': ({}, None),
   'quantization_config': (None,),
 }  # fmt: skip
 

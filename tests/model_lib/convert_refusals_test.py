@@ -161,7 +161,7 @@ def test_a_wrong_tensor_is_named(tmp_path, kind, name, of, change, message):
 
 ONLY = (
   'model_type position_embedding_type is_decoder is_encoder_decoder '
-  'add_cross_attention pruned_heads quantization_config'
+  'add_cross_attention quantization_config'
 )
 ALBERT = ' net_structure_type gap_size num_memory_blocks down_scale_factor'
 
