@@ -24,32 +24,46 @@ _OPTIONS = {
 }
 
 
-@contextlib.contextmanager
-def used(directory: str) -> Iterator[None]:
-  """Lets JAX keep programs in a directory, within the context; '' for none.
+class ProgramCache:
+  """The directory of compiled programs; '' for none, made if it is missing.
 
-  Makes the directory. Raises ConfigError if others can write to it.
+  Raises ConfigError for a directory that others can write to.
   """
-  if not directory:
-    yield
-    return
-  folder = pathlib.Path(directory).absolute()
-  folder.mkdir(0o700, parents=True, exist_ok=True)
-  parent = folder.parent.stat().st_mode
-  is_open = parent & stat.S_IWOTH and not parent & stat.S_ISVTX
-  if is_open or not is_private(folder):
-    expected = 'a folder of this user that nobody else can write to'
-    raise ConfigError('engine.cache_directory', str(folder), expected)
-  # From now on only this user can put files there.
-  for path in folder.glob('*-cache'):
-    with contextlib.suppress(FileNotFoundError):  # another server's work
-      if not is_private(path, stat.S_ISREG):
-        path.unlink()
-  before = _configure(_OPTIONS | {'jax_compilation_cache_dir': f'{folder}'})
-  try:
-    yield
-  finally:
-    _configure(before)
+
+  def __init__(self, directory: str):
+    self._path = pathlib.Path(directory).absolute() if directory else None
+    if self._path:
+      self._path.mkdir(0o700, parents=True, exist_ok=True)
+      self._check()
+      # From now on only this user can put files there.
+      for path in self._path.glob('*-cache'):
+        with contextlib.suppress(FileNotFoundError):  # another server's work
+          if not is_private(path, stat.S_ISREG):
+            path.unlink()
+
+  def _check(self) -> None:
+    """Raises ConfigError if others may exchange the folder or its files."""
+    place: Any = self._path
+    parent = place.parent.stat().st_mode
+    is_open = parent & stat.S_IWOTH and not parent & stat.S_ISVTX
+    if is_open or not is_private(place):
+      expected = 'a folder of this user that nobody else can write to'
+      raise ConfigError('engine.cache_directory', str(place), expected)
+
+  @contextlib.contextmanager
+  def used(self) -> Iterator[None]:
+    """Lets JAX read and write the programs within the context."""
+    if not self._path:
+      yield
+      return
+    self._check()
+    before = _configure(
+      _OPTIONS | {'jax_compilation_cache_dir': f'{self._path}'}
+    )
+    try:
+      yield
+    finally:
+      _configure(before)
 
 
 def is_private(

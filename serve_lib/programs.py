@@ -24,9 +24,10 @@ import rich.progress
 from jax.extend.core import jaxpr_as_fun
 
 from core.errors import ConfigError
-from serve_lib import loops, program_cache
+from serve_lib import loops
 from serve_lib.chain import Chain, Grid, Group
 from serve_lib.pool import Pool
+from serve_lib.program_cache import ProgramCache
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
@@ -83,9 +84,7 @@ class Programs:
     self._variables = jax.device_put(chain.variables, device)
     self._sharding = jax.sharding.SingleDeviceSharding(device)
     self._options = CPU_OPTIONS if device.platform == 'cpu' else {}
-    self._cache = functools.partial(program_cache.used, cache_directory)
-    with self._cache():
-      pass  # raises an error if others can write to it
+    self._cache = ProgramCache(cache_directory)
     self._lazy, self._lock = lazy, threading.RLock()
     self._table: dict[tuple[Any, ...], Any] = {}
     self._traced: dict[tuple[Group, int], Traced] = {}
@@ -112,7 +111,7 @@ class Programs:
     if key not in self._table:
       if not self._lazy:
         raise KeyError(f'no program {key} was compiled by warm_up()')
-      with self._lock, self._cache():
+      with self._lock, self._cache.used():
         if key not in self._table:  # no other thread has compiled it meanwhile
           self._add(*key)
     return self._table[key]
@@ -137,7 +136,7 @@ class Programs:
     """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
     started = time.perf_counter()
     executor = concurrent.futures.ThreadPoolExecutor(threads)
-    with self._cache(), contextlib.ExitStack() as stack:
+    with self._cache.used(), contextlib.ExitStack() as stack:
       stack.callback(executor.shutdown, cancel_futures=True)
       jobs = [
         executor.submit(self._compile_column, *column)

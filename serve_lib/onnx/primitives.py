@@ -197,7 +197,8 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
       value = graph.transpose(value, order)
     size = [value.shape[axis] for axis in range(len(outer))]
     count = math.prod(given[number].shape[axis] for axis in free)
-    matrix = [count, given[number].shape[inner]][:: -1 if number else 1]
+    contracted = given[number].shape[inner]
+    matrix = [count, contracted] if number == 0 else [contracted, count]
     parts.append(graph.reshape(value, [*size, *matrix]))
   left, right = parts
   if left.base and left.base.shape[-1] == left.shape[-1] and not batch[0]:
@@ -276,7 +277,7 @@ def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   ends = [graph.constant(np.array(n, np.int64)) for n in (0, 1)]
   numbers = graph.add('Range', ends[0], size, ends[1], shape=(shape[axis],))
   numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype_of(dtype))
-  placed = [size if n == axis else 1 for n, size in enumerate(shape)]
+  placed = [length if n == axis else 1 for n, length in enumerate(shape)]
   return graph.reshape(numbers, placed)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from serve_lib import program_cache
+from serve_lib.program_cache import ProgramCache
 from serve_lib.programs import Programs
 from tests.serve_lib.programs_test import GRID, Loop
 
@@ -35,7 +35,7 @@ def hits():
 
 def compile_all(folder):
   """Compiles two programs; returns how many were kept."""
-  with hits() as kept, program_cache.used(str(folder)):
+  with hits() as kept, ProgramCache(str(folder)).used():
     for factor in (2.0, 3.0):
       program = jax.jit(lambda x, factor=factor: x * factor)
       np.testing.assert_array_equal(program.lower(X).compile()(X), X * factor)
@@ -109,8 +109,7 @@ def test_a_torn_program_is_compiled_again(tmp_path):
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
-  with program_cache.used(str(tmp_path / 'new')):
-    pass
+  ProgramCache(str(tmp_path / 'new'))
   assert stat.S_IMODE((tmp_path / 'new').stat().st_mode) == 0o700
   (tmp_path / 'new').chmod(0o770)
   with pytest.raises(ConfigError, match='nobody else can write'):
