@@ -13,15 +13,7 @@ import pytest
 from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
 from eat.policy import Options, read_options
-from halting.row_rules import (
-  ClassRule,
-  Combined,
-  Confidence,
-  Entropy,
-  Margin,
-  Never,
-  Tolerance,
-)
+from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier
 from serve_lib import bundle
 from serve_lib.chain import Grid, InputError
@@ -73,19 +65,6 @@ def test_options_describe_a_rule(finished, options, rule):
   assert build(finished, options)[1].rule == rule
 
 
-@dataclasses.dataclass(frozen=True)
-class Odds(ClassRule):
-  """A rule of a user."""
-
-  least: float = 9.0
-
-  def sure(self, probabilities, agreed):
-    """See the base."""
-    best = probabilities.max(-1)
-    return best >= self.least * (1.0 - best)
-
-
-ODDS = f'{__name__}:Odds'
 FORUM = {'forum': 0.9}
 
 
@@ -99,31 +78,19 @@ def refused(run, options, field, expected, lengths=None):
 @pytest.mark.parametrize(('options', 'field', 'expected'), [
   ({'rule': 'confidense'}, 'rule', 'one of confidence'),
   ({'tau': 2.0}, 'tau', '[0, 1]'), ({'tauu': 0.9}, 'tauu', 'mean tau?'),
-  ({'rule': 'entropy'}, 'tau', 'nats in [0, 0.6931), the entropy of 2 equal '
-   'classes, at which every row would leave: rule=entropy has no default, add'),
+  ({'rule': 'entropy'}, 'tau', 'every row would leave: rule=entropy has no'),
   ({'rule': 'entropy', 'tau': math.log(2)}, 'tau', '0.6931), the entropy of 2'),
   ({'rule': 'entropy', 'tau': 0.1, 'thresholds': FORUM}, 'thresholds.forum',
-   'nats in'),
-  ({'rule': 'combined'}, 'tau', 'in [0, 1], of the surest of 2 >= 0.5'),
+   'nats in'), ({'rule': 'combined'}, 'tau', 'of the surest of 2 >= 0.5'),
   ({'thresholds': {'forum': math.nan}}, 'thresholds.forum', 'a probability in'),
   ({'rule': 'patience', 'thresholds': FORUM}, 'thresholds', "'patience'"),
   ({'minimum_retention': {'forum': 1.5}}, 'minimum_retention.forum', '1.0]'),
   ({'tau': 'guaranteed', 'rule': 'margin'}, 'tau', 'rule=confidence'),
-  ({'rule': ODDS, 'least': 2.0}, 'least', 'rule.least'),
-  *(({'rule': ODDS, name: 1}, name.removeprefix('rule.'), 'Odds has no such')
-    for name in ('tau', 'patience', 'tolerance', 'rule.tau')),
   ({'tau': 'guaranteed', 'thresholds': FORUM}, 'thresholds',
    'certified without it'),
 ])  # fmt: skip
 def test_illegal_options_are_refused(finished, options, field, expected):
   refused(finished, options, f'serve.{field}', expected)
-
-
-def test_a_rule_of_a_user_takes_the_fields_that_it_has():
-  given = {'rule': ODDS, 'rule.least': 2.0, 'veto_margin': 0.5}
-  assert read_options(given, {}, 2)[1] == Odds(2.0, veto_margin=0.5)
-  given = {'rule': ODDS, 'tolerance': 0.5}  # of a regression
-  assert read_options(given, {}, 0)[1] == Tolerance(0.5)
 
 
 def test_values_outside_of_the_range_of_an_option_are_refused(finished):
