@@ -1,5 +1,7 @@
 """Records of images with several labels, in both formats, and faults."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from core.errors import (
 )
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
+from dataset_lib.records import tfds
 from tests.dataset_lib import example_files
 from tests.dataset_lib.batches import build, take
 
@@ -139,3 +142,14 @@ def test_what_is_not_there(folder, images):
   (folder / f'cut-0{last.suffix}').write_bytes(bytes(90))
   with pytest.raises(InvalidDataError, match='cut-0'):
     source(folder, 'cut')
+
+
+def test_a_data_set_in_another_format_is_refused():
+  one = types.SimpleNamespace(num_examples=1, file_instructions=[])
+  info = types.SimpleNamespace(
+    full_name='tiny', features={}, splits={'train': one, 'train[0:1]': one},
+    file_format=types.SimpleNamespace(value='riegeli'),
+  )  # fmt: skip
+  words = 'tiny is riegeli: expected tfrecord.* --file_format=array_record'
+  with pytest.raises(InvalidDataError, match=words):
+    tfds.Examples(types.SimpleNamespace(info=info), 'train', [])

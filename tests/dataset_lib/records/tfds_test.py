@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 
 import cv2
 import numpy as np
@@ -251,20 +250,6 @@ def test_tasks_of_glue(data_dir):
   assert rows(data_dir, 'stsb', 'train') == [(pair(0), 0.5), (pair(1), 4.25)]
   source = builder.build_source(glue(data_dir, 'stsb'), 'train')
   assert source.records(np.arange(2))['label'].dtype == np.float32
-
-
-PART = 'train[0:1]'
-
-
-def test_another_format_of_files_is_refused():
-  part = types.SimpleNamespace(num_examples=1, file_instructions=[])
-  info = types.SimpleNamespace(
-    full_name='tiny', features={}, splits={'train': part, PART: part},
-    file_format=types.SimpleNamespace(value='riegeli'),
-  )  # fmt: skip
-  words = 'tiny is riegeli: expected tfrecord.* --file_format=array_record'
-  with pytest.raises(InvalidDataError, match=words):
-    tfds.Examples(types.SimpleNamespace(info=info), 'train', [])
 
 
 def test_a_bad_row_of_glue_is_counted(data_dir, monkeypatch):
