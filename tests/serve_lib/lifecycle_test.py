@@ -239,6 +239,21 @@ def test_a_stream_is_in_order_and_raises_what_its_source_raises(error):
     assert threading.active_count() == before
 
 
+def test_a_stream_answers_while_its_source_waits():
+  first_answer = threading.Event()
+
+  def source():
+    yield ('full', [1])
+    assert first_answer.wait(WAIT)
+    yield ('full', [2])
+
+  with faulty() as engine:
+    answers = engine.stream(source(), window=5)
+    assert next(answers)['tokens'] == [1]
+    first_answer.set()
+    assert [answer['tokens'] for answer in answers] == [[2]]
+
+
 def test_a_stream_reads_ahead_no_further_than_its_window():
   read, threads, go = [], threading.active_count(), threading.Event()
 
