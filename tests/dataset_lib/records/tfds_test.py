@@ -12,13 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from core import registry
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors, registry
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.corpus.texts import Faults, Texts
@@ -98,7 +92,7 @@ def test_records_by_name_and_by_directory(images):
     'train[-4%:]': whole[-1:], 'train[:-1%]': whole,
   }.items():  # fmt: skip
     assert values(images, split) == expected
-  with pytest.raises(ConfigError, match='selects 0 of the 20 rows'):
+  with pytest.raises(errors.ConfigError, match='selects 0 of the 20 rows'):
     values(images, 'train[-1%:]')
   # Nothing is written beside the data.
   after = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
@@ -128,9 +122,9 @@ def test_a_set_without_supervised_keys(copy):
   assert (batch['label'] == batch['image'].T % 3).all()
   for wrong in ('', 'labels'):
     words = rf"dataset\.label_key: .*note.*, got '{wrong}'"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       load(config(copy, '') | keys | {'label_key': wrong}, 'train')
-  with pytest.raises(InvalidDataError, match='Image to Text'):
+  with pytest.raises(errors.InvalidDataError, match='Image to Text'):
     load(config(copy, '') | keys | {'label_key': 'note'}, 'train')
 
 
@@ -149,7 +143,7 @@ def test_images_with_several_labels(images):
     list(load(given | {'max_labels': 1}, 'train').batches())
   for name, most, kind in (('many', 0, 'several '), ('tiny', 2, '')):
     words = rf'dataset\.max_labels: .* has {kind}ClassLabel, got {most}'
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       builder.build_source(config(images, name) | {'max_labels': most}, 'train')
 
 
@@ -175,7 +169,7 @@ def test_a_damaged_or_missing_shard(copy):
   whole = shard.read_bytes()
   opened = builder.build_source(config(copy, ''), 'test')
   os.truncate(shard, len(whole) - 5)
-  with pytest.raises(BadRecord, match='cut short') as error:
+  with pytest.raises(errors.BadRecord, match='cut short') as error:
     opened.record(6)
   assert error.value.where == f'{shard}, record 6'
   data = bytearray(whole)
@@ -184,7 +178,7 @@ def test_a_damaged_or_missing_shard(copy):
   with pytest.raises(TooManyBadRecordsError, match='record 0'):
     list(load(config(copy, ''), 'test').batches())
   os.remove(copy / 'tiny-train.tfrecord-00001')
-  with pytest.raises(MissingDataError, match='train'):
+  with pytest.raises(errors.MissingDataError, match='train'):
     values(copy, name='')
 
 
@@ -207,7 +201,7 @@ def test_a_set_cannot_run_code(copy, monkeypatch, nested):
   by_name = copy.parent / 'sets' / 'tiny' / '1.0.0'
   shutil.copytree(copy, by_name)
   for folder, name in ((copy, ''), (by_name.parents[1], 'tiny')):
-    with pytest.raises(InvalidDataError, match=r'would import evil_mod'):
+    with pytest.raises(errors.InvalidDataError, match=r'would import evil_mod'):
       values(folder, name=name)
   assert not trace.exists()
   assert 'evil_module' not in sys.modules
@@ -270,7 +264,7 @@ def damage(monkeypatch, number):
 
   def damaged(examples, row):
     if row == number:
-      raise BadRecord('truncated', examples.where(row), 'cut short')
+      raise errors.BadRecord('truncated', examples.where(row), 'cut short')
     return read(examples, row)
 
   monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
@@ -283,19 +277,22 @@ def texts(data_dir, name, **options):
 @pytest.mark.parametrize(
   ('make', 'name', 'split', 'kind', 'words'),
   [
-    (config, 'cifar10', 'train', MissingDataError,
+    (config, 'cifar10', 'train', errors.MissingDataError,
      'tfds build cifar10 --data_dir={} --file_format=array_record'),
-    (config, 'cifar1o', 'train', ConfigError, 'dataset.builder: expected a'),
-    (config, '', 'train', MissingDataError, 'holds no dataset_info'),
-    (config, 'tiny', 'dev', MissingDataError, "split 'dev'; it has "),
-    (config, 'tiny', 'all[:50%]', MissingDataError, 'sums, like train+test'),
-    (glue, 'sst2', 'test', ConfigError, 'a split with labels'),
-    (glue, 'stsb', 'test', ConfigError, 'a split with labels'),
-    (glue, 'stsb', 'validation', MissingDataError, "no split 'validation'"),
-    (glue, 'qqp', 'train', MissingDataError, 'tfds build glue/qqp'),
-    (texts, 'wikipedia/20230601.en', '', MissingDataError,
+    (config, 'cifar1o', 'train', errors.ConfigError,
+     'dataset.builder: expected a'),
+    (config, '', 'train', errors.MissingDataError, 'holds no dataset_info'),
+    (config, 'tiny', 'dev', errors.MissingDataError, "split 'dev'; it has "),
+    (config, 'tiny', 'all[:50%]', errors.MissingDataError,
+     'sums, like train+test'),
+    (glue, 'sst2', 'test', errors.ConfigError, 'a split with labels'),
+    (glue, 'stsb', 'test', errors.ConfigError, 'a split with labels'),
+    (glue, 'stsb', 'validation', errors.MissingDataError,
+     "no split 'validation'"),
+    (glue, 'qqp', 'train', errors.MissingDataError, 'tfds build glue/qqp'),
+    (texts, 'wikipedia/20230601.en', '', errors.MissingDataError,
      'tfds build wikipedia'),
-    (texts, 'other', '', InvalidDataError, "expected a feature 'text'"),
+    (texts, 'other', '', errors.InvalidDataError, "expected a feature 'text'"),
   ],
 )  # fmt: skip
 def test_what_is_no_split(data_dir, make, name, split, kind, words):
@@ -303,10 +300,10 @@ def test_what_is_no_split(data_dir, make, name, split, kind, words):
   with pytest.raises(kind) as error:
     builder.build_source(make(folder, name), split)
   assert words.format(folder) in str(error.value)
-  with pytest.raises(InvalidDataError, match='the columns question'):
+  with pytest.raises(errors.InvalidDataError, match='the columns question'):
     rows(data_dir, 'qnli', 'train', builder='glue/sst2')
   folder = str(data_dir / 'glue' / 'rte' / '2.0.0')
-  with pytest.raises(InvalidDataError, match='expected the classes'):
+  with pytest.raises(errors.InvalidDataError, match='expected the classes'):
     rows(data_dir, 'rte', 'train', data_dir=folder)
 
 
