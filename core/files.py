@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     return dataclasses.asdict(value)
   array = np.asarray(value)
-  if array.ndim == 0 and array.dtype.kind in 'biuf':
+  if array.ndim == 0 and array.dtype.kind in 'biufV':  # V: bfloat16
     return array.item()
   raise TypeError(f'a value of type {type(value).__name__} is not JSON')
 
