@@ -85,19 +85,24 @@ class Evaluator(heads.Evaluator):
         'no setting is certified on %d rows; at least %d are needed, and more '
         'for each row that gets worse', len(labels), needed,
       )  # fmt: skip
-    if path := self.file(FILE):
-      settings = {
-        'parameters': parameters,
-        'temperatures': [*file.temperatures(len(variants[0].logits))],
-      }
-      old = self._written()
-      # Certificates of another model are dropped.
-      same = all(old.get(name) == value for name, value in settings.items())
-      kept = old['sources'] if same else {}
-      self._check_better(entry, kept.get(self.source))
-      sources = {**kept, self.source: entry}
-      files.write_json(path, settings | {'sources': sources})
+    temperatures = file.temperatures(len(variants[0].logits))
+    self.store(entry, parameters, temperatures)
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+
+  def store(
+    self, entry: dict[str, Any], parameters: str, temperatures: Any
+  ) -> None:
+    """Writes a certificate beside those of other sources of the same model."""
+    if not (path := self.file(FILE)):
+      return
+    settings = {'parameters': parameters, 'temperatures': [*temperatures]}
+    old = self._written()
+    # Certificates of another model are dropped.
+    same = all(old.get(name) == value for name, value in settings.items())
+    kept = old['sources'] if same else {}
+    self._check_better(entry, kept.get(self.source))
+    sources = {**kept, self.source: entry}
+    files.write_json(path, settings | {'sources': sources})
 
   def _written(self) -> dict[str, Any]:
     """Returns the content of certificate.json, {} without one."""

@@ -65,10 +65,12 @@ def masked_scores(
   key: Float[Array, 'B N S H'],
   valid: Bool[Array, 'B S'] | None = None,
 ) -> Float[Array, 'B N L S']:
-  """Returns scaled float32 scores, `MASKED_SCORE` for invalid keys."""
+  """Returns scaled scores, `MASKED_SCORE` for invalid keys; float32 at least."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  float32 = dict(preferred_element_type=jnp.float32)
-  scores = jnp.einsum('bnlh,bnsh->bnls', query * scale, key, **float32)
+  kind = jnp.promote_types(query.dtype, jnp.float32)
+  scores = jnp.einsum(
+    'bnlh,bnsh->bnls', query * scale, key, preferred_element_type=kind
+  )
   if valid is None:
     return scores
   return jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)

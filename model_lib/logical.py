@@ -43,12 +43,14 @@ def partitioned_dense(
   *,
   kernel_init: Callable[..., Any] = LECUN,
   bias_init: Callable[..., Any] = nn.initializers.zeros,
+  use_bias: bool = True,
   dtype: Any = jnp.float32,
 ) -> nn.Dense:
   """Returns a dense layer; `inputs` and `outputs` name its logical axes."""
   return nn.Dense(
     features,
     name=name,
+    use_bias=use_bias,
     dtype=dtype,
     kernel_init=partitioned(kernel_init, inputs, outputs),
     bias_init=partitioned(bias_init, outputs),

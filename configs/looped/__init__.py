@@ -1,0 +1,1 @@
+"""Configurations of recursive reasoners."""

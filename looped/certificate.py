@@ -1,0 +1,176 @@
+"""Certified solving: how early may rows stop, and how early may they give up?
+
+Of the puzzles that full depth solves at most a share epsilon is lost, with
+confidence 1 - delta. The loss is 0 or 1, so the test is exact (binomial), on
+the rows that full depth solves; `eval_lib.risk` states the conditions.
+"""
+
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from absl import logging
+from annotated_types import Interval
+from jaxtyping import Bool, Float, Int
+
+from core import registry
+from eval_lib import bounds, calibration, certificate, frontier, risk
+from looped.rules import Score, sigmoid
+
+TAUS = 1.0 - np.append(0.0, np.geomspace(1e-6, 0.9, 99))  # the safest first
+GIVE_UPS = np.append(0.0, np.geomspace(1e-6, 0.5, 39))
+
+
+class Record(NamedTuple):
+  """What N iterations of R rows were like."""
+
+  probability: Float[np.ndarray, 'R N']  # of a right answer, by the model
+  right: Bool[np.ndarray, 'R N']
+
+
+class Chosen(NamedTuple):
+  """The cheapest certified thresholds; `tau` is None if there are none."""
+
+  tau: float | None
+  give_up: float
+  bound: float  # of the share of lost puzzles
+
+
+def certify(
+  rows: Record, method: str, epsilon: float, delta: float, patience: int
+) -> Chosen:
+  """Returns thresholds that save most iterations.
+
+  'sequence' tests values of tau from the safest on, without giving up;
+  'pareto' values of both, see `eval_lib.risk.choose`.
+  """
+  count = len(rows.right)
+  half = np.arange(count) % 2 > 0
+  if method == 'sequence':
+    pairs, tested = np.stack([TAUS, 0 * TAUS], 1), rows
+  else:
+    grid = np.meshgrid(TAUS, GIVE_UPS, indexing='ij')
+    pairs = np.stack(grid, -1).reshape(-1, 2)
+    first, tested = take(rows, half), take(rows, ~half)
+    stops = stops_of(first, pairs, patience)
+    p_values = bounds.binomial(lost_of(first, stops), epsilon, delta)
+    on_front = frontier.pareto(stops.mean(1), -p_values)
+    order = np.argsort(p_values, kind='stable')
+    pairs = pairs[order[on_front[order]]]
+  stops = stops_of(tested, pairs, patience)
+  lost = lost_of(tested, stops)
+  if not len(lost):
+    return Chosen(None, 0.0, 1.0)
+  passes = bounds.binomial(lost, epsilon, delta) <= delta
+  certified = np.flatnonzero(np.logical_and.accumulate(passes))
+  if not len(certified):
+    return Chosen(None, 0.0, 1.0)
+  best = certified[stops[certified].mean(1).argmin()]
+  tau, give_up = map(float, pairs[best])
+  chosen = lost[:, best]
+  bound = bounds.upper(bounds.binomial, lambda _: chosen, delta)
+  return Chosen(tau, give_up, bound)
+
+
+def take(rows: Record, which: Any) -> Record:
+  """Returns some of the rows."""
+  return Record(*(values[which] for values in rows))
+
+
+def stops_of(
+  rows: Record, pairs: Float[np.ndarray, 'K 2'], patience: int
+) -> Int[np.ndarray, 'K R']:
+  """Returns the index of the iteration in which rows stop; see `Score`."""
+  last = rows.right.shape[1] - 1
+  allowed = np.arange(last + 1) >= patience - 1
+  result = np.empty((len(pairs), len(rows.right)), np.int32)
+  for number, (tau, give_up) in enumerate(pairs):
+    sure = rows.probability >= tau
+    stops = sure | (allowed & (rows.probability < min(tau, give_up)))
+    result[number] = np.where(stops.any(1), stops.argmax(1), last)
+  return result
+
+
+def lost_of(
+  rows: Record, stops: Int[np.ndarray, 'K R']
+) -> Bool[np.ndarray, 'S K']:
+  """Returns which of the S rows that full depth solves are lost."""
+  solved = np.flatnonzero(rows.right[:, -1])
+  return ~rows.right[solved, stops[:, solved]].T
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(certificate.Evaluator):
+  """Certifies thresholds of the score; writes certificate.json.
+
+  The rows may be neither of training nor those that are reported.
+  """
+
+  METRICS = 'saved', 'lost', 'bound', 'tau', 'give_up', 'rows_needed'
+  split: str = 'test'
+  risk: ClassVar[str] = 'lost'
+  method: Literal['sequence', 'pareto'] = 'sequence'
+  epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01
+  delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.05
+  cheaper: ClassVar[bool] = False
+  patience: Annotated[int, Interval(ge=1, le=10_000)] = 4  # before giving up
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """Returns `saved` (share of the iterations), `lost` (share, on the rows).
+
+    If thresholds were certified also `bound`, `tau` and `give_up`, else
+    `rows_needed`, the fewest solved rows.
+    """
+    parameters = calibration.fingerprint(variables)
+    rows = self.collect('split', variables, self.context.outputs)
+    record = record_of(rows)
+    limits = float(self.epsilon), float(self.delta)
+    chosen = certify(record, self.method, *limits, self.patience)
+    entry = self._looped_entry(record, chosen)
+    if chosen.tau is None:
+      needed = bounds.least_rows(bounds.binomial, *limits)
+      entry['rows_needed'] = needed * (1 + (self.method == 'pareto'))
+      logging.warning(
+        'no thresholds are certified on %d solved rows; at least %d are '
+        'needed, and more for each puzzle that is lost',
+        record.right[:, -1].sum(), entry['rows_needed'],
+      )  # fmt: skip
+    self.store(entry, parameters, ())
+    return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+
+  def _looped_entry(self, record: Record, chosen: Chosen) -> dict[str, Any]:
+    tau = 1.0 if chosen.tau is None else chosen.tau
+    pair = np.array([[np.inf if chosen.tau is None else tau, chosen.give_up]])
+    stops = stops_of(record, pair, self.patience)
+    lost, limit = lost_of(record, stops), record.right.shape[1]
+    rule = Score(tau, chosen.give_up, self.patience)
+    first = record.probability[:, 0]
+    logits = np.log(np.stack([1 - first, first], -1).clip(1e-30))[None]
+    return {
+      'tau': chosen.tau,
+      'give_up': None if chosen.tau is None else chosen.give_up,
+      'model': {} if chosen.tau is None else {'rule': registry.described(rule)},
+      'risk': self.risk,
+      'method': self.method,
+      'test': bounds.binomial.__name__,
+      'epsilon': float(self.epsilon),
+      'delta': float(self.delta),
+      'rows': len(record.right),
+      'solved': int(record.right[:, -1].sum()),
+      'bound': None if chosen.tau is None else chosen.bound,
+      'lost': float(lost.mean()) if len(lost) else 0.0,
+      'saved': float(1.0 - (stops + 1).mean() / limit),
+      'dataset': self.data,
+      'split': self.split,
+      'drift': calibration.drift_statistics(logits, calibration.DRIFT_THRESHOLD),
+    }
+
+
+def record_of(rows: Any) -> Record:
+  """Returns the record of collected `Unrolled.outputs`."""
+  scores = rows['logits'][..., 1].astype(np.float64)
+  with np.errstate(over='ignore'):
+    probability = sigmoid(scores)
+  label = rows['label'][:, None]
+  right = ((rows['answers'] == label) | (label == 0)).all(-1)
+  return Record(probability, right)

@@ -1,0 +1,178 @@
+"""Serving a looped model: one iteration is a stage that rows come back to.
+
+Rows at different iterations share a batch; a row leaves when its rule halts.
+"""
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from core import registry
+from core.errors import ConfigError
+from looped import rules
+from looped.model import LoopedModel, evidence
+from looped.policy import LoopedPolicy, Options, PuzzleReader
+from looped.puzzle import Puzzle
+from serve_lib import certified, classifier
+from serve_lib.chain import Resizable, Stage
+from serve_lib.loops import Loop
+
+VARIANT = 'served'
+RULES = {
+  'score': rules.Score, 'unchanged': rules.Unchanged,
+  'verified': rules.Verified, 'all': rules.AllIterations,
+}  # fmt: skip
+
+
+class LoopedChain(Resizable):
+  """A `LoopedModel` as `serve_lib.chain.Chain`; `others` have other rules."""
+
+  num_stages = 2
+
+  def __init__(
+    self,
+    model: LoopedModel,
+    variables: Mapping[str, Any],
+    reader: PuzzleReader,
+    iterations: int = 1,
+    others: Mapping[str, LoopedModel] = types.MappingProxyType({}),
+  ):
+    self.model, self.reader, self.pad = model, reader, reader.pad
+    self.variables = {'params': variables['params'], **variables['model_state']}
+    self.limit = model.limit or model.max_steps
+    self.loop = Loop(1, self.limit, iterations)
+    models = {VARIANT: model, **others}
+    self.variants = (*models,)
+    self._stages = {
+      name: (
+        functools.partial(one.apply, method=self._begin),
+        functools.partial(one.apply, method=self._iterate),
+      )
+      for name, one in models.items()
+    }
+
+  def sized(
+    self, index: int, variant: str, sizes: Any, alone: bool = False
+  ) -> Stage:
+    """Returns a stage: the start, or one iteration.
+
+    Outputs of an iteration, of the attempt that halts first: 'logits' float32
+    `[B, 1]` (the score), 'answer' int32 `[B, S]`, 'steps' and 'attempt' int32,
+    'running' and 'hopeless' bool, 'first' float32 (score of the first
+    iteration), all `[B]`.
+    """
+    return self._stages[variant][index]
+
+  def _begin(self, model: LoopedModel, inputs: Any) -> Any:
+    questions = inputs[self.reader.NAME]
+    tokens = questions.reshape(-1, questions.shape[-1])
+    valid = jnp.ones(len(tokens), bool)
+    carry = {
+      'tokens': tokens,
+      'state': model.begin(tokens),
+      'halting': model.rule.start(valid),
+      'first': jnp.zeros(len(tokens), jnp.float32),
+    }
+    return self._by_row(carry), {}
+
+  def _by_row(self, tree: Any) -> Any:
+    """Turns rows of attempts `[B * K, ...]` into `[B, K, ...]`."""
+    count = self.reader.attempts
+    return jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
+
+  def _iterate(self, model: LoopedModel, carry: Any) -> Any:
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), carry)
+    tokens, halting = flat['tokens'], flat['halting']
+    state, score = model.advance(flat['state'], tokens)
+    seen = evidence(flat['state'], state, score, tokens)
+    is_last = halting.steps + 1 >= self.limit
+    after, _ = model.rule.step(halting, seen, is_last)
+    first = jnp.where(halting.steps == 0, score, flat['first'])
+    hopeless = model.rule.gives_up(after.steps, seen)
+    carry = {
+      'tokens': tokens, 'state': state, 'halting': after, 'first': first
+    }  # fmt: skip
+    outputs = {
+      'logits': score[:, None].astype(jnp.float32),
+      'answer': seen.answer.astype(jnp.int32),
+      'steps': after.steps,
+      'running': after.running,
+      'hopeless': hopeless & ~after.running,
+      'first': first.astype(jnp.float32),
+    }
+    return self._by_row(carry), self._winner(self._by_row(outputs))
+
+  def _winner(self, outputs: Any) -> Any:
+    """Returns the outputs of one attempt of each row `[B, K, ...]`.
+
+    That which has halted, with the best score, unless it has given up.
+    """
+    count = self.reader.attempts
+    if count == 1:
+      outputs = jax.tree.map(lambda x: x[:, 0], outputs)
+      return outputs | {'attempt': jnp.zeros_like(outputs['steps'])}
+    halted = ~outputs['running'] & ~outputs['hopeless']
+    order = outputs['logits'][..., 0] + jnp.where(halted, 1e6, 0.0)
+    attempt = order.argmax(-1).astype(jnp.int32)
+    is_best = jnp.arange(count) == attempt[:, None]
+
+    def best(x: Any) -> Any:
+      mask = is_best.reshape(*is_best.shape, *(1,) * (x.ndim - 2))
+      return jnp.where(mask, x, jnp.zeros_like(x)).sum(1).astype(x.dtype)
+
+    gone = ~outputs['running']
+    ends = halted.any(-1) | gone.all(-1)
+    return jax.tree.map(best, outputs) | {'attempt': attempt, 'running': ~ends}
+
+
+def puzzle_of(dataset: Mapping[str, Any]) -> Puzzle:
+  """Returns the puzzle of a run's data; ConfigError if it has none."""
+  values = dict(dataset).get('puzzle')
+  if values is None:
+    expected = 'data of a puzzle that can be typed and verified, with a field '
+    raise ConfigError('dataset', dataset.get('name'), f'{expected}`puzzle`')
+  puzzle: Puzzle = registry.named(values, 'dataset.puzzle', Puzzle)
+  return puzzle
+
+
+def rule_of(options: Options, model: LoopedModel, puzzle: Puzzle) -> Any:
+  """Returns the rule that options describe; ConfigError of an unused one."""
+  kind: Any = RULES.get(options.rule, type(model.rule))
+  values = {} if options.rule else dict(vars(model.rule))
+  stated = {'tau', 'give_up', 'patience'}
+  changes = {k: v for k, v in vars(options).items() if k in stated and v is not None}
+  if kind is rules.Verified:
+    values['puzzle'] = puzzle
+  legal = kind.__dataclass_fields__
+  for name in changes.keys() - legal.keys():
+    expected = f'nothing: the rule {kind.__name__} has no {name}'
+    raise ConfigError(f'serve.{name}', changes[name], expected)
+  return kind(**values | changes)
+
+
+def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
+  """Serves a solver; options: `looped.policy.Options`."""
+  chosen = classifier.read_options(Options, options)
+  if run.lengths is not None:
+    raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
+  puzzle = puzzle_of(task.config['dataset'])
+  limit = chosen.limit or task.model.limit or task.model.max_steps
+  if limit % chosen.iterations:
+    expected = f'a divisor of the {limit} iterations'
+    raise ConfigError('serve.iterations', chosen.iterations, expected)
+  reader = PuzzleReader(1, puzzle, chosen.attempts)
+  rule = rule_of(chosen, task.model, puzzle)
+
+  def chain(variables: Any, others: Any) -> LoopedChain:
+    models = {n: one.clone(limit=limit) for n, one in others.items()}
+    model = task.model.clone(limit=limit, rule=rule)
+    return LoopedChain(model, variables, reader, chosen.iterations, models)
+
+  policy = functools.partial(LoopedPolicy, limit=limit)
+  return certified.serve(
+    task, run, chosen.setting, VARIANT, (1,), chain, policy
+  )
