@@ -1,0 +1,1 @@
+"""Recursive reasoners: a small net applied until a puzzle is solved."""

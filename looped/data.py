@@ -1,0 +1,92 @@
+"""Puzzles generated from a seed and an index; nothing is stored on disk.
+
+A batch holds
+
+  tokens      int32 [B, S], the question
+  label       int32 [B, S], the answer; 0 is ignored
+  difficulty  int32 [B], in the unit of the puzzle
+"""
+
+import abc
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+from jaxtyping import Int
+
+from core import registry
+from dataset_lib import source
+from dataset_lib.order import record_rng
+from looped.puzzle import Example, Puzzle
+
+Indices = Int[np.ndarray, ' B']
+Rng = np.random.Generator | None
+
+
+class Transformed(source.Drawn):
+  """Puzzles; those of a train split are transformed anew in each epoch."""
+
+  def describe(self, cells: int, symbols: int, examples: int) -> None:
+    """Sets `info`, of puzzles with a number of cells and of tokens."""
+    self.info = source.DatasetInfo(
+      'tokens', (cells,), 'int32', symbols, (), examples, symbols,
+      label_kind='tags',
+    )  # fmt: skip
+
+  @abc.abstractmethod
+  def example(self, index: int, rng: Rng) -> Example:
+    """Returns a puzzle, transformed if there is a generator."""
+
+  def draw(self, seed: int, epochs: Indices, indices: Indices) -> source.Arrays:
+    """Returns the arrays of a batch; see the module."""
+    keys = zip(epochs.tolist(), indices.tolist(), strict=True)
+    is_train = self.split.startswith('train')
+    rows = (
+      self.example(index, record_rng(seed, epoch, index) if is_train else None)
+      for epoch, index in keys
+    )
+    questions, answers, difficulties = zip(*rows, strict=True)
+    return {
+      'tokens': np.array(questions, np.int32),
+      'label': np.array(answers, np.int32),
+      'difficulty': np.array(difficulties, np.int32),
+    }
+
+
+# Shared by the sources of a process; threads may compute a puzzle twice.
+@functools.lru_cache(maxsize=2**18)
+def generated(puzzle: Puzzle, data_seed: int, split: str, row: int) -> Example:
+  """Returns a puzzle of a split: the first drawn whose symmetry class is."""
+  rng = record_rng(data_seed, int(split == 'test'), row)
+  drawn = (puzzle.generate(rng) for _ in itertools.count())
+  return next(e for e in drawn if puzzle.split_of(e.question) == split)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Generated(Transformed):
+  """Generated puzzles; none is in both splits, nor symmetric to one.
+
+  Row i of an epoch of training is puzzle i % `base` under a random symmetry.
+  """
+
+  split: source.TrainTest
+  puzzle: Puzzle
+  data_seed: source.Seed = 0
+  base: source.Size = 20_000
+  train_examples: source.Size = 2**20
+  test_examples: source.Size = 1000
+
+  def __post_init__(self) -> None:
+    self.puzzle = registry.named(self.puzzle, 'dataset.puzzle', Puzzle)
+    size = getattr(self, f'{self.split}_examples')
+    self.describe(self.puzzle.cells, len(self.puzzle.symbols), size)
+
+  def example(self, index: int, rng: Rng) -> Example:
+    """See the base."""
+    row = index if rng is None else index % self.base
+    drawn = generated(self.puzzle, self.data_seed, self.split, row)
+    if rng is None:
+      return drawn
+    pair = self.puzzle.augment(rng, drawn.question, drawn.answer)
+    return Example(*pair, drawn.difficulty)

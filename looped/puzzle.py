@@ -1,0 +1,100 @@
+"""The contract of a puzzle: tokens, symmetries and an exact verifier.
+
+A configuration names it: puzzle=dict(name='looped.sudoku:Sudoku', rows=2).
+"""
+
+import abc
+import dataclasses
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int, Int32, Shaped
+
+from dataset_lib.source import require
+from halting.rule import Arrays
+
+TEST_SHARE = 4  # every fourth symmetry class is in the test split
+Tokens = Int32[np.ndarray, ' S']  # of a question or its answer; 0 is padding
+Pair = tuple[Tokens, Tokens]
+
+
+class Example(NamedTuple):
+  """A puzzle with its only solution."""
+
+  question: Tokens
+  answer: Tokens
+  difficulty: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Puzzle(abc.ABC):
+  """A kind of puzzle on a square of S cells that hold tokens."""
+
+  @property
+  @abc.abstractmethod
+  def side(self) -> int:
+    """Number of rows and of columns."""
+
+  @property
+  @abc.abstractmethod
+  def symbols(self) -> str:
+    """Character of each token; that of padding is never typed."""
+
+  @abc.abstractmethod
+  def generate(self, rng: np.random.Generator) -> Example:
+    """Draws a puzzle."""
+
+  @abc.abstractmethod
+  def augment(
+    self, rng: np.random.Generator, question: Tokens, answer: Tokens
+  ) -> Pair:
+    """Applies a random symmetry, under which a solution stays the solution."""
+
+  @abc.abstractmethod
+  def signature(self, question: Tokens) -> bytes:
+    """Returns bytes that no symmetry changes."""
+
+  @abc.abstractmethod
+  def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:
+    """Marks the cells to fill in."""
+
+  @abc.abstractmethod
+  def solved(
+    self, question: Int[Arrays, '*B S'], answer: Int[Arrays, '*B S']
+  ) -> Bool[Arrays, '*B']:
+    """Returns True for exactly the solutions of generated or read questions."""
+
+  @abc.abstractmethod
+  def read(self, text: str) -> Tokens:
+    """Returns the question of a text; ValueError unless it has one solution."""
+
+  @property
+  def cells(self) -> int:
+    """Number of cells, S."""
+    return self.side**2
+
+  def write(self, tokens: Tokens) -> str:
+    """Returns a character for each token."""
+    return ''.join(self.symbols[token] for token in tokens.tolist())
+
+  def split_of(self, question: Tokens) -> str:
+    """Returns 'train' or 'test', equal for all of a symmetry class."""
+    number = zlib.crc32(self.signature(question))
+    return 'train' if number % TEST_SHARE else 'test'
+
+  def parse(self, text: str, legal: str) -> Tokens:
+    """Returns the tokens of a text of `legal` symbols, or raises ValueError."""
+    wrong = sorted({*text} - {*legal})
+    message = f'expected the characters {legal!r}, got {wrong[:1]}'
+    require(not wrong, 'illegal_character', message)
+    message = f'expected {self.cells} cells, got {len(text)}'
+    require(len(text) == self.cells, 'wrong_length', message)
+    return np.array([self.symbols.index(c) for c in text], np.int32)
+
+
+def dihedral(
+  grid: Shaped[np.ndarray, 'H W'], number: int
+) -> Shaped[np.ndarray, '_ _']:
+  """Returns rotation or reflection `number` of 8; 0: the grid itself."""
+  return np.rot90(grid.T if number >= 4 else grid, number % 4)
