@@ -162,7 +162,9 @@ class Evaluator(certificate.Evaluator):
       'saved': float(1.0 - (stops + 1).mean() / limit),
       'dataset': self.data,
       'split': self.split,
-      'drift': calibration.drift_statistics(logits, calibration.DRIFT_THRESHOLD),
+      'drift': calibration.drift_statistics(
+        logits, calibration.DRIFT_THRESHOLD
+      ),
     }
 
 

@@ -144,7 +144,9 @@ def rule_of(options: Options, model: LoopedModel, puzzle: Puzzle) -> Any:
   kind: Any = RULES.get(options.rule, type(model.rule))
   values = {} if options.rule else dict(vars(model.rule))
   stated = {'tau', 'give_up', 'patience'}
-  changes = {k: v for k, v in vars(options).items() if k in stated and v is not None}
+  changes = {
+    k: v for k, v in vars(options).items() if k in stated and v is not None
+  }
   if kind is rules.Verified:
     values['puzzle'] = puzzle
   legal = kind.__dataclass_fields__

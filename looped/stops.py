@@ -136,14 +136,18 @@ def draw(
   for number, rule in enumerate(dict.fromkeys(row['rule'] for row in table)):
     own = [row for row in table if row['rule'] == rule]
     own.sort(key=lambda row: row['iterations'])
-    x, y = (np.array([row[n] for row in own]) for n in ('iterations', 'accuracy'))
+    x, y = (
+      np.array([row[n] for row in own]) for n in ('iterations', 'accuracy')
+    )
     lines.append(Line(rule, x, 100 * y, number))
   panels = [
     Panel('What rules solve', '% of the puzzles', 'mean iterations', lines)
   ]
   levels = np.unique(difficulty)
   parts = [steps[difficulty == level] for level in levels]
-  low, high = (np.array([np.quantile(p, q) for p in parts]) for q in (0.25, 0.75))
+  low, high = (
+    np.array([np.quantile(p, q) for p in parts]) for q in (0.25, 0.75)
+  )
   mean = np.array([part.mean() for part in parts])
   title = 'Iterations to score > 0: mean, quartiles'
   line = Line('', levels, mean, 0, (low, high))

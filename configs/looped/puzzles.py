@@ -28,7 +28,9 @@ PUZZLES = {
 
 
 def get_config(arg=''):
-  a = common.parse_arg(arg, puzzle=tuple(PUZZLES), train=('unrolled', 'carried'))
+  a = common.parse_arg(
+    arg, puzzle=tuple(PUZZLES), train=('unrolled', 'carried')
+  )
   c = ml_collections.ConfigDict()
 
   puzzle = PUZZLES[a.puzzle]
