@@ -94,6 +94,8 @@ def test_neighbouring_ends_need_no_path():
   ('|# ###', '|# ####|', 'expected 49 cells, got 50'),
   ('|# ### #|', '|# #####|', 'no path leads from S to G'),
   ('#   #G#', '#    G#', 'expected no loops'),
+  # A ring, and a cell apart: as many edges as in a tree.
+  ('# # # #|#   #G#', '# ### #|#    G#', 'expected no loops'),
   ('#   #G#', '#  ##G#', 'free cells that S does not reach'),
 ])  # fmt: skip
 def test_refuses_a_maze_and_says_why(old, new, message):
