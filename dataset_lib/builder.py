@@ -104,7 +104,8 @@ def build_source(
   values = dict(config.items()) if is_checked else validate(config)
   if not is_checked:
     check_split(values, split)
-  opened = source_class(values.pop('name'))(split=split, **values)
+  kind = source_class(values.pop('name'))
+  opened = registry.build(kind, values, split=split)
   if run is not None:
     contract.check_inputs(run, opened.info)
     contract.check(run, opened.info, contract.LABELS, 'dataset')

@@ -15,7 +15,6 @@ import itertools
 import numpy as np
 from jaxtyping import Int
 
-from core import registry
 from dataset_lib import source
 from dataset_lib.order import record_rng
 from looped.puzzle import Example, Puzzle
@@ -40,18 +39,15 @@ class Transformed(source.Drawn):
 
   def draw(self, seed: int, epochs: Indices, indices: Indices) -> source.Arrays:
     """Returns the arrays of a batch; see the module."""
-    keys = zip(epochs.tolist(), indices.tolist(), strict=True)
+    pairs = np.zeros((2, len(indices), *self.info.input_shape), np.int32)
+    difficulties = np.zeros(len(indices), np.int32)
     is_train = self.split.startswith('train')
-    rows = (
-      self.example(index, record_rng(seed, epoch, index) if is_train else None)
-      for epoch, index in keys
-    )
-    questions, answers, difficulties = zip(*rows, strict=True)
-    return {
-      'tokens': np.array(questions, np.int32),
-      'label': np.array(answers, np.int32),
-      'difficulty': np.array(difficulties, np.int32),
-    }
+    keys = zip(epochs.tolist(), indices.tolist(), strict=True)
+    for row, (epoch, index) in enumerate(keys):
+      rng = record_rng(seed, epoch, index) if is_train else None
+      *pairs[:, row], difficulties[row] = self.example(index, rng)
+    tokens, label = pairs
+    return {'tokens': tokens, 'label': label, 'difficulty': difficulties}
 
 
 # Shared by the sources of a process; threads may compute a puzzle twice.
@@ -78,7 +74,6 @@ class Generated(Transformed):
   test_examples: source.Size = 1000
 
   def __post_init__(self) -> None:
-    self.puzzle = registry.named(self.puzzle, 'dataset.puzzle', Puzzle)
     size = getattr(self, f'{self.split}_examples')
     self.describe(self.puzzle.cells, len(self.puzzle.symbols), size)
 

@@ -74,11 +74,11 @@ class PuzzleFiles(Transformed):
 
 
 def records(pairs: Any, difficulties: Any) -> np.ndarray:
-  """Returns records of 'pair' uint8 [2, S] and 'difficulty' int32."""
-  pairs = np.array(pairs, np.uint8)
+  """Returns records of 'pair' int8 [2, S] and 'difficulty' int32."""
+  pairs = np.array(pairs, np.int8)
   require(len(pairs), 'empty', 'it has no puzzles')
   shape = pairs.shape[1:]
-  rows = np.empty(len(pairs), [('pair', 'u1', shape), ('difficulty', 'i4')])
+  rows = np.empty(len(pairs), [('pair', 'i1', shape), ('difficulty', 'i4')])
   rows['pair'], rows['difficulty'] = pairs, difficulties
   return rows
 
@@ -107,7 +107,7 @@ class SudokuCsv(PuzzleFiles):
         cells += match[1].replace(b'.', b'0') + match[2]
         ratings.append(int(match[3]))
       # The token of a blank, written 0, is 1.
-      pairs = np.frombuffer(cells, np.uint8).reshape(-1, 2, 81) - (ord('0') - 1)
+      pairs = np.frombuffer(cells, np.int8).reshape(-1, 2, 81) - (ord('0') - 1)
       for first in range(0, len(pairs), _CHUNK):
         chunk = pairs[first : first + _CHUNK]
         is_wrong = ~_SUDOKU.solved(chunk[:, 0], chunk[:, 1])
