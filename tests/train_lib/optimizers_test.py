@@ -125,9 +125,12 @@ SGD = dict(name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1)
     # Adam's first update has the size of the learning rate.
     ([6.0, -8.0], dict(name='adam', lr=0.1), [-0.1, 0.1], 1e-4),
     # atan(.1) / .1 = .997; decay subtracts lr * .5 * (3, 4).
-    ([6.0, -8.0],
-     dict(name='adam_atan2', lr=0.1, b2=0.95, weight_decay=0.5),
-     [-0.0996687 - 0.15, 0.0996687 - 0.2], 1e-6),
+    (
+      [6.0, -8.0],
+      dict(name='adam_atan2', lr=0.1, b2=0.95, weight_decay=0.5),
+      [-0.0996687 - 0.15, 0.0996687 - 0.2],
+      1e-6,
+    ),
     # LAMB: the direction is (1, 1), its norm sqrt(2); weights have norm 5.
     ([1.0, 1.0], dict(name='lamb', lr=0.1), [-0.5 / 2**0.5] * 2, 1e-4),
   ],
