@@ -99,8 +99,10 @@ class Plan:
     return self._steps[key], time.monotonic() - begin
 
   def _initial(self) -> TrainState:
-    seed, decay = self.config.seed, self.config.ema_decay
-    return train_step.init_state(self.task, self.optimizer, seed, decay)
+    config, parts = self.config, (self.task, self.optimizer)
+    return train_step.init_state(
+      *parts, config.seed, config.ema_decay, config.batch_size
+    )
 
 
 class Setup(Plan):

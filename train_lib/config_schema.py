@@ -61,7 +61,9 @@ class Loader:
 class Optimizer:
   """Method and learning rate; see `train_lib.optimizers`."""
 
-  name: Literal['adamw', 'adam', 'sgd', 'lamb', 'adafactor'] = 'adamw'
+  name: Literal['adamw', 'adam', 'adam_atan2', 'sgd', 'lamb', 'adafactor'] = (
+    'adamw'
+  )
   lr: Annotated[float, Interval(ge=1e-12, le=1e3)] = 1e-3
   schedule: Literal['cosine', 'linear', 'rsqrt', 'constant'] = 'cosine'
   # A value below 1 is a share of all steps.
@@ -74,6 +76,7 @@ class Optimizer:
   clip_norm: Annotated[float, Interval(ge=0.0, le=1e6)] = 1.0
   b1: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.9
   b2: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.999
+  # 'adam_atan2' needs no `eps`.
   eps: Annotated[float, Interval(ge=1e-20, le=1.0)] = 1e-8
   # Of parameters: the first pattern that a path matches multiplies its rate.
   scales: Annotated[

@@ -82,12 +82,33 @@ def _preconditioner(config: Config) -> optax.GradientTransformation:
   name, b1, b2, eps = (config[key] for key in ('name', 'b1', 'b2', 'eps'))
   if name in ('adamw', 'adam', 'lamb'):
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+  if name == 'adam_atan2':
+    return scale_by_adam_atan2(b1, b2)
   if name == 'sgd':
     return optax.trace(decay=b1) if b1 else optax.identity()
   return optax.chain(
     optax.scale_by_factored_rms(decay_rate=ADAFACTOR_DECAY, epsilon=1e-30),
     optax.clip_by_block_rms(1.0),
   )
+
+
+def scale_by_adam_atan2(b1: float, b2: float) -> optax.GradientTransformation:
+  """Adam with atan2 for the quotient of its moments: bounded, no epsilon.
+
+  As in imoneoi/adam-atan2, the first moment is debiased outside of the atan2.
+  """
+
+  def update(gradients: Any, state: Any, params: Any = None) -> Any:
+    count = optax.safe_increment(state.count)
+    mu = optax.tree.update_moment(gradients, state.mu, b1, 1)
+    nu = optax.tree.update_moment(gradients, state.nu, b2, 2)
+    first, second = 1.0 - b1**count, jnp.sqrt(1.0 - b2**count)
+    updates = jax.tree.map(
+      lambda m, v: jnp.arctan2(m, jnp.sqrt(v) / second) / first, mu, nu
+    )
+    return updates, optax.ScaleByAdamState(count, mu, nu)
+
+  return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 def path_name(path: Any) -> str:

@@ -109,6 +109,18 @@ class Task(abc.ABC):
     model_state = {k: v for k, v in variables.items() if k != 'params'}
     return variables['params'], model_state
 
+  def init_carry(self, rows: int) -> Tree:
+    """Returns arrays `[rows, ...]` that a step gives to the next, or None."""
+    return None
+
+  def carried(self, carry: Tree, batch: Batch) -> Batch:
+    """Returns the batch that the loss reads, with the carry as `['carry']`.
+
+    A slot that goes on takes its data from the carry, any other its row of
+    `batch`. The next carry is `out['carry']` of the model; evaluation has none.
+    """
+    return batch
+
   def init_frozen(self) -> Tree:
     """Returns constants of the loss, e.g. a teacher."""
     return {}
@@ -135,8 +147,8 @@ class Task(abc.ABC):
     norm: Mapping[str, Any],
     row_keys: Key[Array, ' B'] | None,
     knobs: Mapping[str, Any],
-  ) -> tuple[Float[Array, ''], tuple[Metrics, Tree]]:
-    """Returns (loss, (metrics, model_state)) of a micro-batch.
+  ) -> tuple[Float[Array, ''], tuple[Metrics, Tree, Tree]]:
+    """Returns (loss, (metrics, model_state, next carry)) of a micro-batch.
 
     `norm`: `normalizers` of the whole batch; `row_keys`: the only noise, None
     in evaluation; `knobs`: traced scalars of the phase's schedules.
@@ -150,7 +162,8 @@ class Task(abc.ABC):
       frozen=frozen, training=row_keys is not None,
     )  # fmt: skip
     loss, metrics = total(self.terms(forward), forward, norm)
-    return loss, (metrics | self.metrics(forward), model_state)
+    metrics |= self.metrics(forward)
+    return loss, (metrics, model_state, out.get('carry'))
 
   def evaluate(self, params: Tree, model_state: Tree, batch: Batch) -> Metrics:
     """Returns metrics of a batch without noise, over rows with mask 1."""

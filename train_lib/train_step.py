@@ -1,8 +1,8 @@
 """The train step: pure, jitted, the same for every task.
 
 Gradients of micro-batches add up exactly: denominators are those of the whole
-batch, all noise of a row comes from its own key. A step whose loss or gradient
-is not finite updates only `step` and `nonfinite`.
+batch, all noise of a row comes from its own key. A step whose loss, gradient or
+next carry is not finite updates only `step` and `nonfinite`.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -31,6 +32,7 @@ class TrainState:
   rng: Leaf  # key data, uint32 [2]
   ema_params: Any  # debiased moving average of `params`, or None
   nonfinite: Leaf  # steps in a row that were skipped as not finite, int32
+  carry: Any = None  # arrays [B, ...] of `Task.init_carry`, split by rows
 
   @property
   def variables(self) -> dict[str, Any]:
@@ -44,8 +46,12 @@ def init_state(
   optimizer: optax.GradientTransformation,
   seed: int,
   ema_decay: float,
+  rows: int = 0,
 ) -> TrainState:
-  """Returns a fresh state, boxed with logical axes; run it under jit."""
+  """Returns a fresh state, boxed with logical axes; run it under jit.
+
+  `rows` is the size of the batch, for the carry.
+  """
   init_rng, train_rng = jax.random.split(jax.random.key(seed))
   params, model_state = task.init(init_rng)
   return TrainState(
@@ -57,6 +63,9 @@ def init_state(
     # A copy: a buffer may not be donated twice.
     ema_params=jax.tree.map(jnp.copy, params) if ema_decay else None,
     nonfinite=jnp.zeros((), jnp.int32),
+    carry=jax.tree.map(
+      lambda x: nn.LogicallyPartitioned(x, ('batch',)), task.init_carry(rows)
+    ),
   )
 
 
@@ -78,7 +87,7 @@ def make_train_step(
   def train_step(state, frozen, batch, knobs):
     # The optimizer counts only the steps that were not skipped.
     rate = schedule(num_updates(state.opt_state))
-    loss, grads, metrics, model_state = _accumulate(
+    loss, grads, metrics, model_state, carry = _accumulate(
       task, num_micro, state, frozen, batch, knobs
     )
     mask = trainable_mask(state.params, trainable)
@@ -92,9 +101,12 @@ def make_train_step(
       opt_state=opt_state,
       ema_params=_averaged(state.ema_params, params, opt_state, ema_decay),
       nonfinite=jnp.zeros((), jnp.int32),
+      carry=carry,
     )
     skipped = state.replace(nonfinite=state.nonfinite + 1)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    for leaf in jax.tree.leaves(carry):
+      finite &= jnp.isfinite(leaf).all()
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
@@ -118,7 +130,8 @@ def _averaged(average: Any, params: Any, opt_state: Any, decay: float) -> Any:
 
 
 def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
-  """Returns (loss, gradients, metrics, model_state) of a whole batch."""
+  """Returns (loss, gradients, metrics, model_state, carry) of a whole batch."""
+  batch = task.carried(state.carry, batch)
   norm = task.normalizers(batch)
   key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
   keys = jax.random.split(key, batch['mask'].shape[0])  # of the rows
@@ -127,22 +140,24 @@ def _accumulate(task: Task, num_micro: int, state, frozen, batch, knobs):
     (dict(batch), keys),
   )
 
-  def body(carry, rows):
-    sums, model_state = carry
-    (loss, (metrics, model_state)), grads = jax.value_and_grad(
+  def body(before, rows):
+    sums, model_state = before
+    (loss, (metrics, model_state, carry)), grads = jax.value_and_grad(
       lambda params: task.loss(
         params, model_state, frozen, rows[0], norm, rows[1], knobs
       ),
       has_aux=True,
     )(state.params)
-    return (jax.tree.map(jnp.add, sums, (grads, loss)), model_state), metrics
+    sums = jax.tree.map(jnp.add, sums, (grads, loss))
+    return (sums, model_state), (metrics, carry)
 
   sums = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
-  ((grads, loss), model_state), metrics = jax.lax.scan(
+  ((grads, loss), model_state), (metrics, carry) = jax.lax.scan(
     body, (sums, state.model_state), micro
   )
   metrics = {name: stacked.reduce() for name, stacked in metrics.items()}
-  return loss, grads, metrics, model_state
+  carry = jax.tree.map(lambda x: _whole_batch(x, task.rows_together), carry)
+  return loss, grads, metrics, model_state, carry
 
 
 def _micro_batches(x: Any, num_micro: int, together: int) -> Any:
@@ -153,6 +168,12 @@ def _micro_batches(x: Any, num_micro: int, together: int) -> Any:
   """
   groups = x.reshape(-1, num_micro, together, *x.shape[1:]).swapaxes(0, 1)
   return groups.reshape(num_micro, -1, *x.shape[1:])
+
+
+def _whole_batch(x: Any, together: int) -> Any:
+  """Inverse of `_micro_batches`: returns rows `[B, ...]` in their order."""
+  groups = x.reshape(len(x), -1, together, *x.shape[2:]).swapaxes(0, 1)
+  return groups.reshape(-1, *x.shape[2:])
 
 
 def _zero_unless(mask: Any, tree: Any) -> Any:
@@ -179,17 +200,19 @@ class NonFiniteError(UserError, RuntimeError):
 def first_culprit(
   task: Task, state: Any, frozen: Any, batch: Any, knobs: Any, step: int
 ) -> str:
-  """Names the first input, parameter or gradient that is not finite.
+  """Names the first input, parameter, gradient or carry that is not finite.
 
   Recomputes the gradients of `step`, counted from 1; the state is up to
   `trainer.LAG` steps newer, so the cause may not be reproduced.
   """
   begun = state.replace(step=jnp.int32(step - 1))
-  gradients = jax.jit(lambda *args: _accumulate(task, 1, *args)[1])
+  again = jax.jit(lambda *args: _accumulate(task, 1, *args))
+  arguments = begun, frozen, batch, knobs
   trees = {
     'input': lambda: batch,
     'parameter': lambda: state.params,
-    'gradient of': lambda: gradients(begun, frozen, batch, knobs),
+    'gradient of': lambda: again(*arguments)[1],
+    'carry': lambda: again(*arguments)[-1],
   }
   for kind, tree in trees.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree()):

@@ -225,7 +225,7 @@ def test_loss_and_metrics_of_the_task():
   knobs = {'ponder_weight': 0.3, 'prior_weight': 0.7, 'prior_depth': 2.0}
   norm = task.normalizers(BATCH)
   keys = jax.random.split(jax.random.key(0), 4)
-  loss, (metrics, _) = jax.jit(
+  loss, (metrics, *_) = jax.jit(
     lambda params: task.loss(params, {}, {}, BATCH, norm, keys, knobs)
   )(VARIABLES['params'])
   want, depths, priors = [], [], []

@@ -82,7 +82,7 @@ def test_loss_by_hand(kind):
     return task.loss(params, {}, frozen, BATCH, norm, keys, knobs)
 
   both = jax.jit(jax.value_and_grad(loss_of, (0, 1), has_aux=True))
-  (loss, (metrics, _)), (gradient, theirs) = both(PARAMS, frozen)
+  (loss, (metrics, *_)), (gradient, theirs) = both(PARAMS, frozen)
   out = jax.jit(lambda p: task.apply(p, {}, BATCH)[1])(PARAMS)
   first, second = (log_softmax(np.float64(head), -1) for head in out['heads'])
   label = np.eye(3)[np.asarray(BATCH['label'])] * 0.9 + 0.1 / 3

@@ -125,7 +125,7 @@ def test_loss_and_its_gradient_equal_the_equation():
     return task.loss(params, {}, {}, BATCH, norm, None, {})
 
   gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
-  (value, (metrics, _)), gradient = gradient_of(PARAMS)
+  (value, (metrics, *_)), gradient = gradient_of(PARAMS)
   np.testing.assert_allclose(value, plain_loss(PARAMS), atol=1e-4)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
   halt = gradient['step']['halt']

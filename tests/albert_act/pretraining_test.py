@@ -65,7 +65,7 @@ def test_loss_is_that_of_equation_8(case):
   def loss_of(batch, knobs):
     return task.loss(params, {}, {}, batch, norm, keys, knobs)
 
-  loss, (metrics, _) = loss_of(batch, {})
+  loss, (metrics, *_) = loss_of(batch, {})
   logits, out = task.apply(params, {}, batch, keys)
   words, order = (
     scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)

@@ -45,7 +45,7 @@ def build(num_classes=3, **model):
   @jax.jit
   def loss(params, batch, knobs):
     norm = task.normalizers(batch)
-    value, (metrics, _) = task.loss(params, {}, {}, batch, norm, None, knobs)
+    value, (metrics, *_) = task.loss(params, {}, {}, batch, norm, None, knobs)
     return value, metrics
 
   return task, loss

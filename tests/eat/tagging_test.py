@@ -66,7 +66,7 @@ def test_a_pruned_token_is_tagged_by_its_state_when_it_was_pruned():
 
 def test_loss_and_metrics_in_numpy():
   task, batch, params = case()
-  loss, (metrics, _) = loss_of(task, params, batch, task.normalizers(batch))
+  loss, (metrics, *_) = loss_of(task, params, batch, task.normalizers(batch))
   logits, out = jax.jit(task.apply)(params, {}, batch)
   logits, label = (np.asarray(x)[:7] for x in (logits, batch['label']))
   at = np.nonzero(label >= 0)

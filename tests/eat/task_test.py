@@ -59,7 +59,7 @@ def logits_of(task, params, batch):
 
 def test_joint_loss_is_the_weighted_sum_over_heads():
   task, batch, params = case(label_smoothing=0.1)
-  loss, (metrics, _) = loss_of(task, params, batch)
+  loss, (metrics, *_) = loss_of(task, params, batch)
   exits, label = logits_of(task, params, batch), np.asarray(batch['label'])
   rows = -(log_softmax(exits, -1) * (0.9 * np.eye(3)[label] + 0.1 / 3)).sum(-1)
   expected = np.array(WEIGHTS) @ rows[:, :6].mean(1)
@@ -101,7 +101,7 @@ def test_mixup_reaches_every_exit():
 
 def test_regression_is_a_squared_error():
   task, batch, params = case(1)
-  loss, (metrics, _) = loss_of(task, params, batch)
+  loss, (metrics, *_) = loss_of(task, params, batch)
   errors = logits_of(task, params, batch)[..., 0] - np.asarray(batch['label'])
   expected = np.array(WEIGHTS) @ np.square(errors)[:, :6].mean(1)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_exits_learn_from_later_heads(later):
 
 def test_every_other_step_may_train_the_last_head_alone():
   task, batch, params = case()
-  loss, (metrics, _) = loss_of(task, params, batch, {'exit_scale': 0.0})
+  loss, (metrics, *_) = loss_of(task, params, batch, {'exit_scale': 0.0})
   last = metrics['cross_entropy'].compute()
   np.testing.assert_allclose(loss, WEIGHTS[-1] * last, rtol=1e-6)
 

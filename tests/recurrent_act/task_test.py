@@ -87,7 +87,7 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
   def loss_of(batch, knobs):
     return task.loss(params, {}, {}, batch, norm, None, knobs)
 
-  loss, (got, state) = loss_of(batch, {})
+  loss, (got, state, _) = loss_of(batch, {})
   np.testing.assert_allclose(loss, (entropy + 0.1 * cost) / targets, rtol=1e-5)
   assert state == {}
   got = metrics.compute(got)

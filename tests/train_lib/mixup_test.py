@@ -126,7 +126,7 @@ def ready(kind):
 def test_the_loss_and_its_gradient_by_a_loop(kind):
   task, params, batch, norm = ready(kind)
   keys = keys_of(ROWS)
-  (loss, (metrics, _)), gradient = jax.value_and_grad(
+  (loss, (metrics, *_)), gradient = jax.value_and_grad(
     lambda params: task.loss(params, {}, {}, batch, norm, keys, {}),
     has_aux=True,
   )(params)

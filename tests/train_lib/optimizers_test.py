@@ -124,6 +124,13 @@ SGD = dict(name='sgd', b1=0.0, lr=0.5, clip_norm=1.0, weight_decay=0.1)
     ([6.0, 8.0], SGD, [-0.45, -0.6], 1e-6),
     # Adam's first update has the size of the learning rate.
     ([6.0, -8.0], dict(name='adam', lr=0.1), [-0.1, 0.1], 1e-4),
+    # atan(.1) / .1 = .997; decay subtracts lr * .5 * (3, 4).
+    (
+      [6.0, -8.0],
+      dict(name='adam_atan2', lr=0.1, b2=0.95, weight_decay=0.5),
+      [-0.0996687 - 0.15, 0.0996687 - 0.2],
+      1e-6,
+    ),
     # LAMB: the direction is (1, 1), its norm sqrt(2); weights have norm 5.
     ([1.0, 1.0], dict(name='lamb', lr=0.1), [-0.5 / 2**0.5] * 2, 1e-4),
   ],
@@ -139,7 +146,25 @@ def test_lamb_does_not_scale_what_is_not_decayed(parameter):
   np.testing.assert_allclose(value, [-0.1], rtol=1e-4)
 
 
-@pytest.mark.parametrize('name', ['adamw', 'adam', 'sgd', 'lamb', 'adafactor'])
+def test_adam_atan2_is_its_formula():
+  """That of imoneoi/adam-atan2, in float64; without a gradient no update."""
+  gradients = np.random.default_rng(0).normal(size=(5, 3)) * [1.0, 1e-9, 0.0]
+  m, v = np.zeros(3), np.zeros(3)
+  with jax.enable_x64(True):
+    optimizer = optimizers.scale_by_adam_atan2(0.9, 0.95)
+    state = optimizer.init(jnp.zeros(3, jnp.float64))
+    for t, gradient in enumerate(gradients, 1):
+      updates, state = optimizer.update(jnp.asarray(gradient), state)
+      m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient**2
+      angle = np.arctan2(m, np.sqrt(v) / np.sqrt(1 - 0.95**t))
+      assert updates.dtype == np.float64
+      np.testing.assert_allclose(updates, angle / (1 - 0.9**t), rtol=1e-12)
+
+
+METHODS = 'adamw', 'adam', 'adam_atan2', 'sgd', 'lamb', 'adafactor'
+
+
+@pytest.mark.parametrize('name', METHODS)
 def test_every_optimizer_goes_downhill(name):
   gradient = np.random.default_rng(0).normal(size=(4, 4))
   updates = update(gradient, np.full((4, 4), 2.0), name=name, weight_decay=0.0)

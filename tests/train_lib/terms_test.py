@@ -154,7 +154,7 @@ def test_the_example_of_the_docstring_is_an_objective():
   given = params, {}, {}, batch, norm
   base = float(plain.loss(*given, keys, {})[0])
   for knobs, weight in (({}, 0.1), ({'entropy_weight': 3.0}, 3.0)):
-    loss, (metrics, _) = task.loss(*given, keys, knobs)
+    loss, (metrics, *_) = task.loss(*given, keys, knobs)
     entropy = metrics['entropy'].compute()
     assert entropy > 0
     assert loss == pytest.approx(base + weight * entropy, rel=1e-5)

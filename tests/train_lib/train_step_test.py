@@ -41,7 +41,7 @@ class Regression(Task):
     loss = (per_row * batch['mask']).sum() / norm['examples']
     metrics = {'error': Average.from_values(error, batch['mask'])}
     seen = model_state['seen'] + batch['mask'].sum().astype(jnp.int32)
-    return loss, (metrics, {'seen': seen})
+    return loss, (metrics, {'seen': seen}, None)
 
   def evaluate(self, params, model_state, batch):
     return {}
