@@ -41,7 +41,7 @@ def rotate(x: Float[Array, 'B N L H']) -> Float[Array, 'B N L H']:
 
 
 def swiglu_width(width: int) -> int:
-  """Returns the hidden width, 8/3 of `width`, a multiple of 256 from there on."""
+  """Returns 8/3 of a width, rounded up to a multiple of 256, or 16 below 96."""
   hidden = round(4 * width * 2 / 3)
   multiple = 256 if width >= 96 else 16
   return -(-hidden // multiple) * multiple

@@ -14,8 +14,8 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 
 from core import registry
-from eval_lib import bounds, calibration, certificate, frontier, risk
-from looped.rules import Score, sigmoid
+from eval_lib import bounds, calibration, certificate, frontier
+from looped.rules import AllIterations, Score, sigmoid
 
 TAUS = 1.0 - np.append(0.0, np.geomspace(1e-6, 0.9, 99))  # the safest first
 GIVE_UPS = np.append(0.0, np.geomspace(1e-6, 0.5, 39))
@@ -108,11 +108,11 @@ class Evaluator(certificate.Evaluator):
 
   METRICS = 'saved', 'lost', 'bound', 'tau', 'give_up', 'rows_needed'
   split: str = 'test'
-  risk: ClassVar[str] = 'lost'
-  method: Literal['sequence', 'pareto'] = 'sequence'
+  risk: Any = 'lost'
+  method: Any = 'sequence'
   epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.05
-  cheaper: ClassVar[bool] = False
+  cheaper: Any = False
   patience: Annotated[int, Interval(ge=1, le=10_000)] = 4  # before giving up
 
   def run(self, variables: Any) -> dict[str, float]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 
 from dataset_lib.source import require
 from halting.rule import Arrays, namespace
-from looped.puzzle import Example, Pair, Puzzle, Tokens, dihedral
+from looped.puzzle import Example, Puzzle, Symmetry, Tokens, dihedral
 
 WALL, FREE, START, GOAL, PATH = range(1, 6)
 NUM_SYMMETRIES = 8
@@ -49,12 +49,10 @@ class Maze(Puzzle):
     answer[path[1:-1]] = PATH
     return Example(question, answer, len(path))
 
-  def augment(
-    self, rng: np.random.Generator, question: Tokens, answer: Tokens
-  ) -> Pair:
+  def symmetry(self, rng: np.random.Generator) -> Symmetry:
     """Rotates and reflects."""
-    number = int(rng.integers(NUM_SYMMETRIES))
-    return self._turned(question, number), self._turned(answer, number)
+    number, cells = int(rng.integers(NUM_SYMMETRIES)), np.arange(self.cells)
+    return Symmetry(self._turned(cells, number), np.arange(len(self.symbols)))
 
   def signature(self, question: Tokens) -> bytes:
     """Returns the least of the 8 forms."""

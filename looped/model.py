@@ -208,7 +208,7 @@ class LoopedModel(Looped):
     """Runs all iterations: `max_steps` with `row_keys`, `limit` without.
 
     Returns the logits of the last and `out`: 'logits' `[N, B, S, V]` and
-    'scores' `[N, B]` of every iteration, 'features' `[B, D]`. There is no noise.
+    'scores' `[N, B]` of every iteration, 'features' `[B, D]`; without noise.
     """
     state = self.begin(tokens)
     step = blocks.pure(self.iteration, state, tokens)

@@ -9,7 +9,7 @@ from annotated_types import Interval
 from jaxtyping import Bool, Int
 
 from core import registry
-from looped.puzzle import Puzzle
+from looped.puzzle import Puzzle, Symmetry
 from looped.rules import Share, sigmoid
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, Prediction, Setting, source_of
@@ -56,10 +56,11 @@ class PuzzleReader(ItemReader):
     forms = (self.symmetry(number) for number in range(self.attempts))
     return np.stack([form.apply(question) for form in forms])
 
-  def symmetry(self, attempt: int) -> Any:
+  def symmetry(self, attempt: int) -> Symmetry:
     """Returns the form that an attempt sees."""
     if not attempt:
-      return self.puzzle.identity
+      cells, symbols = self.puzzle.cells, len(self.puzzle.symbols)
+      return Symmetry(np.arange(cells), np.arange(symbols))
     return self.puzzle.symmetry(np.random.default_rng((_SEED, attempt)))
 
   @property

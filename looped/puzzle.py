@@ -27,6 +27,21 @@ class Example(NamedTuple):
   difficulty: int
 
 
+class Symmetry(NamedTuple):
+  """Another form of a puzzle; the solution of the form is that of its form."""
+
+  cells: Int[np.ndarray, ' S']  # that each cell shows
+  symbols: Int[np.ndarray, ' V']  # that each token becomes
+
+  def apply(self, tokens: Tokens) -> Tokens:
+    """Returns the form of a question or an answer."""
+    return self.symbols[tokens[self.cells]].astype(np.int32)
+
+  def undo(self, tokens: Tokens) -> Tokens:
+    """Returns the question or answer of a form."""
+    return self.symbols.argsort()[tokens[self.cells.argsort()]].astype(np.int32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Puzzle(abc.ABC):
   """A kind of puzzle on a square of S cells that hold tokens."""
@@ -46,10 +61,8 @@ class Puzzle(abc.ABC):
     """Draws a puzzle."""
 
   @abc.abstractmethod
-  def augment(
-    self, rng: np.random.Generator, question: Tokens, answer: Tokens
-  ) -> Pair:
-    """Applies a random symmetry, under which a solution stays the solution."""
+  def symmetry(self, rng: np.random.Generator) -> Symmetry:
+    """Draws a symmetry of the puzzle."""
 
   @abc.abstractmethod
   def signature(self, question: Tokens) -> bytes:
@@ -73,6 +86,13 @@ class Puzzle(abc.ABC):
   def cells(self) -> int:
     """Number of cells, S."""
     return self.side**2
+
+  def augment(
+    self, rng: np.random.Generator, question: Tokens, answer: Tokens
+  ) -> Pair:
+    """Applies a random symmetry, under which a solution stays the solution."""
+    form = self.symmetry(rng)
+    return form.apply(question), form.apply(answer)
 
   def write(self, tokens: Tokens) -> str:
     """Returns a character for each token."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from dataset_lib.source import require
 from halting.rule import Arrays, namespace
-from looped.puzzle import Example, Pair, Puzzle, Tokens
+from looped.puzzle import Example, Puzzle, Symmetry, Tokens
 
 BLANK = 1
 MAX_GUESSES = 100_000  # of a search, a second: users type boards
@@ -159,9 +159,7 @@ class Sudoku(Puzzle):
     [answer], guesses = self.solutions(question)
     return Example(question, answer, guesses)
 
-  def augment(
-    self, rng: np.random.Generator, question: Tokens, answer: Tokens
-  ) -> Pair:
+  def symmetry(self, rng: np.random.Generator) -> Symmetry:
     """Permutes digits, bands, stacks, rows and columns; transposes squares."""
     digits = np.append([0, BLANK], 2 + rng.permutation(self.side))
     rows, columns = (
@@ -172,8 +170,7 @@ class Sudoku(Puzzle):
     cells = rows[:, None] * self.side + columns
     if self.rows == self.columns and rng.random() < 0.5:
       cells = cells.T
-    digits, order = digits.astype(np.int32), cells.ravel()
-    return digits[question[order]], digits[answer[order]]
+    return Symmetry(cells.ravel(), digits)
 
   def signature(self, question: Tokens) -> bytes:
     """Counts the clues of rows in bands, of columns in stacks, of digits."""
