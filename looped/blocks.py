@@ -98,6 +98,7 @@ class Block(nn.Module):
   def __call__(self, x: Float[Array, 'B L D']) -> Float[Array, 'B L D']:
     """Applies the block; after the norm 'post' the mean square is 1."""
     length = x.shape[1]
+    mix: Any
     if self.mix == 'attention':
       mix = Attention(self.num_heads, self.is_rotary, self.dtype, name='mix')
     else:

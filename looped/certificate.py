@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from core import registry
 from eval_lib import bounds, calibration, certificate, frontier
-from looped.rules import AllIterations, Score, sigmoid
+from looped.rules import AllIterations, AnswerRule, Score, sigmoid
 
 TAUS = 1.0 - np.append(0.0, np.geomspace(1e-6, 0.9, 99))  # the safest first
 GIVE_UPS = np.append(0.0, np.geomspace(1e-6, 0.5, 39))
@@ -29,11 +29,10 @@ class Record(NamedTuple):
 
 
 class Chosen(NamedTuple):
-  """The cheapest certified thresholds; `tau` is None if there are none."""
+  """The cheapest certified rule; all iterations if none is certified."""
 
-  tau: float | None
-  give_up: float
-  bound: float  # of the share of lost puzzles
+  rule: AnswerRule
+  bound: float | None = None  # of the share of lost puzzles
 
 
 def certify(
@@ -59,17 +58,15 @@ def certify(
     pairs = pairs[order[on_front[order]]]
   stops = stops_of(tested, pairs, patience)
   lost = lost_of(tested, stops)
-  if not len(lost):
-    return Chosen(None, 0.0, 1.0)
   passes = bounds.binomial(lost, epsilon, delta) <= delta
   certified = np.flatnonzero(np.logical_and.accumulate(passes))
   if not len(certified):
-    return Chosen(None, 0.0, 1.0)
+    return Chosen(AllIterations())
   best = certified[stops[certified].mean(1).argmin()]
   tau, give_up = map(float, pairs[best])
   chosen = lost[:, best]
   bound = bounds.upper(bounds.binomial, lambda _: chosen, delta)
-  return Chosen(tau, give_up, bound)
+  return Chosen(Score(tau, give_up, patience), bound)
 
 
 def take(rows: Record, which: Any) -> Record:
@@ -106,13 +103,20 @@ class Evaluator(certificate.Evaluator):
   The rows may be neither of training nor those that are reported.
   """
 
-  METRICS = 'saved', 'lost', 'bound', 'tau', 'give_up', 'rows_needed'
+  METRICS: ClassVar[Any] = (
+    'saved',
+    'lost',
+    'bound',
+    'tau',
+    'give_up',
+    'rows_needed',
+  )
   split: str = 'test'
-  risk: Any = 'lost'
-  method: Any = 'sequence'
+  risk: Literal['lost'] = 'lost'
+  method: Literal['sequence', 'pareto'] = 'sequence'
   epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.05
-  cheaper: Any = False
+  cheaper: Literal[False] = False
   patience: Annotated[int, Interval(ge=1, le=10_000)] = 4  # before giving up
 
   def run(self, variables: Any) -> dict[str, float]:
@@ -126,45 +130,47 @@ class Evaluator(certificate.Evaluator):
     record = record_of(rows)
     limits = float(self.epsilon), float(self.delta)
     chosen = certify(record, self.method, *limits, self.patience)
-    entry = self._looped_entry(record, chosen)
-    if chosen.tau is None:
+    entry = self._entry_of(record, chosen, *limits)
+    if chosen.bound is None:
       needed = bounds.least_rows(bounds.binomial, *limits)
       entry['rows_needed'] = needed * (1 + (self.method == 'pareto'))
       logging.warning(
         'no thresholds are certified on %d solved rows; at least %d are '
         'needed, and more for each puzzle that is lost',
-        record.right[:, -1].sum(), entry['rows_needed'],
+        entry['solved'], entry['rows_needed'],
       )  # fmt: skip
     self.store(entry, parameters, ())
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
-  def _looped_entry(self, record: Record, chosen: Chosen) -> dict[str, Any]:
-    tau = 1.0 if chosen.tau is None else chosen.tau
-    pair = np.array([[np.inf if chosen.tau is None else tau, chosen.give_up]])
-    stops = stops_of(record, pair, self.patience)
-    lost, limit = lost_of(record, stops), record.right.shape[1]
-    rule = Score(tau, chosen.give_up, self.patience)
-    first = record.probability[:, 0]
-    logits = np.log(np.stack([1 - first, first], -1).clip(1e-30))[None]
+  def _entry_of(
+    self, record: Record, chosen: Chosen, epsilon: float, delta: float
+  ) -> dict[str, Any]:
+    """Returns the content of the file; see `serve_lib.certified`."""
+    described = registry.described(chosen.rule)
+    tau, give_up = described.get('tau'), described.get('give_up')
+    pair = np.inf if tau is None else tau, give_up or 0.0
+    stops = stops_of(record, np.array([pair]), self.patience)
+    lost, first = lost_of(record, stops), record.probability[:, 0]
+    with np.errstate(divide='ignore'):
+      logits = np.log(np.stack([1 - first, first], -1))[None]
+    at = calibration.DRIFT_THRESHOLD
     return {
-      'tau': chosen.tau,
-      'give_up': None if chosen.tau is None else chosen.give_up,
-      'model': {} if chosen.tau is None else {'rule': registry.described(rule)},
+      'tau': tau,
+      'give_up': give_up,
+      'model': {'rule': described},
       'risk': self.risk,
       'method': self.method,
       'test': bounds.binomial.__name__,
-      'epsilon': float(self.epsilon),
-      'delta': float(self.delta),
+      'epsilon': epsilon,
+      'delta': delta,
       'rows': len(record.right),
-      'solved': int(record.right[:, -1].sum()),
-      'bound': None if chosen.tau is None else chosen.bound,
-      'lost': float(lost.mean()) if len(lost) else 0.0,
-      'saved': float(1.0 - (stops + 1).mean() / limit),
+      'solved': len(lost),
+      'bound': chosen.bound,
+      'lost': float(lost.sum() / max(len(lost), 1)),
+      'saved': float(1.0 - (stops + 1).mean() / record.right.shape[1]),
       'dataset': self.data,
       'split': self.split,
-      'drift': calibration.drift_statistics(
-        logits, calibration.DRIFT_THRESHOLD
-      ),
+      'drift': calibration.drift_statistics(logits, at),
     }
 
 

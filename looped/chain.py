@@ -19,9 +19,11 @@ from looped.policy import LoopedPolicy, Options, PuzzleReader
 from looped.puzzle import Puzzle
 from serve_lib import certified, classifier
 from serve_lib.chain import Resizable, Stage
+from serve_lib.decisions import GUARANTEED
 from serve_lib.loops import Loop
 
 VARIANT = 'served'
+_BESIDE = {'setting', 'iterations'}  # options beside a certificate
 RULES = {
   'score': rules.Score, 'unchanged': rules.Unchanged,
   'verified': rules.Verified, 'all': rules.AllIterations,
@@ -161,6 +163,11 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   chosen = classifier.read_options(Options, options)
   if run.lengths is not None:
     raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
+  changed = {k for k, v in vars(chosen).items() if v != getattr(Options, k)}
+  if chosen.setting == GUARANTEED and (own := changed - _BESIDE):
+    name = min(own)
+    legal = 'nothing: the certificate holds for the rule and limit it names'
+    raise ConfigError(f'serve.{name}', getattr(chosen, name), legal)
   puzzle = puzzle_of(task.config['dataset'])
   limit = chosen.limit or task.model.limit or task.model.max_steps
   if limit % chosen.iterations:

@@ -51,7 +51,10 @@ class Maze(Puzzle):
 
   def symmetry(self, rng: np.random.Generator) -> Symmetry:
     """Rotates and reflects."""
-    number, cells = int(rng.integers(NUM_SYMMETRIES)), np.arange(self.cells)
+    number, cells = (
+      int(rng.integers(NUM_SYMMETRIES)),
+      np.arange(self.cells, dtype=np.int32),
+    )
     return Symmetry(self._turned(cells, number), np.arange(len(self.symbols)))
 
   def signature(self, question: Tokens) -> bytes:

@@ -15,10 +15,9 @@ from annotated_types import Interval
 from jaxtyping import Array, Float, Int
 
 from halting import loop
-from halting.rule import HaltingRule
 from looped import rules
 from looped.blocks import Block, dense, swiglu_width
-from looped.rules import AllIterations, Evidence
+from looped.rules import AllIterations, AnswerRule, Evidence
 from model_lib import blocks, flops
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
@@ -140,7 +139,8 @@ class Iteration(Looped):
       logits = state['logits']
       likely = jax.nn.softmax(logits) * (logits != 0).any(-1, keepdims=True)
       x = x.at[:, first:].add(self.answer(likely.astype(self.dtype)))
-    high, low = state['high'], state.get('low')
+    high: Any = state['high']
+    low: Any = state.get('low')
     for cycle in range(self.high_cycles):
       if self.gradient == 'last' and cycle == self.high_cycles - 1:
         high, low = jax.lax.stop_gradient((high, low))
@@ -167,7 +167,7 @@ class LoopedModel(Looped):
   max_steps: Count = 16  # iterations, in training of every row
   # Iterations of evaluation and serving; 0 for `max_steps`.
   limit: Annotated[int, Interval(ge=0, le=1_000_000)] = 0
-  rule: HaltingRule = rules.Score()  # of evaluation and serving
+  rule: AnswerRule = rules.Score()  # of evaluation and serving
 
   def __post_init__(self):
     super().__post_init__()
@@ -253,5 +253,5 @@ def evidence(
   before: State, after: State, score: Float[Array, ' B'], tokens: Any
 ) -> Evidence:
   """Returns what rules read of an iteration."""
-  answers = (state['logits'].argmax(-1) for state in (after, before))
-  return Evidence(score, *answers, tokens)
+  answer, old = (state['logits'].argmax(-1) for state in (after, before))
+  return Evidence(score, answer, old, tokens)

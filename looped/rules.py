@@ -126,8 +126,8 @@ class Verified(AnswerRule):
     return self.puzzle.solved(evidence.question, evidence.answer)
 
 
-def sigmoid(x: Float[Arrays, '*S']) -> Float[Any, '*S']:
-  """Computes the logistic function."""
+def sigmoid(x: Any) -> Any:
+  """Computes the logistic function, of arrays of JAX or NumPy."""
   return 1.0 / (1.0 + namespace(x).exp(-x))
 
 

@@ -96,7 +96,7 @@ def stops(
   count, limit = scores.shape
   for number in sorted({*(2**n for n in range(limit.bit_length())), limit}):
     yield FULL, number, np.full(count, min(number, limit))
-  tried = [(SCORE, tau, rules.Score(tau)) for tau in TAUS]
+  tried: list[Any] = [(SCORE, tau, rules.Score(tau)) for tau in TAUS]
   tried += [(SAME, k, rules.Unchanged(k)) for k in PATIENCES if k <= limit]
   for name, knob, rule in [*tried, (VERIFIED, 0, rules.Verified(puzzle))]:
     yield name, knob, rules.replay(rule, scores, answers, questions)

@@ -33,7 +33,9 @@ class Unrolled(Classification):
   MODEL = LoopedModel
   SERVE = 'looped.chain:serve'
   DECAY = '.*'  # of TRM; few parameters are not matrices
-  PANELS = (('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),)
+  PANELS: Any = (
+    ('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),
+  )
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
