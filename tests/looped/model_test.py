@@ -74,6 +74,9 @@ def test_iterations_equal_a_plain_loop(kind):
     np.testing.assert_allclose(out[name], values, atol=1e-4)
   np.testing.assert_array_equal(logits, out['logits'][-1])
   assert abs(np.diff(out['scores'], axis=0)).min() > 1e-3
+  # Only post-norm keeps the size of the state.
+  size = np.square(out['features']).mean(-1)
+  assert np.allclose(size, 1, atol=1e-3) == (model.norm == 'post')
   keys = jax.random.split(jax.random.key(0), ROWS)
   trained = run(variables, TOKENS, row_keys=keys)[1]
   np.testing.assert_allclose(trained['logits'], expected[0][:3], atol=1e-4)
@@ -135,15 +138,6 @@ def test_gradient_of_the_score(where):
   del gradient['head']  # of the symbols
   trained = {bool(x.any()) for x in jax.tree.leaves(gradient)}
   assert trained == {where == 'trunk'}
-
-
-@pytest.mark.parametrize('norm', ['post', 'pre'])
-def test_only_post_norm_keeps_the_size_of_the_state(norm):
-  model, variables = make(norm=norm)
-  state = model.apply(variables, TOKENS, method='begin')
-  state, _ = model.apply(variables, state, TOKENS, method='advance')
-  sizes = np.square(state['high']).mean(-1)
-  assert np.allclose(sizes, 1, atol=1e-3) == (norm == 'post')
 
 
 @pytest.mark.parametrize('kind', ['trm', 'cells'])

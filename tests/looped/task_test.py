@@ -121,10 +121,11 @@ def test_exploration_keeps_rows_from_halting(before, share):
 
 def steps_of(devices=1, num_micro=1):
   """The state after each of 5 steps, and the losses."""
-  config = config_schema.validate(puzzles.get_config('puzzle=sudoku4,train=carried'), [
-    'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0', 'batch_size=16',
+  config = puzzles.get_config('puzzle=sudoku4,train=carried')
+  config = config_schema.validate(config, [
+    'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0',
     'dataset.base=64', 'dataset.test_examples=16', 'loss.exploration=0.5',
-    f'mesh.data={devices}', f'num_micro={num_micro}', 'phases.0.steps=5',
+    'batch_size=16', f'mesh.data={devices}', f'num_micro={num_micro}',
   ])  # fmt: skip
   setup = Setup(config)
   with (

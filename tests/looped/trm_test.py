@@ -170,18 +170,18 @@ def ours(mix):
   return train_step.make_train_step(task, optimizer, schedule), state
 
 
-@pytest.mark.parametrize('mix', ['attention', 'cells'])
-def test_training_equals_pytorch(mix):
+@pytest.fixture
+def float64():
   torch.set_num_threads(1)
   torch.set_default_dtype(torch.float64)
-  try:
-    with jax.enable_x64(True):
-      check(mix)
-  finally:
-    torch.set_default_dtype(torch.float32)
+  with jax.enable_x64(True):
+    yield
+  torch.set_default_dtype(torch.float32)
 
 
-def check(mix):
+@pytest.mark.usefixtures('float64')
+@pytest.mark.parametrize('mix', ['attention', 'cells'])
+def test_training_equals_pytorch(mix):
   step, state = ours(mix)
   step = jax.jit(step)
   weights = flax.traverse_util.flatten_dict(state.params, sep='/')
