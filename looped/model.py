@@ -232,7 +232,7 @@ class LoopedModel(Looped):
 
   @nn.nowrap
   def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
+    self, input_shape: tuple[int, ...], steps: float | int | None = None
   ) -> float:
     """Returns the FLOPs of one row `[S]` in a number of iterations."""
     places = self.prefix + input_shape[0]
