@@ -144,7 +144,7 @@ BAD = [
   (typed()[0][:-1], 'expected 16 cells, got 15'),
   ('x' * 16, 'expected the characters'),
   ('11' + '.' * 14, 'row 1 has the digit 1 more than once'),
-  ('12........4.3...', 'the board has no solution'),
+  ('123........4....', 'the board has no solution'),
   ('.' * 16, 'the board has several solutions; add digits'),
   (7, 'expected a text, got int'),
   ({'puzzle': None}, 'expected a text, got NoneType'),
@@ -256,6 +256,9 @@ def test_a_bundle_answers_as_its_run(written):
   assert isinstance(failure, Failure)
 
 
+SQUARE = {'name': 'looped.sudoku:Sudoku', 'rows': 3}
+
+
 @pytest.mark.parametrize(('name', 'value'), [
   ('kind', 'looped.policy:Options'), ('kind', 'looped.policy:LoopedPolicy'),
   ('kind', 'serve_lib.items:ItemReader'), ('kind', 'tokens'),
@@ -263,7 +266,7 @@ def test_a_bundle_answers_as_its_run(written):
   ('puzzle', {'name': 'looped.policy:PuzzleReader'}), ('attempts', 3),
   ('puzzle', {'name': 'looped.puzzle:Puzzle'}),
   ('puzzle', {'name': 'looped.sudoku:Sudoku', 'rows': 99}),
-  ('puzzle', {'name': 'looped.sudoku:Sudoku', 'rows': 3}), ('other', 1),
+  ('puzzle', SQUARE), ('other', 1),
 ])  # fmt: skip
 def test_another_reader_is_refused(written, tmp_path, name, value):
   arrays = bundle_test.content(written[0])
@@ -271,7 +274,9 @@ def test_another_reader_is_refused(written, tmp_path, name, value):
   manifest['reader'][name] = value
   arrays['manifest.json'] = bundle_test.of_bytes(json.dumps(manifest).encode())
   bundle._write(tmp_path / 'signed', arrays)
-  bundle_test.refused(tmp_path / 'signed', 'content of a bundle, got')
+  # Arrays of another shape are found where the programs are compiled.
+  words = 'its arrays' if value in (3, SQUARE) else 'content of a bundle, got'
+  bundle_test.refused(tmp_path / 'signed', words)
 
 
 @pytest.mark.parametrize(('field', 'options'), [
