@@ -153,7 +153,7 @@ class Evaluator(certificate.Evaluator):
     lost, first = lost_of(record, stops), record.probability[:, 0]
     with np.errstate(divide='ignore'):
       logits = np.log(np.stack([1 - first, first], -1))[None]
-    at = calibration.DRIFT_THRESHOLD
+    drift = calibration.drift_statistics(logits, calibration.DRIFT_THRESHOLD)
     return {
       'tau': tau,
       'give_up': give_up,
@@ -170,7 +170,8 @@ class Evaluator(certificate.Evaluator):
       'saved': float(1.0 - (stops + 1).mean() / record.right.shape[1]),
       'dataset': self.data,
       'split': self.split,
-      'drift': calibration.drift_statistics(logits, at),
+      # The model as trained, which serves during drift, has the same scores.
+      'drift': drift | {'during': drift['confidences']},
     }
 
 

@@ -64,20 +64,21 @@ class LoopedChain(Resizable):
 
     Outputs of an iteration, of the attempt that halts first: 'logits' float32
     `[B, 1]` (the score), 'answer' int32 `[B, S]`, 'steps' and 'attempt' int32,
-    'running' and 'hopeless' bool, 'first' float32 (score of the first
-    iteration), all `[B]`.
+    'running', 'halted' (by the rule) and 'hopeless' bool, 'first' float32
+    (score of the first iteration, of the form as typed), all `[B]`.
     """
     return self._stages[variant][index]
 
   def _begin(self, model: LoopedModel, inputs: Any) -> Any:
     questions = inputs[self.reader.NAME]
     tokens = questions.reshape(-1, questions.shape[-1])
-    valid = jnp.ones(len(tokens), bool)
+    valid = jnp.ones(tokens.shape[:1], bool)
     carry = {
       'tokens': tokens,
       'state': model.begin(tokens),
       'halting': model.rule.start(valid),
-      'first': jnp.zeros(len(tokens), jnp.float32),
+      'hopeless': ~valid,
+      'first': jnp.zeros(tokens.shape[:1], jnp.float32),
     }
     return self._by_row(carry), {}
 
@@ -91,44 +92,54 @@ class LoopedChain(Resizable):
     tokens, halting = flat['tokens'], flat['halting']
     state, score = model.advance(flat['state'], tokens)
     seen = evidence(flat['state'], state, score, tokens)
-    is_last = halting.steps + 1 >= self.limit
-    after, _ = model.rule.step(halting, seen, is_last)
+    after, _ = model.rule.step(halting, seen, False)
+    halted = ~after.running
+    now = halting.running & halted & model.rule.gives_up(after.steps, seen)
+    hopeless = flat['hopeless'] | now  # for good, if others go on
+    after = after.replace(running=after.running & (after.steps < self.limit))
+    score = score.astype(jnp.float32)
     first = jnp.where(halting.steps == 0, score, flat['first'])
-    hopeless = model.rule.gives_up(after.steps, seen)
     carry = {
-      'tokens': tokens, 'state': state, 'halting': after, 'first': first
+      'tokens': tokens, 'state': state, 'halting': after,
+      'hopeless': hopeless, 'first': first,
     }  # fmt: skip
     outputs = {
-      'logits': score[:, None].astype(jnp.float32),
+      'logits': score[:, None],
       'answer': seen.answer.astype(jnp.int32),
       'steps': after.steps,
       'running': after.running,
-      'hopeless': hopeless & ~after.running,
-      'first': first.astype(jnp.float32),
+      'halted': halted & ~hopeless,
+      'hopeless': hopeless,
+      'first': first,
     }
     return self._by_row(carry), self._winner(self._by_row(outputs))
 
   def _winner(self, outputs: Any) -> Any:
     """Returns the outputs of one attempt of each row `[B, K, ...]`.
 
-    That which has halted, with the best score, unless it has given up.
+    Of those that halted now, unless given up, else of all, the best by score.
     """
     count = self.reader.attempts
     if count == 1:
       outputs = jax.tree.map(lambda x: x[:, 0], outputs)
       return outputs | {'attempt': jnp.zeros_like(outputs['steps'])}
-    halted = ~outputs['running'] & ~outputs['hopeless']
-    order = outputs['logits'][..., 0] + jnp.where(halted, 1e6, 0.0)
-    attempt = order.argmax(-1).astype(jnp.int32)
-    is_best = jnp.arange(count) == attempt[:, None]
+    halted, scores = outputs['halted'], outputs['logits'][..., 0]
+    wins = halted | ~halted.any(-1, keepdims=True)
+    attempt = jnp.where(wins, scores, -jnp.inf).argmax(-1).astype(jnp.int32)
+    is_best = jnp.arange(count)[None] == attempt[:, None]
 
     def best(x: Any) -> Any:
       mask = is_best.reshape(*is_best.shape, *(1,) * (x.ndim - 2))
-      return jnp.where(mask, x, jnp.zeros_like(x)).sum(1).astype(x.dtype)
+      # ONNX Runtime selects no booleans.
+      wide = x.astype(jnp.int32) if x.dtype == bool else x
+      return jnp.where(mask, wide, 0).sum(1).astype(x.dtype)
 
-    gone = ~outputs['running']
-    ends = halted.any(-1) | gone.all(-1)
-    return jax.tree.map(best, outputs) | {'attempt': attempt, 'running': ~ends}
+    running = outputs['running'].any(-1) & ~halted.any(-1)
+    return jax.tree.map(best, outputs) | {
+      'attempt': attempt,
+      'running': running,
+      'first': outputs['first'][:, 0],  # as the certificate's rows
+    }
 
 
 def puzzle_of(dataset: Mapping[str, Any]) -> Puzzle:
@@ -175,6 +186,8 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     raise ConfigError('serve.iterations', chosen.iterations, expected)
   reader = PuzzleReader(1, puzzle, chosen.attempts)
   rule = rule_of(chosen, task.model, puzzle)
+  if chosen.setting == GUARANTEED:
+    rule = rules.AllIterations()  # which serves during drift
 
   def chain(variables: Any, others: Any) -> LoopedChain:
     models = {n: one.clone(limit=limit) for n, one in others.items()}

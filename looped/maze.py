@@ -44,10 +44,8 @@ class Maze(Puzzle):
     visit(1, 1)
     ends = rng.choice((self.side // 2) ** 2, 2, replace=False)
     grid[1::2, 1::2].flat[ends] = START, GOAL
-    question, answer = grid.ravel(), grid.flatten()
-    path, _ = self._search(question)
-    answer[path[1:-1]] = PATH
-    return Example(question, answer, len(path))
+    question = grid.ravel()
+    return self._solved(question, self._search(question)[0])
 
   def symmetry(self, rng: np.random.Generator) -> Symmetry:
     """Rotates and reflects."""
@@ -84,7 +82,7 @@ class Maze(Puzzle):
     joined = (numbers == 0) | (count == xp.where(is_end, 1, 2))
     return xp.asarray((joined & (marked | (answer == question))).all(-1))
 
-  def read(self, text: str) -> Tokens:
+  def examine(self, text: str) -> Example:
     """Reads the rows of a maze; line breaks are ignored."""
     text = text.replace('\r', '').replace('\n', '')
     question = self.parse(text, self.symbols[WALL:PATH])
@@ -102,7 +100,12 @@ class Maze(Puzzle):
     is_tree = is_open.sum() == reached == edges + 1
     message = 'expected no loops, and no free cells that S does not reach'
     require(is_tree, 'several_solutions', message)
-    return question
+    return self._solved(question, path)
+
+  def _solved(self, question: Tokens, path: list[int]) -> Example:
+    answer = question.copy()
+    answer[path[1:-1]] = PATH
+    return Example(question, answer, len(path))
 
   def _search(self, question: Tokens) -> tuple[list[int], int]:
     """Returns the path from start to goal, or [], and the cells reached."""

@@ -1,6 +1,7 @@
 """Reader, policy and options of a served solver of puzzles."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,60 +9,62 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Int
 
-from core import registry
-from looped.puzzle import Puzzle, Symmetry
+from looped.puzzle import Example, Puzzle, Symmetry
 from looped.rules import Share, sigmoid
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, Prediction, Setting, source_of
 from serve_lib.items import ItemReader, Size
 
 _SEED = 0  # of the symmetries of attempts
+Attempts = Annotated[int, Interval(ge=1, le=1024)]
+
+
+@functools.lru_cache(maxsize=1024)
+def form_of(puzzle: Puzzle, attempt: int) -> Symmetry:
+  """Returns the form of a puzzle that an attempt sees, the first as typed."""
+  if not attempt:
+    cells, symbols = puzzle.cells, len(puzzle.symbols)
+    return Symmetry(np.arange(cells), np.arange(symbols))
+  return puzzle.symmetry(np.random.default_rng((_SEED, attempt)))
 
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleReader(ItemReader):
-  """Reads a puzzle, typed as `Puzzle.read` says, or `{'puzzle': text}`.
+  """Reads a puzzle, typed as `Puzzle.examine` says, or `{'puzzle': text}`.
 
   Each of `attempts` sees it in another form of its symmetry group, the first as
-  it is; 'source' may name the origin of the row.
+  typed. The context of a row has its 'difficulty'.
   """
 
-  KIND, NAME = 'looped.policy:PuzzleReader', 'puzzle'
+  NAME = 'puzzle'
+  WORK = 2**14  # the server reads each in a thread, in its turn
   puzzle: Puzzle
-  attempts: Size = 1
-
-  @property
-  def recipe(self) -> dict[str, Any]:
-    """See `Reader`."""
-    return super().recipe | {'puzzle': registry.described(self.puzzle)}
+  attempts: Attempts = 1
 
   def read(self, item: Any, variant: str) -> Encoded:
-    """Reads an item; see `ItemReader`."""
-    source = ''
-    if isinstance(item, Mapping) and isinstance(item.get('source'), str):
-      source = item['source']
-      item = {k: v for k, v in item.items() if k != 'source'}
+    """Reads an item; `{'text': text}` is how a string comes over HTTP."""
+    context: dict[str, Any] = {'source': ''}
+    if isinstance(item, Mapping):
+      item = {self.NAME if k == 'text' else k: v for k, v in item.items()}
+      if isinstance(item.get('source'), str):
+        context['source'] = item.pop('source')
     encoded = super().read(item, variant)
-    return dataclasses.replace(encoded, context={'source': source})
+    example: Example = encoded.inputs[self.NAME]
+    forms = (form_of(self.puzzle, number) for number in range(self.attempts))
+    rows = np.stack([form.apply(example.question) for form in forms])
+    context['difficulty'] = example.difficulty
+    inputs = {self.NAME: rows}
+    return dataclasses.replace(encoded, inputs=inputs, context=context)
 
-  def convert(self, value: Any) -> Int[np.ndarray, 'K S']:
-    """Returns the question in the form of each attempt."""
+  def convert(self, value: Any) -> Any:
+    """Returns the `Example` of a text; see `ItemReader`."""
     if not isinstance(value, str):
       kind = type(value).__name__
       raise InputError(f'puzzle: expected a text, got {kind}')
     try:
-      question = self.puzzle.read(value)
+      return self.puzzle.examine(value)
     except ValueError as error:
       raise InputError(f'puzzle: {error}') from error
-    forms = (self.symmetry(number) for number in range(self.attempts))
-    return np.stack([form.apply(question) for form in forms])
-
-  def symmetry(self, attempt: int) -> Symmetry:
-    """Returns the form that an attempt sees."""
-    if not attempt:
-      cells, symbols = self.puzzle.cells, len(self.puzzle.symbols)
-      return Symmetry(np.arange(cells), np.arange(symbols))
-    return self.puzzle.symmetry(np.random.default_rng((_SEED, attempt)))
 
   @property
   def example(self) -> Int[np.ndarray, 'K S']:
@@ -80,30 +83,36 @@ class LoopedPolicy(ClassifierPolicy):
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]
   ) -> Bool[np.ndarray, ' b']:
     """Returns the rows that have halted."""
+    if not stage:
+      return np.zeros(len(rows), bool)
+    for row in rows:  # the engine counts visits; only the last is read
+      row.outputs[-2] = {}
     return ~np.asarray(outputs['running'])
 
   def answer(self, row: Row) -> Prediction:
     """Returns the filled board; its fields say why and when the row halted."""
-    last, reader = row.outputs[-1], self.reader
-    score = float(last['logits'][0])
-    if not np.isfinite(score):
-      raise FloatingPointError(f'score: expected a finite number, got {score}')
-    steps, form = int(last['steps']), reader.symmetry(int(last['attempt']))
-    filled = form.undo(last['answer'])
-    question = row.encoded.inputs[reader.NAME][0]
-    right = bool(reader.puzzle.solved(question[None], filled[None])[0])
-    reason = 'halted' if steps < self.limit else 'last iteration'
+    last, encoded, puzzle = row.outputs[-1], row.encoded, self.reader.puzzle
+    scores = np.array([last['logits'][0], last['first']], np.float64)
+    if not np.isfinite(scores).all():
+      raise FloatingPointError(f'scores: expected finite numbers, got {scores}')
+    with np.errstate(over='ignore'):
+      probability, first = sigmoid(scores).tolist()
+    steps = int(last['steps'])
+    filled = form_of(puzzle, int(last['attempt'])).undo(last['answer'])
+    question = encoded.inputs[self.reader.NAME][0]
+    reason = 'halted' if last['halted'] else 'last iteration'
     reason = 'given up' if last['hopeless'] else reason
-    probability = float(sigmoid(np.float64(score)))
-    fields = dict(
-      iterations=steps, exit_reason=reason, verified=right, score=probability
-    )
-    first = float(sigmoid(np.float64(last['first'])))
+    difficulty = encoded.context['difficulty']
     self.monitor.record_exit(
       steps, reason, max(first, 1 - first), steps / self.limit,
-      source_of(row.encoded), False,
+      source_of(encoded), difficulty=difficulty,
     )  # fmt: skip
-    return Prediction(reader.puzzle.write(filled), {}, fields)
+    fields = {
+      'depth': steps, 'iterations': steps, 'exit_reason': reason,
+      'verified': bool(puzzle.solved(question, filled)),
+      'score': probability, 'difficulty': difficulty,
+    }  # fmt: skip
+    return Prediction(puzzle.write(filled), {}, fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,5 +127,5 @@ class Options:
   limit: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
   iterations: Size = 1  # in a visit of the loop
   # Forms of a puzzle that race; the first that halts is the answer.
-  attempts: Annotated[int, Interval(ge=1, le=1024)] = 1
+  attempts: Attempts = 1
   setting: Setting = 'trained'  # 'guaranteed' is that of the certificate

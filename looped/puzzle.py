@@ -79,8 +79,15 @@ class Puzzle(abc.ABC):
     """Returns True for exactly the solutions of generated or read questions."""
 
   @abc.abstractmethod
+  def examine(self, text: str) -> Example:
+    """Solves a puzzle that a user typed; ValueError unless it has 1 solution.
+
+    It takes a second at most.
+    """
+
   def read(self, text: str) -> Tokens:
-    """Returns the question of a text; ValueError unless it has one solution."""
+    """Returns the question of a text; see `examine`."""
+    return self.examine(text).question
 
   @property
   def cells(self) -> int:

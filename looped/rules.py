@@ -100,7 +100,7 @@ class Score(AnswerRule):
 
   def gives_up(self, steps, evidence):
     """See the base."""
-    unlikely = sigmoid(evidence.score) < self.give_up
+    unlikely = sigmoid(evidence.score) < min(self.tau, self.give_up)
     return unlikely & (steps >= self.patience)
 
 

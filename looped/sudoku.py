@@ -200,7 +200,7 @@ class Sudoku(Puzzle):
     differ = ordered[..., 1:] != ordered[..., :-1]
     return xp.asarray(legal.all(-1) & differ.all((-2, -1)))
 
-  def read(self, text: str) -> Tokens:
+  def examine(self, text: str) -> Example:
     """Reads digits, `.` or 0 for a blank; white space is ignored."""
     text = re.sub(r'\s', '', text).replace('0', '.')
     question = self.parse(text, self.symbols[BLANK:])
@@ -210,11 +210,11 @@ class Sudoku(Puzzle):
       message = f'{("row", "column", "box")[kind]} {place + 1} has the digit '
       message += f'{counts.argmax() + 1} more than once'
       require(counts.max() <= 1, 'contradiction', message)
-    solutions, _ = self.solutions(question)
+    solutions, guesses = self.solutions(question)
     require(solutions, 'no_solution', 'the board has no solution')
     message = 'the board has several solutions; add digits'
     require(len(solutions) == 1, 'several_solutions', message)
-    return question
+    return Example(question, solutions[0], guesses)
 
 
 def _tokens(bits: Sequence[int]) -> Tokens:

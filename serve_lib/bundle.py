@@ -96,11 +96,12 @@ def write(
   """Exports a grid of programs and a policy; returns the number of programs.
 
   `about` is stored unread, such as the step and the calibration. Raises
-  ConfigError if the policy is no `ClassifierPolicy` of an installed package.
+  ConfigError unless policy and reader are of an installed package.
   """
   chain: Any = programs.chain
   kind = registry.name_of(type(policy))
   policy_class(kind, 'policy')
+  items.reader_class(policy.reader.recipe['kind'], 'reader')
   names = [
     jax.tree_util.keystr(name, simple=True, separator='/')
     for name, _ in jax.tree_util.tree_leaves_with_path(chain.variables)
@@ -293,7 +294,8 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
       bytes(vocabulary['data']), TOKENIZER
     )
   _check_contract(manifest, recipe)
-  reader = items.KINDS[recipe.pop('kind')](**recipe)
+  read_by = items.reader_class(recipe.pop('kind'), 'reader.kind')
+  reader = registry.build(read_by, recipe)
   programs, numbers = [], dict[Any, int]()
   for number, one in enumerate(manifest['programs']):
     artifact = arrays.pop(f'program_{number}')['data']

@@ -93,6 +93,8 @@ class Engine:
       fields.check_value(f'engine.{name}', value, hints[name])
     grid = Grid(tuple(lengths), tuple(batches))
     self.monitor = policy.monitor
+    # Of reading any item, see `serve_lib.items.Reader.WORK`.
+    self.item_work = getattr(getattr(policy, 'reader', None), 'WORK', 0)
     self._policy = policy
     self._programs = _onnx_stages(chain, grid, backend, lazy) or Programs(
       chain, grid, lazy=lazy, cache_directory=cache_directory

@@ -39,11 +39,12 @@ PAUSE = 1.0  # seconds until memory is returned
 # Metrics that are counted, and the labels of mappings; of others `source`.
 _COUNTS = (
   'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
-  'engine_truncated', 'http_responses',
+  'engine_rows_by_difficulty', 'engine_truncated', 'http_responses',
 )  # fmt: skip
 _LABELS = dict(
   engine_failures='during', engine_depth='depth', engine_reasons='reason',
   engine_latency='quantile', engine_retention='quantile', engine_fill='stage',
+  engine_rows_by_difficulty='least', engine_mean_depth_by_difficulty='least',
   http_responses='status',
 )  # fmt: skip
 
@@ -224,6 +225,8 @@ class Service(registry.Collector):
       lane, cost = self._lane(len(body) // 16)
       read = await lane.run(flow, cost, bodies.read, body, self._limits)
     reschedule(read.seconds)
+    work = [one + self._engine.item_work for one in read.work]
+    read = read._replace(work=work)
     answers = await self._submit(flow, read, len(body) <= MAX_INLINE)
     if not read.is_batch:
       return _json(*_fields(answers[0]))

@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Int
 
-from core import files
+from core import fields, files, registry
 from core.errors import BadRecord
 from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
@@ -36,16 +36,30 @@ Pixels = Annotated[int, Interval(ge=1, le=8192)]
 
 
 class Reader(abc.ABC):
-  """Base of readers: dataclasses whose fields a bundle stores as JSON."""
+  """Base of readers: dataclasses whose fields a bundle stores as JSON.
 
-  KIND: ClassVar[str]
+  A reader of a family is stored by its 'module:Class', and an open field by the
+  class and the fields of its value.
+  """
+
+  KIND: ClassVar[str] = ''  # a name of `KINDS`
+  WORK: ClassVar[int] = 0  # of reading an item beside its length, in characters
+
+  @abc.abstractmethod
+  def read(self, item: Any, variant: str) -> Encoded:
+    """Reads an item; raises InputError."""
 
   @property
   def recipe(self) -> dict[str, Any]:
     """All fields but the tokenizer, and the kind, from which it is built."""
-    kind: Any = self
-    names = {field.name for field in dataclasses.fields(kind)} - {'tokenizer'}
-    return {name: getattr(self, name) for name in names} | {'kind': self.KIND}
+    kind: Any = type(self)
+    hints, stored = fields.hints(kind), {}
+    for name in {field.name for field in dataclasses.fields(kind)}:
+      value = getattr(self, name)
+      is_open = fields.is_open(hints[name])
+      stored[name] = registry.described(value) if is_open else value
+    stored.pop('tokenizer', None)
+    return stored | {'kind': self.KIND or registry.name_of(kind)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +305,15 @@ TOKEN_IDS = TextReader(None, 512)  # of rows of token ids
 KINDS: Mapping[str, Any] = {
   kind.KIND: kind for kind in (ImageReader, TextReader, TokenReader)
 }
+
+
+def reader_class(name: Any, field: str) -> type[Reader]:
+  """Returns the class of a name of `KINDS`, or of 'module:Class'."""
+  if isinstance(name, str) and name in KINDS:
+    return KINDS[name]
+  legal = "'module:Class' of a Reader of an installed package"
+  expected = f'one of {", ".join(KINDS)}, or {legal}'
+  return registry.locate(name, field, Reader, expected)
 
 
 def _item_fields(item: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from core.fields import check
 from halting.row_rules import Limit
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy
-from serve_lib.items import KINDS, Count, Size
+from serve_lib.items import Count, Size, reader_class
 from serve_lib.loops import Loop, at, loop_of
 
 # Fields of a policy that are not stored as they are.
@@ -61,10 +61,8 @@ def check_manifest(manifest: Any) -> type[ClassifierPolicy]:
   policy, reader = dict(manifest['policy']), dict(manifest['reader'])
   kind = policy_class(policy.pop('kind', None), 'policy.kind')
   check(kind, policy, 'policy', BUILT)
-  name = reader.pop('kind', None)
-  if not isinstance(name, str) or name not in KINDS:
-    raise ConfigError('reader.kind', name, f'one of {", ".join(KINDS)}')
-  check(KINDS[name], reader, 'reader', ('tokenizer',))
+  read_by = reader_class(reader.pop('kind', None), 'reader.kind')
+  check(read_by, reader, 'reader', ('tokenizer',))
   for source, one in manifest['drift'].items():
     if one is not None:
       check(_Drift, one, f'drift.{source}')

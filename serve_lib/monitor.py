@@ -179,11 +179,13 @@ class Monitor:
     retention: float = 1.0,
     source: str = '',
     truncated: bool = False,
+    difficulty: int | None = None,
   ) -> None:
     """Records a row that left, its depth and the share of its tokens kept.
 
     A family says what these are, see `ClassifierPolicy.describe`. `confidence`
     is that of the first head; None excludes the row from the drift check.
+    `difficulty` >= 0, if it is known, counts in levels that double.
     """
     with self._lock:
       reasons = self._counts['reasons']
@@ -191,6 +193,10 @@ class Monitor:
       reasons[reason if is_kept else 'other'] += 1
       self._counts['depth'][depth] += 1
       self._truncated += truncated
+      if difficulty is not None:
+        least = 1 << difficulty.bit_length() >> 1
+        self._counts['level_rows'][least] += 1
+        self._counts['level_depth'][least] += depth
       self._latest['retention'].append(retention)
     drift = self.sources.get(source, self.drift)
     if drift is not None and confidence is not None:
@@ -201,7 +207,8 @@ class Monitor:
 
     `depth` and `reasons` are counts of all rows, `fill` the share of batch
     slots that held rows by stage. Percentiles, `latency` in seconds, and rates
-    are of the last `window` records; None if there are none.
+    are of the last `window` records; None if there are none. Levels of
+    difficulty, by their least, are there if rows have one.
     """
     with self._lock:
       counts, depths = self._counts, dict(sorted(self._counts['depth'].items()))
@@ -225,6 +232,11 @@ class Monitor:
           for stage, slots in sorted(counts['slots'].items())
         },
       }
+      if levels := dict(sorted(counts['level_rows'].items())):
+        means = {n: counts['level_depth'][n] / levels[n] for n in levels}
+        result |= {
+          'rows_by_difficulty': levels, 'mean_depth_by_difficulty': means
+        }  # fmt: skip
     if self.drift is not None:
       result['drift'] = self.drift.report()
     reports = {name: check.report() for name, check in self.sources.items()}

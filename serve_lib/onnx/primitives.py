@@ -23,7 +23,7 @@ SAME = {
   'neg': 'Neg', 'not': 'Not', 'or': 'Or', 'sign': 'Sign', 'sin': 'Sin',
   'sqrt': 'Sqrt', 'sub': 'Sub', 'tanh': 'Tanh', 'round': 'Round',
 }  # fmt: skip
-ONLY_BOOL = ('and', 'or', 'not')
+ONLY_BOOL = ('and', 'or', 'not', 'reduce_and', 'reduce_or')
 IDENTITIES = ('stop_gradient', 'copy', 'copy_p')
 # Primitives that are one operator with options.
 PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
@@ -50,7 +50,9 @@ def translate(
   is_bool = bool(eqn.invars) and eqn.invars[0].aval.dtype == bool
   if given and (fused := _fused(graph, name, given, params)):
     return fused
-  if name in SAME and (is_bool or name not in ONLY_BOOL):
+  if name in ONLY_BOOL and not is_bool:
+    raise NotTranslatedError(f'primitive {name} of integers')
+  if name in SAME:
     if name == 'round' and int(params['rounding_method']) != 1:
       raise NotTranslatedError('round away from zero')
     return graph.elementwise(SAME[name], *given)
@@ -209,14 +211,16 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
 
 
 def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  """Translates the look-up of rows of a table, or within each of a batch."""
+  """Translates the look-up along an axis, or within each row of a batch."""
   table, places = given
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   batch = tuple(numbers.operand_batching_dims)
   if places.shape == (1,) and len(table.shape) > 1:
     return _taken(graph, given, params, shape)
-  axis = len(batch)
-  whole = tuple(table.shape[axis + 1 :])
+  axis = (*map(int, numbers.start_index_map), 0)[0]
+  first, whole = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
+  kept = () if batch else first  # axes of the result before those of places
+  inner = len(shape) - len(whole)
   if (
     batch not in ((), (0,))
     or tuple(numbers.start_indices_batching_dims) != batch
@@ -224,15 +228,18 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
     or tuple(map(int, numbers.collapsed_slice_dims)) != (axis,)
     or sizes[axis + 1 :] != whole
     or places.shape[-1] != 1
-    or (*places.shape[:-1], *whole) != shape
+    or axis != len(kept) + len(batch)
+    or sizes[len(batch) : axis] != kept
+    or (*kept, *places.shape[:-1], *whole) != shape
+    or [*numbers.offset_dims] != [*range(len(kept)), *range(inner, len(shape))]
   ):
     raise NotTranslatedError('a gather other than of whole rows')
   if batch:
     where = graph.add('Cast', places, shape=places.shape, to=TensorProto.INT64)
     return graph.add('GatherND', table, where, shape=shape, batch_dims=1)
-  places = _unwrapped(places, table.shape[0])
-  rows = graph.reshape(places, shape[: len(shape) - len(whole)])
-  return graph.add('Gather', table, rows, shape=shape, axis=0)
+  places = _unwrapped(places, table.shape[axis])
+  rows = graph.reshape(places, shape[axis:inner])
+  return graph.add('Gather', table, rows, shape=shape, axis=axis)
 
 
 def _unwrapped(places: Value, count: Any) -> Value:
@@ -270,6 +277,31 @@ def _taken(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return graph.add('Slice', table, first, last, graph.ints(axes), shape=shape)
 
 
+def _split(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
+  sizes, axis = [*map(int, params['sizes'])], params['axis']
+  shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
+  return graph.add('Split', *given, graph.ints(sizes), shape=shapes, axis=axis)
+
+
+def _pad(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  first, last, within = zip(*params['padding_config'], strict=True)
+  if any(within) or min(*first, *last) < 0:
+    raise NotTranslatedError('a pad between elements, or a crop')
+  ends = graph.ints([*map(int, first + last)])
+  return graph.add('Pad', given[0], ends, given[1], shape=shape)
+
+
+def _reduced(kind: str) -> Callable[..., Value]:
+  """Translates a reduction of booleans, as the one of integers."""
+
+  def translated(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+    numbers, axes = graph.as_int32(given[0]), params['axes']
+    found = graph.add(kind, numbers, shape=shape, axes=axes, keepdims=0)
+    return graph.add('Cast', found, shape=shape, to=TensorProto.BOOL)
+
+  return translated
+
+
 def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Translates numbers along an axis of symbolic size."""
   axis, dtype = params['dimension'], params['dtype']
@@ -295,6 +327,9 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
   'ne': lambda g, given, params, shape: g.add(
     'Not', g.elementwise('Equal', *given), shape=shape
   ),
+  'pad': _pad,
+  'reduce_and': _reduced('ReduceMin'),
+  'reduce_or': _reduced('ReduceMax'),
   'reduce_sum': lambda g, given, params, shape: g.add(
     'ReduceSum', *given, g.ints(params['axes']), shape=shape, keepdims=0
   ),
@@ -305,6 +340,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
   'select_n': _select,
   'slice': _slice,
   'sort': _sort,
+  'split': _split,
   'squeeze': _reshape,
   'top_k': _top,
   'transpose': lambda g, given, params, shape: g.transpose(

@@ -121,9 +121,9 @@ def _run(
     values[variable] = graph.constant(array)
 
   def read(atom: Any) -> Value:
-    return (
-      graph.constant(atom.val) if isinstance(atom, Literal) else values[atom]
-    )
+    if isinstance(atom, Literal):
+      return graph.constant(np.asarray(atom.val, atom.aval.dtype))
+    return values[atom]
 
   for eqn in jaxpr.eqns:
     for atom in eqn.outvars:
