@@ -7,12 +7,12 @@
 row has halted, `slots` is a Python loop over steps of a batch that refills
 finished slots, `one row` runs a row at a time on each core, until it halts.
 
-With `--workdir` weights, rule and test puzzles are those of a run, the
-iterations of whose rows `--depths` is written with. Without it the weights are
-random and halting is scripted: a checksum of its question picks a row's
-iterations from `--depths`, by default from 1 to 16. `cells` of all answers
-differ from those of `all` in the iteration in which the row halts. `limit` is
-iterations / mean.
+With `--workdir` weights, rule and test puzzles are those of a run, and
+`--depths` is written: the iterations of its rows. Without a run the model is of
+6x6 Sudoku, its weights are random and halting is scripted: a checksum of a
+question picks the iterations from `--depths`, by default from 1 to 16. `cells`
+is the number of cells, of all rows, that differ from `all` where a row halts;
+`limit` is iterations / mean.
 """
 
 import concurrent.futures
@@ -52,10 +52,8 @@ from train_lib import loading
 
 BATCH = 256  # rows that are recorded at once
 BASE = 16  # generated puzzles; rows are symmetric forms of them
-OVER = {
-  name: f'over_{name.replace(" ", "_")}'
-  for name in ('all', 'slowest', 'slots', 'one row')
-}
+NAMES = 'all', 'slowest', 'slots', 'one row'
+OVER = {name: f'over_{name.replace(" ", "_")}' for name in NAMES}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +80,9 @@ class Scripted(AnswerRule):
   def stops(self, steps, same, evidence):
     """See the base."""
     question: Any = evidence.question
-    weights = np.random.default_rng(0).integers(2**16, size=question.shape[1])
-    place = (question * weights.astype('int32')).sum(-1) % len(self.depths)
+    rng, size = np.random.default_rng(0), (1, question.shape[1])
+    weights = rng.integers(2**16, size=size, dtype=np.int32)
+    place = (question * weights).sum(-1) % len(self.depths)
     return steps >= namespace(question).asarray(self.depths)[place]
 
 
@@ -211,9 +210,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       timed.append(candidate(name, engine(chain, questions, batch, *options)))
     except ConfigError as error:
       print(f'left out: {error}')
-  yield {
-    'width': model.width, 'iterations': chain.limit, 'mean': f'{mean:.2f}'
-  }, timed  # fmt: skip
+  case = {'width': model.width, 'iterations': chain.limit}
+  yield case | {'mean': f'{mean:.2f}'}, timed
 
 
 def tokens(puzzle: Puzzle, answers: Any) -> Any:
@@ -243,6 +241,7 @@ def opened(workdir: str, rows: int, **changes: Any) -> Any:
 
 
 def trained(flags: Any) -> Any:
+  """Returns a chain of a run, and its test questions `[R, S]`."""
   run, puzzle, arrays = opened(flags.workdir, flags.rows)
   limit = flags.iterations or run.task.model.limit or run.task.model.max_steps
   model = run.task.model.clone(limit=limit, dtype=jnp.dtype(flags.dtype))
