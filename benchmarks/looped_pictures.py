@@ -3,7 +3,7 @@
   python -m benchmarks.looped_pictures --workdir=/tmp/sudoku --out=/tmp/pictures
 
 The puzzle is the hardest of `--rows` test puzzles that the run solves, of equal
-ones the one of most iterations. Clues are bold; cells that were filled in are
+ones that with most errors in the first answer. Clues are bold; filled cells are
 blue if they are right, else orange. Below a board is the probability, by the
 model, that it is right. board.png and .pdf have up to 6 boards, board.gif all.
 """
@@ -45,10 +45,11 @@ def write(flags: Any) -> None:
   solved = np.flatnonzero(puzzle.solved(question, last)).tolist()
   if not solved:
     raise InvalidDataError('expected a puzzle that the run solves, got none')
-  row = max(solved, key=lambda n: (hard[n], steps[n]))
+  errors = (answers[:, 0] != arrays['label']).sum(-1)
+  row = max(solved, key=lambda n: (hard[n], errors[n]))
   frames: list[Any] = [(question[row], 'question', '')]
   for n, right in enumerate(sigmoid(scores[row, : steps[row]])):
-    frames.append((answers[row, n], f'iteration {n + 1}', f'{right:.0%}'))
+    frames.append((answers[row, n], f'iteration {n + 1}', f'{right:.0%} sure'))
   show = functools.partial(draw, puzzle, question[row], arrays['label'][row])
   path = pathlib.Path(flags.out, 'board')
   path.parent.mkdir(parents=True, exist_ok=True)
