@@ -163,7 +163,8 @@ def test_served_probabilities_are_those_of_the_masked_form(name, folders):
     rows['image'] = np.stack([row.inputs['image'] for row in encoded])
   logits = np.asarray(jax.jit(task.apply)(params, state, rows)[0], np.float64)
   if logits.ndim == 3:  # symbols of puzzles
-    expected = [*map(policy.reader.puzzle.write, logits.argmax(-1))]
+    answered = logits.argmax(-1).astype(np.int32)
+    expected = [*map(policy.reader.puzzle.write, answered)]
     assert [answer.label for answer in answers] == expected
     return
   if logits.shape[1] == 1:  # a regression
