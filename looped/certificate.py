@@ -112,7 +112,7 @@ class Evaluator(certificate.Evaluator):
     'rows_needed',
   )
   split: str = 'test'
-  risk: Literal['lost'] = 'lost'
+  risk: Literal['lost'] = 'lost'  # type: ignore[assignment]
   method: Literal['sequence', 'pareto'] = 'sequence'
   epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.05
