@@ -97,14 +97,12 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'B L D']) -> Float[Array, 'B L D']:
     """Applies the block; after the norm 'post' the mean square is 1."""
-    length = x.shape[1]
-    mix: Any
     if self.mix == 'attention':
       mix = Attention(self.num_heads, self.is_rotary, self.dtype, name='mix')
-    else:
-      over_cells = SwiGlu(swiglu_width(length), self.dtype, name='mix')
-      mix = functools.partial(_over_cells, over_cells)
-    x = self._add(x, mix)
+      x = self._add(x, mix)
+    else:  # the norm, too, is over the cells
+      over_cells = SwiGlu(swiglu_width(x.shape[1]), self.dtype, name='mix')
+      x = self._add(x.swapaxes(1, 2), over_cells).swapaxes(1, 2)
     x = self._add(x, SwiGlu(self.mlp_dim, self.dtype, name='mlp'))
     return constrain(x, 'batch', 'length', 'embed')
 
@@ -112,7 +110,3 @@ class Block(nn.Module):
     if self.norm == 'pre':
       return x + layer(rms_norm(x))
     return rms_norm(x + layer(x))
-
-
-def _over_cells(layer: Any, x: Float[Array, 'B L D']) -> Any:
-  return layer(x.swapaxes(1, 2)).swapaxes(1, 2)

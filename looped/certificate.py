@@ -104,14 +104,8 @@ class Evaluator(certificate.Evaluator):
   """
 
   METRICS: ClassVar[Any] = (
-    'saved',
-    'lost',
-    'bound',
-    'tau',
-    'give_up',
-    'rows_needed',
-  )
-  split: str = 'test'
+    'saved', 'lost', 'bound', 'tau', 'give_up', 'rows_needed'
+  )  # fmt: skip
   risk: Literal['lost'] = 'lost'  # type: ignore[assignment]
   method: Literal['sequence', 'pareto'] = 'sequence'
   epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01

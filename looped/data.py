@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -19,6 +20,7 @@ from dataset_lib import source
 from dataset_lib.order import record_rng
 from looped.puzzle import Example, Puzzle
 
+SPLITS = 'train', 'test', 'validation'
 Indices = Int[np.ndarray, ' B']
 Rng = np.random.Generator | None
 
@@ -54,24 +56,26 @@ class Transformed(source.Drawn):
 @functools.lru_cache(maxsize=2**18)
 def generated(puzzle: Puzzle, data_seed: int, split: str, row: int) -> Example:
   """Returns a puzzle of a split: the first drawn whose symmetry class is."""
-  rng = record_rng(data_seed, int(split == 'test'), row)
+  rng = record_rng(data_seed, SPLITS.index(split), row)
+  classes = 'train' if split == 'train' else 'test'
   drawn = (puzzle.generate(rng) for _ in itertools.count())
-  return next(e for e in drawn if puzzle.split_of(e.question) == split)
+  return next(e for e in drawn if puzzle.split_of(e.question) == classes)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Generated(Transformed):
-  """Generated puzzles; none is in both splits, nor symmetric to one.
+  """Generated puzzles; none of training is in another split, nor symmetric.
 
   Row i of an epoch of training is puzzle i % `base` under a random symmetry.
   """
 
-  split: source.TrainTest
+  split: Literal[SPLITS]
   puzzle: Puzzle
   data_seed: source.Seed = 0
   base: source.Size = 20_000
   train_examples: source.Size = 2**20
   test_examples: source.Size = 1000
+  validation_examples: source.Size = 2000
 
   def __post_init__(self) -> None:
     size = getattr(self, f'{self.split}_examples')

@@ -25,6 +25,7 @@ from model_lib.row_random import RowKeys
 from model_lib.sizes import Size, check_heads
 
 Count = Annotated[int, Interval(ge=1, le=10_000)]
+CERTAIN = 30.0  # logit of the token of a cell that is not filled in
 START = 'start'  # the collection of the start states, which are not trained
 
 # 'high' and, of two latents, 'low' `[B, P + S, D]`; 'logits' `[B, S, V]` of the
@@ -61,6 +62,9 @@ class Looped(nn.Module, kw_only=True):
   # TRM's second output, "continue", has no loss; 2 for its checkpoints.
   scores: Literal[1, 2] = 1
   score_bias: Annotated[float, Interval(ge=-100.0, le=100.0)] = -5.0
+  # Token of the cells to fill in: the others keep theirs in every answer, and
+  # do not count. 0: all cells are predicted, and count.
+  blank: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
   dtype: Any = jnp.float32
 
 
@@ -114,11 +118,12 @@ class Iteration(Looped):
     hidden = self.mlp_dim or swiglu_width(width)
     rotary = self.positions == 'rotary'
     self.network = build(Network, self, mlp_dim=hidden, is_rotary=rotary)
-    self.head = dense(self.num_classes, 'embed', 'classes')
+    wide = jnp.promote_types(kind, jnp.float32)
+    self.head = dense(self.num_classes, 'embed', 'classes', dtype=wide)
     bias = nn.initializers.constant(self.score_bias)
     zeros = nn.initializers.zeros
     self.score = partitioned_dense(
-      self.scores, 'embed', None, kernel_init=zeros, bias_init=bias
+      self.scores, 'embed', None, kernel_init=zeros, bias_init=bias, dtype=wide
     )
     if self.feedback:
       self.answer = dense(width, None, 'embed', dtype=kind)
@@ -153,6 +158,10 @@ class Iteration(Looped):
         high = self.network(high, low)
     wide = high.astype(jnp.promote_types(self.dtype, jnp.float32))
     logits = constrain(self.head(wide[:, first:]), 'batch', 'length', 'classes')
+    if self.blank:
+      sure = CERTAIN * jax.nn.one_hot(tokens, self.num_classes)
+      is_blank = (tokens == self.blank)[..., None]
+      logits = jnp.where(is_blank, logits, sure.astype(logits.dtype))
     feature = wide[:, 0]
     if self.score_gradient == 'head':
       feature = jax.lax.stop_gradient(feature)

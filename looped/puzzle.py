@@ -109,7 +109,7 @@ class Puzzle(abc.ABC):
     return ''.join(self.symbols[token] for token in tokens.tolist())
 
   def split_of(self, question: Tokens) -> str:
-    """Returns 'train' or 'test', equal for all of a symmetry class."""
+    """Returns 'train' or 'test' (not of training), equal for all symmetric."""
     number = zlib.crc32(self.signature(question))
     return 'train' if number % TEST_SHARE else 'test'
 

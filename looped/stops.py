@@ -144,11 +144,11 @@ def draw(
   ]
   levels = np.unique(difficulty)
   parts = [steps[difficulty == level] for level in levels]
-  low, high = (
-    np.array([np.quantile(p, q) for p in parts]) for q in (0.25, 0.75)
+  low, middle, high = (
+    np.array([np.quantile(part, share) for part in parts])
+    for share in (0.25, 0.5, 0.75)
   )
-  mean = np.array([part.mean() for part in parts])
-  title = 'Iterations to score > 0: mean, quartiles'
-  line = Line('', levels, mean, 0, (low, high))
+  title = 'Iterations to score > 0: median, quartiles'
+  line = Line('', levels, middle, 0, (low, high))
   panels.append(Panel(title, 'iterations', 'difficulty', [line]))
   plots.draw_panels(path, panels, (10.0, 4.0), columns=2)

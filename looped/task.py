@@ -6,7 +6,7 @@ iteration of rows that go on in the next step until they halt, as HRM and TRM
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +34,13 @@ class Unrolled(Classification):
   SERVE = 'looped.chain:serve'
   label_names = ()  # an answer is a board
   DECAY = '.*'  # of TRM; few parameters are not matrices
-  PANELS: Any = (
-    ('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),
-  )
+  PANELS = (('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),)
 
   @dataclasses.dataclass(frozen=True)
   class Loss(Classification.Loss):
     """Legal fields of `loss`."""
 
     halting_weight: Weight = 0.5
-    # Cells that count: all, or those that the question leaves blank.
-    cells: Literal['all', 'blank'] = 'all'
     # `stablemax` of TRM, or softmax.
     probabilities: Literal['softmax', 'stablemax'] = 'softmax'
 
@@ -58,16 +54,15 @@ class Unrolled(Classification):
   def counted(self, batch: Batch) -> Bool[Array, 'B S']:
     """Returns the cells that the loss and the metrics count."""
     counts = batch['label'] > 0
-    if self.config['loss']['cells'] == 'blank':
-      counts &= batch['label'] != batch['tokens']
-    return counts
+    blank = self.model.blank
+    return counts & (batch['tokens'] == blank) if blank else counts
 
   def terms(self, forward):
     """Returns cross-entropy and halting loss of all iterations."""
     batch, out = forward.batch, forward.out
     counts = self.counted(batch)
     losses = self.symbol_losses(out['logits'], batch['label'])
-    losses = (losses * counts).sum(-1) / counts.sum(-1).clip(1)
+    losses = (losses * counts[None]).sum(-1) / counts.sum(-1).clip(1)[None]
     right = self.is_right(out['logits'], batch).astype(out['scores'].dtype)
     halting = optax.sigmoid_binary_cross_entropy(out['scores'], right)
     return (
@@ -88,8 +83,10 @@ class Unrolled(Classification):
     self, logits: Float[Array, '*N B S V'], batch: Batch
   ) -> Bool[Array, '*N B']:
     """Returns the rows without a wrong cell, of those that count."""
-    same = logits.argmax(-1) == batch['label']
-    return (same | ~self.counted(batch)).all(-1)
+    label = jnp.where(self.counted(batch), batch['label'], -1)
+    answers = logits.argmax(-1)
+    label = jnp.broadcast_to(label, answers.shape)
+    return ((answers == label) | (label < 0)).all(-1)
 
   def metrics(self, forward):
     """Returns how right the last iteration and its score are."""
@@ -138,7 +135,7 @@ class Carried(Unrolled):
 
     exploration: Share = 0.1
 
-  PANELS = (
+  PANELS: ClassVar[Any] = (
     *Unrolled.PANELS,
     ('Iterations of a finished row', 'iterations', 1.0, {'steps': 'mean'}),
   )

@@ -65,7 +65,7 @@ def masked_scores(
   key: Float[Array, 'B N S H'],
   valid: Bool[Array, 'B S'] | None = None,
 ) -> Float[Array, 'B N L S']:
-  """Returns scaled scores, `MASKED_SCORE` for invalid keys; float32 at least."""
+  """Returns scaled scores, float32 at least; `MASKED_SCORE` of invalid keys."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   kind = jnp.promote_types(query.dtype, jnp.float32)
   scores = jnp.einsum(

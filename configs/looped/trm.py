@@ -28,12 +28,10 @@ def get_config(arg=''):
     prefix=16, latents=2, high_cycles=3, low_cycles=6, gradient='last',
     score_gradient='trunk', scores=2, max_steps=16,
   )  # fmt: skip
-  c.loss = dict(
-    cells='all', probabilities='stablemax', halting_weight=0.5, exploration=0.1
-  )
+  c.loss = dict(probabilities='stablemax', halting_weight=0.5, exploration=0.1)
   c.dtype = 'bfloat16'
 
-  c.dataset = dict(name='looped.files:SudokuCsv', directory=a.data)
+  c.dataset = dict(name='looped.files:SudokuCsv', path=a.data)
   c.batch_size = 768
   c.phases = (dict(steps=65_104),)
   c.optimizer = dict(

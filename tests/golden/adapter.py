@@ -43,7 +43,13 @@ FINE_TUNED = [
   *ALBERT, 'dataset.max_length=32', 'dataset.length_buckets=16,32',
   'dataset.tokenizer={vocabulary}',
 ]  # fmt: skip
+LOOPED = [
+  'model.width=16', 'model.num_heads=2', 'model.max_steps=2', 'model.limit=3',
+  'dataset.base=64', 'dataset.test_examples=16',
+  'evals.certificate.dataset.test_examples=16',
+]  # fmt: skip
 GROUPS = {
+  '@looped': LOOPED,
   '@eat': [*EAT, 'dataset.max_length=32'],
   '@albert': ALBERT,
   '@tuned': FINE_TUNED,
@@ -179,8 +185,10 @@ def costs(task: Any, params: Any, state: Any, batch: Any) -> Any:
   }
 
 
-def items_of(batch: dict[str, np.ndarray]) -> list[Any]:
+def items_of(batch: dict[str, np.ndarray], reader: Any = None) -> list[Any]:
   """Items of the rows of a batch, as a caller of the engine has them."""
+  if hasattr(reader, 'puzzle'):
+    return [*map(reader.puzzle.write, batch['tokens'])]
   if 'image' in batch:
     return list(batch['image'])
   if 'token_types' not in batch:

@@ -75,6 +75,8 @@ def difference(old: Any, new: Any) -> float:
   if isinstance(old, list) and len(old) == len(new):
     return max(map(difference, old, new), default=0.0)
   if isinstance(old, float) and old != new:
+    if math.isnan(old) and math.isnan(new):  # the mean of nothing
+      return 0.0
     return abs(old - new) / max(1.0, abs(old))
   return 0.0 if old == new else math.inf
 

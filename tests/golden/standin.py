@@ -132,6 +132,22 @@ def write_records(root: pathlib.Path) -> pathlib.Path:
   return folder
 
 
+def write_sudoku(root: pathlib.Path) -> pathlib.Path:
+  """Writes train.csv and test.csv of one grid with other digits."""
+  rows, columns = np.indices((9, 9))
+  grid = (3 * rows + rows // 3 + columns).ravel() % 9
+  rng = np.random.default_rng(0)
+  for split in ('train', 'test'):
+    lines = ['source,question,answer,rating']
+    for number in range(16):
+      answer = 1 + rng.permutation(9)[grid]
+      question = np.where(rng.random(81) < 0.5, answer, 0)
+      pair = (''.join(map(str, x)) for x in (question, answer))
+      lines.append(','.join(['standin', *pair, str(number)]))
+    write_lines(root / f'sudoku/{split}.csv', lines)
+  return root / 'sudoku'
+
+
 def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
   from launch import prepare_corpus as command
 
@@ -150,6 +166,6 @@ def write_all(root: pathlib.Path) -> dict[str, str]:
   writers = dict(
     vocabulary=write_vocabulary, glue=write_glue, probing=write_probing,
     tags=write_tags, images=write_images, records=write_records,
-    corpus=prepare_corpus,
+    sudoku=write_sudoku, corpus=prepare_corpus,
   )  # fmt: skip
   return {name: str(write(root)) for name, write in writers.items()}

@@ -1,0 +1,145 @@
+"""Tables of rules and of certificates of looped models, over seeds.
+
+  python -m benchmarks.looped_rules --runs=/tmp/seed0,/tmp/seed1,/tmp/seed2 \\
+      --results=benchmarks/results/looped_rules.csv
+
+Rules are those of each run's stops.csv, on its test puzzles. For certificates
+`--rows` further puzzles are drawn; of each of `--splits` random splits one half
+certifies a threshold of the score and the other measures it: `violated` is how
+often its lost share exceeds epsilon. `verifier saves` is what the verifier does
+on the same rows. Cells are mean and range over the runs. The certificates,
+NAME_certificates.csv, and a picture are written beside `--results`.
+"""
+
+import csv
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import MinLen
+
+from benchmarks import command, looped
+from core import files
+from core.fields import flag
+from eval_lib import plots, report
+from eval_lib.plots import Line, Panel
+from launch.command_line import Positive
+from looped import certificate, stops
+
+DATA_SEED = 2  # of the further puzzles; configurations have 0 and 1
+FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
+CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
+SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
+              (stops.VERIFIED, 0.0))  # fmt: skip
+TITLES = {
+  'accuracy': 'solved %', 'iterations': 'iterations', 'lost': 'lost %',
+  'violated': 'violated %', 'saved': 'saved %', 'verified': 'verifier saves %',
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  runs: Annotated[tuple[str, ...], MinLen(1)] = flag(
+    'directories of runs that differ in the seed', metavar='DIRECTORY,...'
+  )
+  results: command.File = flag('the table of the docs', metavar='FILE.csv')
+  rows: Positive = flag('further puzzles of a run', 4000)
+  splits: Positive = flag('of the further puzzles', 200)
+  epsilon: command.Share = flag('share that may be lost', 0.01)
+  delta: command.Share = flag('how often it may be exceeded', 0.05)
+  patience: Positive = flag('iterations before a row is given up', 4)
+
+
+def write(flags: Any) -> None:
+  runs, levels = zip(*(measure(run, flags) for run in flags.runs), strict=True)
+  path, names = pathlib.Path(flags.results), [*TITLES]
+  tables = {'': (SHOWN, names[:3]), '_certificates': (CERTIFICATES, names[2:])}
+  for suffix, (keys, columns) in tables.items():
+    table = [
+      {'rule': rule, 'setting': knob, **cells(runs, (rule, knob), columns)}
+      for rule, knob in keys
+    ]
+    report.print_table(f'{len(runs)} runs', table)
+    report.write_csv(path.with_stem(path.stem + suffix), table)
+  with plots.if_installed():
+    draw(path, runs, levels)
+
+
+def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
+  """Returns measured rules by (rule, knob), and iterations by difficulty."""
+  path, rules = pathlib.Path(workdir, stops.FILE), dict[Any, Any]()
+  with files.damage_of(path), path.open(newline='') as file:
+    for row in csv.DictReader(file):
+      key: Any = row.pop('rule'), float(row.pop('knob'))
+      rules[key] = {name: float(text) for name, text in row.items()}
+    last = max(key for key in rules if key[0] == FULL[0])
+  changes = dict(data_seed=DATA_SEED, test_examples=flags.rows)
+  run, _, arrays = looped.opened(workdir, flags.rows, **changes)
+  rows = looped.recorded(run, arrays['tokens']) | {'label': arrays['label']}
+  record, hard = certificate.record_of(rows), arrays['difficulty']
+  for name in CERTIFICATES:
+    rules[name] = resampled(record, name[1], flags)
+  steps = 1 + certificate.stops_of(record, np.array([[0.5, 0.0]]), 1)[0]
+  levels = {n: steps[hard == n].mean() for n in np.unique(hard).tolist()}
+  return rules | {FULL: rules[last]}, levels
+
+
+def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:
+  """Returns means over splits of what a certificate does on the other half."""
+  rng, (count, limit), rows = np.random.default_rng(0), record.right.shape, []
+  limits = flags.epsilon, flags.delta, flags.patience
+  for _ in range(flags.splits):
+    halves = np.array_split(rng.permutation(count), 2)
+    first, other = (certificate.take(record, half) for half in halves)
+    rule: Any = vars(certificate.certify(first, method, *limits).rule)
+    pair = np.array([[rule.get('tau', np.inf), rule.get('give_up', 0.0)]])
+    steps = 1 + certificate.stops_of(other, pair, flags.patience)[0]
+    row: Any = stops.summary(steps, other.right)
+    proved = other.right | (np.arange(limit) == limit - 1)
+    verified = 1 - (1 + proved.argmax(1)).mean() / limit
+    extra = {'saved': 1 - steps.mean() / limit, 'verified': verified}
+    rows.append(row | extra | {'violated': row['lost'] > flags.epsilon})
+  return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def cells(runs: Any, key: Any, names: Sequence[str]) -> dict[str, str]:
+  """Returns mean and range over runs, of shares in percent."""
+  result = {}
+  for name in names:
+    title, x = TITLES[name], np.array([run[key][name] for run in runs])
+    estimate = report.Estimate(x.mean(), x.min(), x.max())
+    result[title] = estimate.text(100.0 if '%' in title else 1.0)
+  return result
+
+
+def draw(path: pathlib.Path, runs: Any, levels: Any) -> None:
+  """Draws medians and ranges over runs."""
+  lines, hard = [], sorted(set.intersection(*map(set, levels)))
+  for number, rule in enumerate(dict.fromkeys(key[0] for key in runs[0])):
+    keys = [key for key in runs[0] if key[0] == rule and key != FULL]
+    x, y = (
+      np.array([[run[key][name] for key in keys] for run in runs])
+      for name in ('iterations', 'accuracy')
+    )
+    lines.append(line(rule, x.mean(0), 100 * y, number))
+  steps = np.array([[level[n] for n in hard] for level in levels])
+  panels = [
+    Panel('What rules solve', '% of the puzzles', 'mean iterations', lines),
+    Panel('To score > 0', 'iterations', 'difficulty', [line('', hard, steps)]),
+  ]
+  plots.draw_panels(path, panels, (10.0, 4.0), columns=2)
+
+
+def line(label: str, x: Any, y: Any, number: int = 0) -> Line:
+  order = np.argsort(x)
+  low, high, mean = (f(y[:, order], 0) for f in (np.min, np.max, np.median))
+  return Line(label, np.array(x)[order], mean, number, (low, high))
+
+
+main = command.reporting('looped_rules', __doc__, Flags, write)
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,132 @@
+"""Looped models timed and their rules measured: answers, numbers by hand."""
+
+import csv
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import looped, looped_rules
+from looped import rules
+from looped.certificate import Record
+
+STOPS = """\
+rule,knob,accuracy,iterations,lost,gained
+fixed number,2,0.5,2.0,0.4,0.0
+fixed number,16,{full},16.0,0.0,0.0
+score,0.5,0.8,4.0,0.1,0.0
+unchanged,2,0.7,3.0,0.2,0.0
+verified,0,0.95,2.5,0.0,0.5
+"""
+
+
+def work(*flags):
+  """A narrow model whose rows halt after 1, 3 or 6 of 6 iterations."""
+  parsed = looped.main.parse(['--width=8', '--iterations=6', *flags])
+  return looped.scripted(parsed)
+
+
+@pytest.fixture
+def depths(tmp_path):
+  path = tmp_path / 'depths.csv'
+  path.write_text('iterations\n1\n3\n6\n')
+  return f'--depths={path}'
+
+
+def plain(chain, questions):
+  """Answers and iterations of rows alone, by the model's own loop."""
+  variables = chain.variables
+  _, out = jax.jit(chain.model.apply)(variables, questions)
+  answers = np.asarray(out['logits']).argmax(-1).swapaxes(0, 1)
+  scores = np.asarray(out['scores']).T
+  steps = rules.replay(chain.model.rule, scores, answers, questions)
+  return answers[np.arange(len(steps)), steps - 1], steps
+
+
+def test_all_candidates_give_the_answers_at_halting(depths):
+  chain, questions = work(depths, '--rows=11')
+  answers, steps = plain(chain, questions)
+  assert {*steps.tolist()} == {1, 3, 6}
+  for is_fixed in (True, False):
+    own, taken = looped.batched(chain, questions, 4, is_fixed)
+    np.testing.assert_array_equal(own, answers)
+    np.testing.assert_array_equal(taken, steps)
+  others = looped.one_row(chain, questions), looped.slots(chain, questions, 4)
+  for run in others:
+    np.testing.assert_array_equal(run(), answers)
+    np.testing.assert_array_equal(run(), answers)  # again, from empty slots
+
+
+@pytest.mark.parametrize('visit', [1, 2])
+def test_the_engine_gives_the_same_answers(visit, depths):
+  chain, questions = work(depths, '--rows=6')
+  run = looped.engine(chain, questions, 4, 'xla', visit)
+  own = looped.tokens(chain.reader.puzzle, run())
+  np.testing.assert_array_equal(own, plain(chain, questions)[0])
+
+
+@pytest.mark.nightly
+def test_the_table_of_the_docs(tmp_path, capsys):
+  path = tmp_path / 'table.csv'
+  flags = ['--width=8', '--rows=8', '--batch=4', '--rounds=1', '--warmup=0']
+  assert looped.main([*flags, '--backends=xla', f'--results={path}']) == 0
+  rows = read(path)
+  names = ['all', 'slowest', 'slots', 'one row', 'engine, xla, 1 in a visit']
+  assert [row['candidate'] for row in rows] == names
+  assert {row['cells'] for row in rows} == {'0'}
+  limit = 16 / float(rows[0]['mean iterations'])
+  assert float(rows[1]['limit']) == pytest.approx(limit, rel=0.01)
+
+
+def read(path):
+  with path.open(newline='') as file:
+    return [*csv.DictReader(file)]
+
+
+def record(rng, count, early):
+  """Rows right from the second iteration on; `early` scores say 1 at once."""
+  right = np.tile([False, True, True], (count, 1))
+  probability = np.tile([0.1, 0.9, 0.9], (count, 1))
+  probability[rng.random(count) < early, 0] = 0.95
+  return Record(probability, right)
+
+
+@pytest.mark.parametrize(
+  ('early', 'lost', 'saved'), [(0.0, 0.0, 1 / 3), (0.5, 0.0, 0.0)]
+)
+def test_certificates_by_hand(early, lost, saved):
+  """Without confident errors rows stop at 2 of 3; with them none does."""
+  flags = types.SimpleNamespace(splits=5, epsilon=0.05, delta=0.05, patience=4)
+  rows = record(np.random.default_rng(0), 400, early)
+  row = looped_rules.resampled(rows, 'sequence', flags)
+  assert (row['lost'], row['violated']) == (lost, 0.0)
+  assert row['saved'] == pytest.approx(saved)
+  assert row['verified'] == pytest.approx(1 / 3)
+
+
+def test_the_table_of_rules(tmp_path, monkeypatch):
+  rng, runs = np.random.default_rng(0), []
+  for full in ('0.8', '1.0'):
+    runs.append(tmp_path / full)
+    runs[-1].mkdir()
+    (runs[-1] / 'stops.csv').write_text(STOPS.format(full=full))
+  rows = record(rng, 400, 0.0)
+  arrays = dict(tokens=None, label=None, difficulty=np.arange(400) % 3)
+  monkeypatch.setattr(
+    looped_rules.looped, 'opened', lambda *a, **b: (0, 0, arrays)
+  )
+  monkeypatch.setattr(looped_rules.looped, 'recorded', lambda *a: {})
+  monkeypatch.setattr(looped_rules.certificate, 'record_of', lambda _: rows)
+  path = tmp_path / 'rules.csv'
+  flags = [f'--runs={",".join(map(str, runs))}', '--splits=2', '--epsilon=0.05']
+  assert looped_rules.main([*flags, f'--results={path}']) == 0
+  table = {(row['rule'], row['setting']): row for row in read(path)}
+  assert len(table) == 6
+  assert table['fixed number', 'all']['solved %'] == '90.0 [80.0, 100.0]'
+  assert table['fixed number', 'all']['iterations'] == '16.0 [16.0, 16.0]'
+  assert table['score', '0.5']['lost %'] == '10.0 [10.0, 10.0]'
+  assert table['certified', 'sequence']['iterations'] == '2.00 [2.00, 2.00]'
+  certificates = read(tmp_path / 'rules_certificates.csv')
+  assert certificates[0]['saved %'] == certificates[0]['verifier saves %']
+  assert path.with_suffix('.png').is_file()

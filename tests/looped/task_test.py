@@ -1,0 +1,153 @@
+"""Tasks of looped models: losses, metrics, exploration, equal programs.
+
+Slots, halting and updates of `Carried`: tests/looped/trm_test.py.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from flax import linen as nn
+
+from configs.looped import puzzles
+from dataset_lib.source import DatasetInfo
+from looped.task import Carried, Unrolled, log_stable
+from train_lib import config_schema
+from train_lib.build import Setup
+
+ROWS, CELLS, SYMBOLS, COUNT = 8, 6, 5, 3
+INFO = DatasetInfo('tokens', (CELLS,), 'int32', SYMBOLS, (), 1, SYMBOLS)
+NAME = 'looped.model:LoopedModel'
+
+
+def make(kind, loss=(), **fields):
+  """(task, params, model state), all random."""
+  model = dict(name=NAME, width=8, num_heads=2, max_steps=COUNT, score_bias=0.0)
+  defaults = dict(halting_weight=0.25, exploration=0.1, probabilities='softmax')
+  loss = defaults | dict(loss)
+  task = kind(dict(model=model | fields, loss=loss, dtype='float32'), INFO)
+  rng = np.random.default_rng(0)
+  shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+  return task, *jax.tree.map(
+    lambda x: jnp.float32(rng.normal(size=x.shape)), shapes
+  )
+
+
+def make_batch(task, params, state):
+  """Answers of the model are the labels of half of the rows; one is padding."""
+  rng = np.random.default_rng(0)
+  tokens, label = rng.integers(1, SYMBOLS, (2, ROWS, CELLS), np.int32)
+  label[:, -1] = 0  # ignored
+  mask = np.float32([1] * (ROWS - 1) + [0])
+  batch = dict(tokens=jnp.asarray(tokens), label=label, mask=mask)
+  logits = np.asarray(task.apply(params, state, batch)[0])
+  label[: ROWS // 2] = logits[: ROWS // 2].argmax(-1)
+  return batch | dict(label=jnp.asarray(label), mask=jnp.asarray(mask))
+
+
+def log_softmax(logits, probabilities):
+  x = np.float64(logits)
+  if probabilities == 'softmax':
+    return scipy.special.log_softmax(x, -1)
+  s = np.where(x < 0, 1 / (1 - np.minimum(x, 0)), x + 1)
+  return np.log(s / s.sum(-1, keepdims=True))
+
+
+def test_stablemax_by_hand():
+  p = jax.nn.softmax(log_stable(jnp.float32([0, 1, -1])))
+  np.testing.assert_allclose(p, np.array([2, 4, 1]) / 7, rtol=1e-6)
+
+
+@pytest.mark.parametrize('blank', [0, 1])
+@pytest.mark.parametrize('probabilities', ['softmax', 'stablemax'])
+def test_loss_and_metrics_in_numpy(blank, probabilities):
+  task, params, state = make(
+    Unrolled, {'probabilities': probabilities}, blank=blank
+  )
+  batch = make_batch(task, params, state)
+  _, out = task.apply(params, state, batch)
+  logits, q = np.asarray(out['logits']), np.float64(out['scores'])
+  tokens, label, mask = (
+    np.asarray(batch[n]) for n in ('tokens', 'label', 'mask')
+  )
+  counts = (label > 0) & ((tokens == 1) | (blank == 0))
+  losses, halting = np.zeros((2, COUNT, ROWS))
+  for n, b in np.ndindex(COUNT, ROWS):
+    log = log_softmax(logits[n, b], probabilities)
+    cells = np.flatnonzero(counts[b])
+    losses[n, b] = -sum(log[c, label[b, c]] for c in cells) / max(len(cells), 1)
+    right = all(logits[n, b, c].argmax() == label[b, c] for c in cells)
+    halting[n, b] = np.log1p(np.exp(q[n, b])) - right * q[n, b]
+  expected = ((losses + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
+  norm, keys = (
+    task.normalizers(batch),
+    jax.random.split(jax.random.key(0), ROWS),
+  )
+  loss, (metrics, *_) = task.loss(params, state, {}, batch, norm, keys, {})
+  assert float(loss) == pytest.approx(expected, rel=1e-5)
+  wrong = ((logits[-1].argmax(-1) != label) & counts).any(-1)
+  rows, halts = (mask > 0) & counts.any(-1), q[-1] > 0
+  assert 0 < wrong[rows].mean() < 1
+  same = (logits[-1].argmax(-1) == label)[counts & rows[:, None]]
+  for name, values in {
+    'accuracy': ~wrong[rows], 'symbol_accuracy': same,
+    'halting_accuracy': (halts != wrong)[rows],
+    'halts_right': halts[rows & ~wrong], 'halts_wrong': halts[rows & wrong],
+  }.items():  # fmt: skip
+    assert metrics[name].compute() == pytest.approx(values.mean(), abs=1e-6), (
+      name
+    )
+
+
+@pytest.mark.parametrize(('before', 'share'), [(0, 0.3), (8, 0.14), (15, 0.0)])
+def test_exploration_keeps_rows_from_halting(before, share):
+  """Of scores > 0 a row goes on by .3 * P(the step < uniform of 2 to 16)."""
+  task, params, state = make(Carried, {'exploration': 0.3}, max_steps=16)
+  params['iteration']['score']['kernel'] *= 0.0
+  params['iteration']['score']['bias'] += 9.0
+  rows, ones = 4000, jnp.ones((4000, CELLS), jnp.int32)
+  batch = dict(tokens=ones, label=ones, mask=jnp.ones(rows))
+  carry = task.init_carry(rows) | dict(steps=jnp.full(rows, before))
+  carry['halted'] = carry['steps'] == 0
+  batch = task.carried(carry, batch)
+  keys = jax.random.split(jax.random.key(0), rows)
+  after = task.apply(params, state, batch, keys)[1]['carry']
+  assert (after['steps'] == before + 1).all()
+  assert float((~after['halted']).mean()) == pytest.approx(share, abs=0.03)
+
+
+def steps_of(devices=1, num_micro=1):
+  """The state after each of 5 steps, and the losses."""
+  config = puzzles.get_config('puzzle=sudoku4,train=carried')
+  config = config_schema.validate(config, [
+    'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0',
+    'dataset.base=64', 'dataset.test_examples=16', 'loss.exploration=0.5',
+    'batch_size=16', f'mesh.data={devices}', f'num_micro={num_micro}',
+  ])  # fmt: skip
+  setup = Setup(config)
+  with (
+    jax.set_mesh(setup.mesh),
+    contextlib.closing(setup.dataset.batches()) as b,
+  ):
+    state = setup.init()
+    for _ in range(5):
+      batch = setup.put(next(b))
+      step, _ = setup.step(setup.phases[0], batch)
+      state, metrics = step(state, setup.frozen, batch, {})
+      yield jax.device_get(state), metrics['loss'].compute()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('parts', [(8, 1), (1, 4), (2, 4)])
+def test_devices_and_micro_batches_change_nothing(parts):
+  pairs = [*zip(steps_of(*parts), steps_of(), strict=True)]
+  for given, expected in pairs:
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-4),
+      given,
+      expected,
+    )
+  assert {*pairs[-1][1][0].carry['steps'].tolist()} == {1, 2, 3}
