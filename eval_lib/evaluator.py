@@ -90,7 +90,8 @@ class Evaluator:
   @property
   def data(self) -> dict[str, Any]:
     """The configuration of the data set that is read."""
-    return dict((self.dataset or self.context.dataset).items())
+    data = self.dataset or self.context.dataset
+    return dict(data) if isinstance(data, Mapping) else data.to_dict()
 
   def run(self, variables: Any) -> dict[str, float]:
     """Evaluates `{'params': ..., 'model_state': ...}`."""

@@ -106,7 +106,7 @@ class Evaluator(certificate.Evaluator):
   METRICS: ClassVar[Any] = (
     'saved', 'lost', 'bound', 'tau', 'give_up', 'rows_needed'
   )  # fmt: skip
-  risk: Literal['lost'] = 'lost'
+  risk: Literal['lost'] = 'lost'  # type: ignore[assignment]
   method: Literal['sequence', 'pareto'] = 'sequence'
   epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.01
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.05

@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from core import registry
 from core.errors import ConfigError
 from looped import rules
 from looped.model import LoopedModel, evidence
 from looped.policy import LoopedPolicy, Options, PuzzleReader
-from looped.puzzle import Puzzle
+from looped.puzzle import Puzzle, puzzle_of
 from serve_lib import certified, classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
@@ -140,16 +139,6 @@ class LoopedChain(Resizable):
       'running': running,
       'first': outputs['first'][:, 0],  # as the certificate's rows
     }
-
-
-def puzzle_of(dataset: Mapping[str, Any]) -> Puzzle:
-  """Returns the puzzle of a run's data; ConfigError if it has none."""
-  values = dict(dataset).get('puzzle')
-  if values is None:
-    expected = 'data of a puzzle that can be typed and verified, with a field '
-    raise ConfigError('dataset', dataset.get('name'), f'{expected}`puzzle`')
-  puzzle: Puzzle = registry.named(values, 'dataset.puzzle', Puzzle)
-  return puzzle
 
 
 def rule_of(options: Options, model: LoopedModel, puzzle: Puzzle) -> Any:

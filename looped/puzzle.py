@@ -6,11 +6,14 @@ A configuration names it: puzzle=dict(name='looped.sudoku:Sudoku', rows=2).
 import abc
 import dataclasses
 import zlib
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32, Shaped
 
+from core import registry
+from core.errors import ConfigError
 from dataset_lib.source import require
 from halting.rule import Arrays
 
@@ -118,6 +121,16 @@ class Puzzle(abc.ABC):
     message = f'expected {self.cells} cells, got {len(text)}'
     require(len(text) == self.cells, 'wrong_length', message)
     return np.array([self.symbols.index(c) for c in text], np.int32)
+
+
+def puzzle_of(dataset: Mapping[str, Any]) -> Puzzle:
+  """Returns the puzzle of a run's data; ConfigError if it has none."""
+  values = dict(dataset).get('puzzle')
+  if values is None:
+    expected = 'data of a puzzle that can be typed and verified, with a field '
+    raise ConfigError('dataset', dataset.get('name'), f'{expected}`puzzle`')
+  puzzle: Puzzle = registry.named(values, 'dataset.puzzle', Puzzle)
+  return puzzle
 
 
 def dihedral(

@@ -13,8 +13,7 @@ from eval_lib import evaluator, glue, plots, report
 from eval_lib.plots import Line, Panel
 from looped import rules
 from looped.certificate import record_of
-from looped.chain import puzzle_of
-from looped.puzzle import Puzzle
+from looped.puzzle import Puzzle, puzzle_of
 
 FILE = 'stops.csv'
 TAUS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

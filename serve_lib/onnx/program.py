@@ -121,9 +121,10 @@ def _run(
     values[variable] = graph.constant(array)
 
   def read(atom: Any) -> Value:
-    if isinstance(atom, Literal):
-      return graph.constant(np.asarray(atom.val, atom.aval.dtype))
-    return values[atom]
+    if not isinstance(atom, Literal):
+      return values[atom]
+    aval: Any = atom.aval
+    return graph.constant(np.asarray(atom.val, aval.dtype))
 
   for eqn in jaxpr.eqns:
     for atom in eqn.outvars:

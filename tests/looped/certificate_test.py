@@ -4,6 +4,7 @@ import json
 import warnings
 
 import jax
+import ml_collections
 import numpy as np
 import pytest
 
@@ -83,7 +84,8 @@ def measured(workdir, variables, rows=400, **entry):
   context = dict(
     outputs=outputs, workdir=workdir, batch_size=50, train_split='train'
   )
-  data = DATA | {'test_examples': rows}
+  # As a run has it; the certificate stores it as JSON.
+  data = ml_collections.FrozenConfigDict(DATA | {'test_examples': rows})
   kind = 'looped.certificate:Evaluator'
   built = evaluator_of(kind, data, context, **{'split': 'test', **entry})
   return built.run(variables)

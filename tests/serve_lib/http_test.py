@@ -192,7 +192,7 @@ async def test_other_paths_readiness_and_the_end_of_an_engine(client, service):
   def refuse(*_):
     raise ClosedError('the engine is closed')
 
-  service._engine = types.SimpleNamespace(submit_all=refuse)
+  service._engine = types.SimpleNamespace(submit_all=refuse, item_work=0)
   for request in (('POST', '/predict'), ('GET', '/healthz')):
     assert (await ask(*request))[:2] == (503, 'the engine is closed')
 
