@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from model_lib import attention
 from model_lib.attention import attend, join_heads, split_heads
 from model_lib.logical import constrain, partitioned_dense
 
@@ -23,7 +24,7 @@ dense = functools.partial(partitioned_dense, use_bias=False)
 
 def rms_norm(x: Float[Array, '*S D']) -> Float[Array, '*S D']:
   """Divides by the root mean square, in float32 at least."""
-  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  wide = x.astype(attention.wide(x.dtype))
   mean = jnp.square(wide).mean(-1, keepdims=True)
   return (wide * jax.lax.rsqrt(mean + EPSILON)).astype(x.dtype)
 

@@ -19,7 +19,7 @@ from dataset_lib.source import PART_WORDS, parts, require, selected
 from dataset_lib.text_tasks import find_file
 from looped.data import Rng, Transformed
 from looped.maze import NUM_SYMMETRIES
-from looped.puzzle import Example, Pair, Tokens, dihedral
+from looped.puzzle import Example, Pair, Puzzle, Tokens, dihedral
 from looped.sudoku import Sudoku
 
 MAX_CSV = 2**31  # bytes
@@ -83,11 +83,14 @@ def records(pairs: Any, difficulties: Any) -> np.ndarray:
   return rows
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class SudokuCsv(PuzzleFiles):
   """Sudoku-Extreme: train.csv and test.csv, or one file as the train split.
 
   The difficulty is the column rating.
   """
+
+  puzzle: Puzzle = _SUDOKU  # that a server reads; no other
 
   SHAPE = _SUDOKU.cells, len(_SUDOKU.symbols)
   transform = staticmethod(_SUDOKU.augment)

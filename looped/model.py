@@ -18,7 +18,7 @@ from halting import loop
 from looped import rules
 from looped.blocks import Block, dense, swiglu_width
 from looped.rules import AllIterations, AnswerRule, Evidence
-from model_lib import blocks, flops
+from model_lib import attention, blocks, flops
 from model_lib.layers import build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
@@ -118,7 +118,7 @@ class Iteration(Looped):
     hidden = self.mlp_dim or swiglu_width(width)
     rotary = self.positions == 'rotary'
     self.network = build(Network, self, mlp_dim=hidden, is_rotary=rotary)
-    wide = jnp.promote_types(kind, jnp.float32)
+    wide = attention.wide(kind)
     self.head = dense(self.num_classes, 'embed', 'classes', dtype=wide)
     bias = nn.initializers.constant(self.score_bias)
     zeros = nn.initializers.zeros
@@ -156,7 +156,7 @@ class Iteration(Looped):
           high = self.network(high, x)
       if self.latents == 2:
         high = self.network(high, low)
-    wide = high.astype(jnp.promote_types(self.dtype, jnp.float32))
+    wide = high.astype(attention.wide(self.dtype))
     logits = constrain(self.head(wide[:, first:]), 'batch', 'length', 'classes')
     if self.blank:
       sure = CERTAIN * jax.nn.one_hot(tokens, self.num_classes)
@@ -201,7 +201,7 @@ class LoopedModel(Looped):
       name: jnp.broadcast_to(start.value[None].astype(self.dtype), shape)
       for name, start in self.starts.items()
     }
-    kind = jnp.promote_types(self.dtype, jnp.float32)
+    kind = attention.wide(self.dtype)
     logits = jnp.zeros((rows, cells, self.num_classes), kind)
     return state | {'logits': logits}
 

@@ -67,13 +67,18 @@ def masked_scores(
 ) -> Float[Array, 'B N L S']:
   """Returns scaled scores, float32 at least; `MASKED_SCORE` of invalid keys."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  kind = jnp.promote_types(query.dtype, jnp.float32)
+  kind = wide(query.dtype)
   scores = jnp.einsum(
     'bnlh,bnsh->bnls', query * scale, key, preferred_element_type=kind
   )
   if valid is None:
     return scores
   return jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
+
+
+def wide(dtype: Any) -> Any:
+  """Returns float32, or float64 of float64."""
+  return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def mean_received(

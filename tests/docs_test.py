@@ -140,7 +140,7 @@ def test_every_page_with_commands_is_found():
   counts = {p: len(list(commands((ROOT / p).read_text()))) for p in PAGES}
   assert counts['README.md'] >= 5
   assert all(counts[f'docs/{family}.md'] for family in (
-    'adatape', 'eat', 'albert_act', 'recurrent_act'
+    'adatape', 'eat', 'albert_act', 'recurrent_act', 'looped'
   ))  # fmt: skip
 
 

@@ -46,7 +46,7 @@ FINE_TUNED = [
 LOOPED = [
   'model.width=16', 'model.num_heads=2', 'model.max_steps=2', 'model.limit=3',
   'dataset.base=64', 'dataset.test_examples=16',
-  'evals.certificate.dataset.test_examples=16',
+  'dataset.validation_examples=16',
 ]  # fmt: skip
 GROUPS = {
   '@looped': LOOPED,

@@ -89,7 +89,10 @@ def test_a_row_is_answered_as_if_it_were_alone(backend, kind, options):
       return plain(stage, rows, outputs)
 
     policy.decide = decide
-    answers = engine.predict(typed() * 2)[-len(expected) :]
+    for _ in range(5):  # which rows meet is a matter of time
+      answers = engine.predict(typed() * 2)[-len(expected) :]
+      if any(mixed):
+        break
     alone = [engine.predict([text])[0] for text in typed(3)]
   assert any(mixed) or different < 3 or 'iterations' in options
   for (steps, board), answer in zip(expected, answers, strict=True):
