@@ -29,7 +29,7 @@ from eval_lib.plots import Line, Panel
 from launch.command_line import Positive
 from looped import certificate, stops
 
-DATA_SEED = 2  # of the further puzzles; configurations have 0 and 1
+DATA_SEED = 2  # of the further puzzles; configurations have 0
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
 CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
 SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),

@@ -176,7 +176,7 @@ class LoopedModel(Looped):
   max_steps: Count = 16  # iterations, in training of every row
   # Iterations of evaluation and serving; 0 for `max_steps`.
   limit: Annotated[int, Interval(ge=0, le=1_000_000)] = 0
-  rule: AnswerRule = rules.Score()  # of evaluation and serving
+  rule: AnswerRule = rules.Score()  # of serving
 
   def __post_init__(self):
     super().__post_init__()

@@ -53,7 +53,8 @@ class Evaluator(evaluator.Evaluator):
     """
     rows = self.collect('split', variables, self.context.outputs)
     source: Any = self.splits['split'].source
-    drawn = source.draw(0, np.zeros_like(rows['index']), rows['index'])
+    epochs = np.zeros_like(rows['index'])
+    drawn = source.draw(self.context.seed, epochs, rows['index'])
     difficulty, right = drawn['difficulty'], record_of(rows).right
     steps = {
       (rule, knob): taken
@@ -73,13 +74,13 @@ class Evaluator(evaluator.Evaluator):
         print(f'picture: {path.with_suffix(".png")}')
     picked = {'': (SCORE, 0.5), 'full_': (FULL, right.shape[1])}
     picked['verified_'] = VERIFIED, 0
-    found = right.any(1) & ~right[:, -1]
+    destroyed = right.any(1) & ~right[:, -1]
     return {
       prefix + name: summary(steps[key], right)[name]
       for prefix, key in picked.items()
       for name in ('accuracy', 'iterations')
     } | {
-      'destroyed': float(found.mean()),
+      'destroyed': float(destroyed.mean()),
       'spearman': glue.correlation(difficulty, chosen, scipy.stats.spearmanr),
     }
 

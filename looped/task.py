@@ -202,7 +202,7 @@ class Carried(Unrolled):
       least = jax.random.randint(count, (), 2, most + 1)
       return jnp.where(jax.random.uniform(explores) < share, least, 0)
 
-    return jax.vmap(draw)(keys)
+    return jnp.minimum(jax.vmap(draw)(keys), most)
 
   def metrics(self, forward):
     """Returns also the iterations of the rows that halt in this step."""

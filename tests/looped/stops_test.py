@@ -86,6 +86,16 @@ def test_writes_table_and_picture(tmp_path, capsys):
   assert (tmp_path / 'stops.png').stat().st_size > 10_000
 
 
+def test_questions_of_training_rows_are_the_transformed_ones(tmp_path):
+  _, variables = solvers.built(Solver)
+  data = DATA | {'train_examples': 40, 'base': 40}
+  context = dict(outputs=outputs_of(Solver), workdir=tmp_path, seed=3)
+  built = evaluator_of('looped.stops:Evaluator', data, context, split='train')
+  results = built.run(variables)
+  assert results['verified_accuracy'] == 1
+  assert results['verified_iterations'] == results['iterations'] < 12
+
+
 def test_data_without_a_puzzle_are_refused():
   with pytest.raises(ConfigError, match='dataset: expected data of a puzzle'):
     evaluator_of('looped.stops:Evaluator', {'name': 'parity', 'length': 8})

@@ -119,6 +119,15 @@ def test_exploration_keeps_rows_from_halting(before, share):
   assert float((~after['halted']).mean()) == pytest.approx(share, abs=0.03)
 
 
+def test_one_iteration_is_the_limit_of_an_exploring_row():
+  task, params, state = make(Carried, {'exploration': 1.0}, max_steps=1)
+  ones = jnp.ones((ROWS, CELLS), jnp.int32)
+  batch = dict(tokens=ones, label=ones, mask=jnp.ones(ROWS))
+  batch = task.carried(task.init_carry(ROWS), batch)
+  keys = jax.random.split(jax.random.key(0), ROWS)
+  assert task.apply(params, state, batch, keys)[1]['carry']['halted'].all()
+
+
 def steps_of(devices=1, num_micro=1):
   """The state after each of 5 steps, and the losses."""
   config = puzzles.get_config('puzzle=sudoku4,train=carried')
