@@ -103,3 +103,4 @@ def strict_dtypes(request):
   ours = rooms & set(request.path.parts)
   with jax.numpy_dtype_promotion('strict' if ours else 'standard'):
     yield
+  assert jax.sharding.get_abstract_mesh().empty, 'the test left a mesh set'

@@ -129,7 +129,10 @@ def test_one_iteration_is_the_limit_of_an_exploring_row():
 
 
 def steps_of(devices=1, num_micro=1):
-  """The state after each of 5 steps, and the losses."""
+  """The state and the loss after each of 5 steps.
+
+  A list: a generator that is left half way would leave its mesh set.
+  """
   config = puzzles.get_config('puzzle=sudoku4,train=carried')
   config = config_schema.validate(config, [
     'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0',
@@ -141,12 +144,13 @@ def steps_of(devices=1, num_micro=1):
     jax.set_mesh(setup.mesh),
     contextlib.closing(setup.dataset.batches()) as b,
   ):
-    state = setup.init()
+    state, records = setup.init(), []
     for _ in range(5):
       batch = setup.put(next(b))
       step, _ = setup.step(setup.phases[0], batch)
       state, metrics = step(state, setup.frozen, batch, {})
-      yield jax.device_get(state), metrics['loss'].compute()
+      records.append((jax.device_get(state), metrics['loss'].compute()))
+  return records
 
 
 @pytest.mark.slow
