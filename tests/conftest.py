@@ -103,4 +103,10 @@ def strict_dtypes(request):
   ours = rooms & set(request.path.parts)
   with jax.numpy_dtype_promotion('strict' if ours else 'standard'):
     yield
-  assert jax.sharding.get_abstract_mesh().empty, 'the test left a mesh set'
+
+
+@pytest.fixture(autouse=True)
+def no_mesh_left():
+  """Fails a test that leaves a mesh set, which would break later ones."""
+  yield
+  assert jax.sharding.get_abstract_mesh().empty, 'a mesh is left set'
