@@ -244,9 +244,14 @@ def trained(flags: Any) -> Any:
   """Returns a chain of a run, and its test questions `[R, S]`."""
   run, puzzle, arrays = opened(flags.workdir, flags.rows)
   limit = flags.iterations or run.task.model.limit or run.task.model.max_steps
-  model = run.task.model.clone(limit=limit, dtype=jnp.dtype(flags.dtype))
-  reader = TokenPuzzleReader(1, puzzle)
-  return LoopedChain(model, run.variables, reader), arrays['tokens']
+  changes = dict(limit=limit, dtype=jnp.dtype(flags.dtype))
+  return chain_of(run, puzzle, **changes), arrays['tokens']
+
+
+def chain_of(run: Any, puzzle: Puzzle, **changes: Any) -> LoopedChain:
+  """Returns a chain of a run whose model has changed fields."""
+  model, reader = run.task.model.clone(**changes), TokenPuzzleReader(1, puzzle)
+  return LoopedChain(model, run.variables, reader)
 
 
 def scripted(flags: Any) -> Any:

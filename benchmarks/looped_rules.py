@@ -7,8 +7,10 @@ Rules are those of each run's stops.csv, on its test puzzles. For certificates
 `--rows` further puzzles are drawn; of each of `--splits` random splits one half
 certifies a threshold of the score and the other measures it: `violated` is how
 often its lost share exceeds epsilon. `verifier saves` is what the verifier does
-on the same rows. Cells are mean and range over the runs. The certificates,
-NAME_certificates.csv, and a picture are written beside `--results`.
+on the same rows. The engine then answers `--timed` of these by each rule, in
+turns; a certified rule is of the certificate of all of them. Cells are mean and
+range over the runs. The certificates, NAME_certificates.csv, and a picture are
+written beside `--results`.
 """
 
 import csv
@@ -16,18 +18,18 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import MinLen
 
-from benchmarks import command, looped
+from benchmarks import command, looped, timing
 from core import files
 from core.fields import flag
 from eval_lib import plots, report
 from eval_lib.plots import Line, Panel
-from launch.command_line import Positive
-from looped import certificate, stops
+from launch.command_line import Count, Positive
+from looped import certificate, rules, stops
 
 DATA_SEED = 2  # of the further puzzles; configurations have 0
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
@@ -36,7 +38,8 @@ SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
               (stops.VERIFIED, 0.0))  # fmt: skip
 TITLES = {
   'accuracy': 'solved %', 'iterations': 'iterations', 'lost': 'lost %',
-  'violated': 'violated %', 'saved': 'saved %', 'verified': 'verifier saves %',
+  'speed': 'rows/s', 'violated': 'violated %', 'saved': 'saved %',
+  'verified': 'verifier saves %',
 }  # fmt: skip
 
 
@@ -51,12 +54,18 @@ class Flags:
   epsilon: command.Share = flag('share that may be lost', 0.01)
   delta: command.Share = flag('how often it may be exceeded', 0.05)
   patience: Positive = flag('iterations before a row is given up', 4)
+  timed: Positive = flag('puzzles of a call of the engine', 512)
+  batch: Positive = flag('rows of a full batch', 32)
+  backend: Literal['xla', 'onnxruntime'] = flag('of the engine', 'onnxruntime')
+  rounds: Count = flag('timed rounds; 0 times nothing', 10)
 
 
 def write(flags: Any) -> None:
   runs, levels = zip(*(measure(run, flags) for run in flags.runs), strict=True)
   path, names = pathlib.Path(flags.results), [*TITLES]
-  tables = {'': (SHOWN, names[:3]), '_certificates': (CERTIFICATES, names[2:])}
+  certified = ['lost', *names[4:]]
+  shown = names[: 4 if flags.rounds else 3]
+  tables = {'': (SHOWN, shown), '_certificates': (CERTIFICATES, certified)}
   for suffix, (keys, columns) in tables.items():
     table = [
       {'rule': rule, 'setting': knob, **cells(runs, (rule, knob), columns)}
@@ -70,21 +79,65 @@ def write(flags: Any) -> None:
 
 def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
   """Returns measured rules by (rule, knob), and iterations by difficulty."""
-  path, rules = pathlib.Path(workdir, stops.FILE), dict[Any, Any]()
+  path, table = pathlib.Path(workdir, stops.FILE), dict[Any, Any]()
   with files.damage_of(path), path.open(newline='') as file:
     for row in csv.DictReader(file):
       key: Any = row.pop('rule'), float(row.pop('knob'))
-      rules[key] = {name: float(text) for name, text in row.items()}
-    last = max(key for key in rules if key[0] == FULL[0])
+      table[key] = {name: float(text) for name, text in row.items()}
+    last = max(key for key in table if key[0] == FULL[0])
   changes = dict(data_seed=DATA_SEED, test_examples=flags.rows)
-  run, _, arrays = looped.opened(workdir, flags.rows, **changes)
+  run, puzzle, arrays = looped.opened(workdir, flags.rows, **changes)
   rows = looped.recorded(run, arrays['tokens']) | {'label': arrays['label']}
   record, hard = certificate.record_of(rows), arrays['difficulty']
-  for name in CERTIFICATES:
-    rules[name] = resampled(record, name[1], flags)
+  for key in CERTIFICATES:
+    table[key] = resampled(record, key[1], flags)
+  table[FULL] = table[last]
+  if flags.rounds:
+    chains = {
+      key: looped.chain_of(run, puzzle, rule=rule)
+      for key, rule in rules_of(record, puzzle, flags).items()
+    }
+    speeds = timed(workdir, chains, arrays['tokens'][: flags.timed], flags)
+    for key, rows_per_second in speeds.items():
+      table[key] = table[key] | {'speed': rows_per_second}
   steps = 1 + certificate.stops_of(record, np.array([[0.5, 0.0]]), 1)[0]
   levels = {n: steps[hard == n].mean() for n in np.unique(hard).tolist()}
-  return rules | {FULL: rules[last]}, levels
+  return table, levels
+
+
+def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
+  """Returns the rules of `SHOWN`, as the engine serves them."""
+  limits = flags.epsilon, flags.delta, flags.patience
+  chosen: Any = {
+    FULL: rules.AllIterations(),
+    (stops.SCORE, 0.5): rules.Score(),
+    (stops.SAME, 2.0): rules.Unchanged(),
+    (stops.VERIFIED, 0.0): rules.Verified(puzzle),
+  }
+  for key in CERTIFICATES:
+    chosen[key] = certificate.certify(record, key[1], *limits).rule
+  return chosen
+
+
+def timed(
+  workdir: str, chains: Any, questions: Any, flags: Any
+) -> dict[Any, float]:
+  """Returns rows/s of the engine by the keys of the chains."""
+
+  def candidate(key: Any) -> timing.Candidate:
+    def make() -> timing.Call:
+      own = chains[key], questions, flags.batch, flags.backend, 1
+      return timing.Call(looped.engine(*own), len(questions))
+
+    name, is_full = ' '.join(map(str, key)), key == FULL
+    return timing.Candidate(name, make, is_baseline=is_full, throughput='speed')
+
+  candidates, case = [*map(candidate, chains)], {'run': workdir}
+  lengths = dict(rounds=flags.rounds, warmup=2)
+  with timing.Hosts() as hosts:
+    rows, _ = timing.run(candidates, case, hosts, **lengths)
+  speeds = (row['speed'].median for row in rows)
+  return dict(zip(chains, speeds, strict=True))
 
 
 def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:

@@ -79,6 +79,16 @@ def test_the_table_of_the_docs(tmp_path, capsys):
   assert float(rows[1]['limit']) == pytest.approx(limit, rel=0.01)
 
 
+@pytest.mark.nightly
+def test_the_speed_of_rules(depths):
+  chain, questions = work(depths, '--rows=8')
+  chains = {looped_rules.FULL: chain, ('score', 0.5): chain}
+  flags = looped_rules.main.parse(['--runs=r', '--results=r.csv', '--rounds=1'])
+  speeds = looped_rules.timed('r', chains, questions, flags)
+  assert [*speeds] == [*chains]
+  assert min(speeds.values()) > 0
+
+
 def read(path):
   with path.open(newline='') as file:
     return [*csv.DictReader(file)]
@@ -119,8 +129,8 @@ def test_the_table_of_rules(tmp_path, monkeypatch):
   monkeypatch.setattr(looped_rules.looped, 'recorded', lambda *a: {})
   monkeypatch.setattr(looped_rules.certificate, 'record_of', lambda _: rows)
   path = tmp_path / 'rules.csv'
-  flags = [f'--runs={",".join(map(str, runs))}', '--splits=2', '--epsilon=0.05']
-  assert looped_rules.main([*flags, f'--results={path}']) == 0
+  flags = ['--splits=2', '--epsilon=0.05', '--rounds=0', f'--results={path}']
+  assert looped_rules.main([f'--runs={",".join(map(str, runs))}', *flags]) == 0
   table = {(row['rule'], row['setting']): row for row in read(path)}
   assert len(table) == 6
   assert table['fixed number', 'all']['solved %'] == '90.0 [80.0, 100.0]'
