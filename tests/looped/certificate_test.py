@@ -99,6 +99,7 @@ def guaranteed(workdir, variables):
     return task.serve(variables, {'setting': 'guaranteed'}, run)
 
 
+@pytest.mark.slow
 def test_a_certified_rule_is_served(tmp_path, caplog):
   _, variables = solvers.built(Solver)
   results = measured(tmp_path, variables)
