@@ -57,6 +57,9 @@ class Looped(nn.Module, kw_only=True):
   # Whether the gradient goes through all cycles, or the last of `high_cycles`.
   gradient: Literal['all', 'last'] = 'all'
   feedback: bool = False  # the probabilities of the last answer are read
+  # What the score reads: the first place of the prefix, and with 'answer' also
+  # how sure the least sure cell is.
+  score_reads: Literal['prefix', 'answer'] = 'prefix'
   # Whether the loss of the score trains the rest of the model.
   score_gradient: Literal['head', 'trunk'] = 'head'
   # TRM's second output, "continue", has no loss; 2 for its checkpoints.
@@ -163,6 +166,8 @@ class Iteration(Looped):
       is_blank = (tokens == self.blank)[..., None]
       logits = jnp.where(is_blank, logits, sure.astype(logits.dtype))
     feature = wide[:, 0]
+    if self.score_reads == 'answer':
+      feature = jnp.concatenate([feature, least_sure(logits)], -1)
     if self.score_gradient == 'head':
       feature = jax.lax.stop_gradient(feature)
     after = {'high': high, 'logits': logits}
@@ -253,9 +258,17 @@ class LoopedModel(Looped):
       block += flops.mlp(self.width, places, swiglu_width(places), gated=True)
     calls = self.high_cycles * (self.low_cycles + self.latents - 1)
     head = flops.dense(input_shape[0], self.width, self.num_classes)
-    head += flops.dense(1, self.width, self.scores)
+    read = self.width + (self.score_reads == 'answer')
+    head += flops.dense(1, read, self.scores)
     times = (self.limit or self.max_steps) if steps is None else steps
     return times * (calls * self.depth * block + head)
+
+
+def least_sure(logits: Float[Array, 'B S V']) -> Float[Array, 'B 1']:
+  """Returns the log-odds of the answer in the cell where they are least."""
+  likely = jax.nn.softmax(logits).max(-1)
+  odds = jnp.log(likely) - jnp.log(jnp.maximum(1.0 - likely, 1e-6))
+  return odds.min(-1, keepdims=True)
 
 
 def evidence(

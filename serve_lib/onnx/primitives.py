@@ -30,6 +30,7 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
   'concatenate': ('Concat', lambda p: dict(axis=p['dimension'])),
   'convert_element_type': ('Cast', lambda p: dict(to=dtype_of(p['new_dtype']))),
   'reduce_max': ('ReduceMax', lambda p: dict(axes=p['axes'], keepdims=0)),
+  'reduce_min': ('ReduceMin', lambda p: dict(axes=p['axes'], keepdims=0)),
   'rem': ('Mod', lambda p: dict(fmod=1)),
 }
 ROOT = np.float32(np.sqrt(0.5))  # of GELU

@@ -58,9 +58,7 @@ def test_all_candidates_give_the_answers_at_halting(depths):
     np.testing.assert_array_equal(run(), answers)  # again, from empty slots
 
 
-@pytest.mark.parametrize(
-  'visit', [1, pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('visit', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_engine_gives_the_same_answers(visit, depths):
   chain, questions = work(depths, '--rows=6')
   run = looped.engine(chain, questions, 4, 'xla', visit)

@@ -7,13 +7,15 @@ import pytest
 from flax import linen as nn
 
 from configs.looped import trm
-from looped.model import LoopedModel
+from looped.model import LoopedModel, least_sure
 
 ROWS, CELLS, SYMBOLS = 3, 6, 5
 TOKENS = jax.random.randint(jax.random.key(1), (ROWS, CELLS), 1, SYMBOLS)
 TRM = dict(latents=2, low_cycles=2, positions='rotary', prefix=2)
 KINDS = {
-  'solver': dict(feedback=True, blank=1, norm='pre', low_cycles=2),
+  'solver': dict(
+    feedback=True, blank=1, norm='pre', low_cycles=2, score_reads='answer'
+  ),
   'trm': TRM | dict(high_cycles=2, gradient='last', scores=2),
   'cells': dict(latents=2, mix='cells', positions='none', norm='pre'),
 }
@@ -93,6 +95,22 @@ def test_clues_stay_and_only_blanks_are_filled():
   assert (free != answers).any()
 
 
+def test_the_score_reads_how_sure_the_least_sure_cell_is():
+  model, variables = make(score_reads='answer')
+  kernel = variables['params']['iteration']['score']['kernel']
+  assert kernel.shape == (16 + 1, 1)
+  variables['params']['iteration']['score']['kernel'] = kernel.at[:16].set(0.0)
+  logits, scores = advanced(model, variables, 1)
+  logits = np.asarray(logits[0], np.float64)
+  likely = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  best = likely.max(-1).min(-1)
+  bias = variables['params']['iteration']['score']['bias'][0]
+  expected = np.log(best / (1 - best)) * kernel[16, 0] + bias
+  np.testing.assert_allclose(scores[0], expected, atol=1e-5)
+  # Clues are certain, and the logarithm of 0 is not taken.
+  assert float(least_sure(jnp.float32([[[30.0, 0.0]]]))[0, 0]) > 13
+
+
 def test_the_last_answer_is_read():
   model, variables = make(feedback=True)
   before = advanced(model, variables, 2)[0]
@@ -126,16 +144,18 @@ def test_gradient_of_the_last_cycle_alone(latents):
   assert abs(last[-1] - gradient(everything, 1)[-1]).max() > 1e-3
 
 
+@pytest.mark.parametrize('reads', ['prefix', 'answer'])
 @pytest.mark.parametrize('where', ['head', 'trunk'])
-def test_gradient_of_the_score(where):
-  model, variables = make(score_gradient=where)
+def test_gradient_of_the_score(where, reads):
+  model, variables = make(score_gradient=where, score_reads=reads)
 
   def score(params):
     return advanced(model, dict(variables, params=params), 1)[1].sum()
 
   gradient = jax.grad(score)(variables['params'])['iteration']
   assert gradient.pop('score')['kernel'].any()
-  del gradient['head']  # of the symbols
+  head = gradient.pop('head')  # of the symbols
+  assert head['kernel'].any() == (where == 'trunk' and reads == 'answer')
   trained = {bool(x.any()) for x in jax.tree.leaves(gradient)}
   assert trained == {where == 'trunk'}
 

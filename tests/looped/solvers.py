@@ -67,13 +67,15 @@ class Solver(LoopedModel):
 def built(kind, **fields):
   """(model, variables as a task has them)."""
   steps = LIMIT if kind is Solver else 12
-  fields = dict(width=16, num_heads=2, depth=1, max_steps=steps) | fields
+  reads = 'prefix' if kind is Solver else 'answer'
+  sizes = dict(width=16, num_heads=2, depth=1, max_steps=steps)
+  fields = sizes | dict(score_reads=reads) | fields
   model = kind(num_classes=6, **fields)
   tokens = jnp.ones((1, 16), jnp.int32)
   drawn = model.init(jax.random.key(0), tokens)
   # Larger parameters, or more iterations, would amplify rounding too far.
   params = small_eat.randomised(drawn['params'], 1, 0.25)
-  params['iteration']['score']['bias'] -= 0.33
+  params['iteration']['score']['bias'] += 0.17
   return model, {'params': params, 'model_state': {'start': drawn['start']}}
 
 
