@@ -38,10 +38,10 @@ from dataset_lib import builder
 from eval_lib import report
 from halting.rule import namespace
 from launch.command_line import Count, Positive, Sizes
-from looped.chain import VARIANT, LoopedChain, puzzle_of
+from looped.chain import VARIANT, LoopedChain
 from looped.model import LoopedModel
 from looped.policy import LoopedPolicy, PuzzleReader
-from looped.puzzle import Puzzle
+from looped.puzzle import Puzzle, puzzle_of
 from looped.rules import AnswerRule
 from looped.sudoku import Sudoku
 from looped.task import chosen

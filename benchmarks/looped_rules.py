@@ -4,13 +4,14 @@
       --results=benchmarks/results/looped_rules.csv
 
 Rules are those of each run's stops.csv, on its test puzzles. For certificates
-`--rows` further puzzles are drawn; of each of `--splits` random splits one half
-certifies a threshold of the score and the other measures it: `violated` is how
-often its lost share exceeds epsilon. `verifier saves` is what the verifier does
-on the same rows. The engine then answers `--timed` of these by each rule, in
-turns; a certified rule is of the certificate of all of them. Cells are mean and
-range over the runs. The certificates, NAME_certificates.csv, and a picture are
-written beside `--results`.
+`--rows` further puzzles are drawn, which are the population: of `--splits`
+random samples, a quarter of it, each certifies a threshold of the score, and
+`violated` is how often the lost share of the population exceeds epsilon.
+`verifier saves` is what the verifier does on it. The engine then answers
+`--timed` of these puzzles by each rule, in turns; a certified rule is of the
+certificate of all of them. Cells are mean and range over the runs. The
+certificates, NAME_certificates.csv, and a picture are written beside
+`--results`.
 """
 
 import csv
@@ -27,11 +28,12 @@ from benchmarks import command, looped, timing
 from core import files
 from core.fields import flag
 from eval_lib import plots, report
-from eval_lib.plots import Line, Panel
+from eval_lib.plots import Line
 from launch.command_line import Count, Positive
 from looped import certificate, rules, stops
 
 DATA_SEED = 2  # of the further puzzles; configurations have 0
+SAMPLED = 4  # one of so many rows is in a sample
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
 CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
 SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
@@ -49,8 +51,8 @@ class Flags:
     'directories of runs that differ in the seed', metavar='DIRECTORY,...'
   )
   results: command.File = flag('the table of the docs', metavar='FILE.csv')
-  rows: Positive = flag('further puzzles of a run', 4000)
-  splits: Positive = flag('of the further puzzles', 200)
+  rows: Positive = flag('further puzzles of a run', 8000)
+  splits: Positive = flag('samples of them', 200)
   epsilon: command.Share = flag('share that may be lost', 0.01)
   delta: command.Share = flag('how often it may be exceeded', 0.05)
   patience: Positive = flag('iterations before a row is given up', 4)
@@ -100,7 +102,7 @@ def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
     speeds = timed(workdir, chains, arrays['tokens'][: flags.timed], flags)
     for key, rows_per_second in speeds.items():
       table[key] = table[key] | {'speed': rows_per_second}
-  steps = 1 + certificate.stops_of(record, np.array([[0.5, 0.0]]), 1)[0]
+  steps = 1 + certificate.stops_of(record, [rules.Score()])[0]
   levels = {n: steps[hard == n].mean() for n in np.unique(hard).tolist()}
   return table, levels
 
@@ -141,18 +143,18 @@ def timed(
 
 
 def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:
-  """Returns means over splits of what a certificate does on the other half."""
+  """Returns means over samples of what a certificate does on all rows."""
   rng, (count, limit), rows = np.random.default_rng(0), record.right.shape, []
   limits = flags.epsilon, flags.delta, flags.patience
+  proved = record.right | (np.arange(limit) == limit - 1)
+  verified = 1 - (1 + proved.argmax(1)).mean() / limit
   for _ in range(flags.splits):
-    halves = np.array_split(rng.permutation(count), 2)
-    first, other = (certificate.take(record, half) for half in halves)
-    rule: Any = vars(certificate.certify(first, method, *limits).rule)
-    pair = np.array([[rule.get('tau', np.inf), rule.get('give_up', 0.0)]])
-    steps = 1 + certificate.stops_of(other, pair, flags.patience)[0]
-    row: Any = stops.summary(steps, other.right)
-    proved = other.right | (np.arange(limit) == limit - 1)
-    verified = 1 - (1 + proved.argmax(1)).mean() / limit
+    sample = certificate.take(
+      record, rng.permutation(count)[: count // SAMPLED]
+    )
+    rule = certificate.certify(sample, method, *limits).rule
+    steps = 1 + certificate.stops_of(record, [rule])[0]
+    row: Any = stops.summary(steps, record.right)
     extra = {'saved': 1 - steps.mean() / limit, 'verified': verified}
     rows.append(row | extra | {'violated': row['lost'] > flags.epsilon})
   return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
@@ -179,11 +181,7 @@ def draw(path: pathlib.Path, runs: Any, levels: Any) -> None:
     )
     lines.append(line(rule, x.mean(0), 100 * y, number))
   steps = np.array([[level[n] for n in hard] for level in levels])
-  panels = [
-    Panel('What rules solve', '% of the puzzles', 'mean iterations', lines),
-    Panel('To score > 0', 'iterations', 'difficulty', [line('', hard, steps)]),
-  ]
-  plots.draw_panels(path, panels, (10.0, 4.0), columns=2)
+  stops.draw(path, lines, line('median, range of the runs', hard, steps))
 
 
 def line(label: str, x: Any, y: Any, number: int = 0) -> Line:

@@ -6,6 +6,8 @@ the rows that full depth solves; `eval_lib.risk` states the conditions.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -15,16 +17,17 @@ from jaxtyping import Bool, Float, Int
 
 from core import registry
 from eval_lib import bounds, calibration, certificate, frontier
-from looped.rules import AllIterations, AnswerRule, Score, sigmoid
+from looped.rules import AllIterations, AnswerRule, Evidence, Score
 
-TAUS = 1.0 - np.append(0.0, np.geomspace(1e-6, 0.9, 99))  # the safest first
-GIVE_UPS = np.append(0.0, np.geomspace(1e-6, 0.5, 39))
+# The safest first.
+TAUS = (1.0 - np.append(0.0, np.geomspace(1e-6, 0.9, 99))).tolist()
+GIVE_UPS = np.append(0.0, np.geomspace(1e-6, 0.5, 39)).tolist()
 
 
 class Record(NamedTuple):
   """What N iterations of R rows were like."""
 
-  probability: Float[np.ndarray, 'R N']  # of a right answer, by the model
+  scores: Float[np.ndarray, 'R N']  # logits of "the answer is right"
   right: Bool[np.ndarray, 'R N']
 
 
@@ -43,30 +46,28 @@ def certify(
   'sequence' tests values of tau from the safest on, without giving up;
   'pareto' values of both, see `eval_lib.risk.choose`.
   """
-  count = len(rows.right)
-  half = np.arange(count) % 2 > 0
+  half = np.arange(len(rows.right)) % 2 > 0
   if method == 'sequence':
-    pairs, tested = np.stack([TAUS, 0 * TAUS], 1), rows
+    tried, tested = [Score(tau) for tau in TAUS], rows
   else:
-    grid = np.meshgrid(TAUS, GIVE_UPS, indexing='ij')
-    pairs = np.stack(grid, -1).reshape(-1, 2)
+    pairs = itertools.product(TAUS, GIVE_UPS)
+    tried = [Score(*pair, patience) for pair in pairs]
     first, tested = take(rows, half), take(rows, ~half)
-    stops = stops_of(first, pairs, patience)
+    stops = stops_of(first, tried)
     p_values = bounds.binomial(lost_of(first, stops), epsilon, delta)
     on_front = frontier.pareto(stops.mean(1), -p_values)
     order = np.argsort(p_values, kind='stable')
-    pairs = pairs[order[on_front[order]]]
-  stops = stops_of(tested, pairs, patience)
+    tried = [tried[n] for n in order[on_front[order]]]
+  stops = stops_of(tested, tried)
   lost = lost_of(tested, stops)
   passes = bounds.binomial(lost, epsilon, delta) <= delta
   certified = np.flatnonzero(np.logical_and.accumulate(passes))
   if not len(certified):
     return Chosen(AllIterations())
   best = certified[stops[certified].mean(1).argmin()]
-  tau, give_up = map(float, pairs[best])
   chosen = lost[:, best]
   bound = bounds.upper(bounds.binomial, lambda _: chosen, delta)
-  return Chosen(Score(tau, give_up, patience), bound)
+  return Chosen(tried[best], bound)
 
 
 def take(rows: Record, which: Any) -> Record:
@@ -75,16 +76,18 @@ def take(rows: Record, which: Any) -> Record:
 
 
 def stops_of(
-  rows: Record, pairs: Float[np.ndarray, 'K 2'], patience: int
+  rows: Record, tried: Sequence[AnswerRule]
 ) -> Int[np.ndarray, 'K R']:
-  """Returns the index of the iteration in which rows stop; see `Score`."""
+  """Returns the index of the iteration in which each rule stops each row."""
   last = rows.right.shape[1] - 1
-  allowed = np.arange(last + 1) >= patience - 1
-  result = np.empty((len(pairs), len(rows.right)), np.int32)
-  for number, (tau, give_up) in enumerate(pairs):
-    sure = rows.probability >= tau
-    stops = sure | (allowed & (rows.probability < min(tau, give_up)))
-    result[number] = np.where(stops.any(1), stops.argmax(1), last)
+  steps = np.arange(1, last + 2)[None]
+  evidence: Any = Evidence(rows.scores, None, None, None)
+  result = np.full((len(tried), len(rows.right)), last, np.int32)
+  for own, rule in zip(result, tried, strict=True):
+    stops = np.broadcast_to(
+      rule.stops(steps, steps, evidence), rows.right.shape
+    )
+    own[:] = np.where(stops.any(1), stops.argmax(1), last)
   return result
 
 
@@ -141,16 +144,13 @@ class Evaluator(certificate.Evaluator):
   ) -> dict[str, Any]:
     """Returns the content of the file; see `serve_lib.certified`."""
     described = registry.described(chosen.rule)
-    tau, give_up = described.get('tau'), described.get('give_up')
-    pair = np.inf if tau is None else tau, give_up or 0.0
-    stops = stops_of(record, np.array([pair]), self.patience)
-    lost, first = lost_of(record, stops), record.probability[:, 0]
-    with np.errstate(divide='ignore'):
-      logits = np.log(np.stack([1 - first, first], -1))[None]
+    stops = stops_of(record, [chosen.rule])
+    lost, first = lost_of(record, stops), record.scores[:, 0]
+    logits = np.stack([0 * first, first], -1)[None]
     drift = calibration.drift_statistics(logits, calibration.DRIFT_THRESHOLD)
     return {
-      'tau': tau,
-      'give_up': give_up,
+      'tau': described.get('tau'),
+      'give_up': described.get('give_up'),
       'model': {'rule': described},
       'risk': self.risk,
       'method': self.method,
@@ -171,9 +171,6 @@ class Evaluator(certificate.Evaluator):
 
 def record_of(rows: Any) -> Record:
   """Returns the record of collected `Unrolled.outputs`."""
-  scores = rows['logits'][..., 1].astype(np.float64)
-  with np.errstate(over='ignore'):
-    probability = sigmoid(scores)
   label = rows['label'][:, None]
   right = ((rows['answers'] == label) | (label == 0)).all(-1)
-  return Record(probability, right)
+  return Record(rows['logits'][..., 1], right)

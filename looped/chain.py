@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from core import fields
 from core.errors import ConfigError
 from looped import rules
 from looped.model import LoopedModel, evidence
@@ -116,14 +117,17 @@ class LoopedChain(Resizable):
   def _winner(self, outputs: Any) -> Any:
     """Returns the outputs of one attempt of each row `[B, K, ...]`.
 
-    Of those that halted now, unless given up, else of all, the best by score.
+    The best by score of the attempts that halted now, else of those that were
+    not given up, else of all. 'steps' are those of the row.
     """
     count = self.reader.attempts
     if count == 1:
       outputs = jax.tree.map(lambda x: x[:, 0], outputs)
       return outputs | {'attempt': jnp.zeros_like(outputs['steps'])}
     halted, scores = outputs['halted'], outputs['logits'][..., 0]
-    wins = halted | ~halted.any(-1, keepdims=True)
+    hopeful = ~outputs['hopeless']
+    wins = hopeful | ~hopeful.any(-1, keepdims=True)
+    wins = halted | (wins & ~halted.any(-1, keepdims=True))
     attempt = jnp.where(wins, scores, -jnp.inf).argmax(-1).astype(jnp.int32)
     is_best = jnp.arange(count)[None] == attempt[:, None]
 
@@ -136,6 +140,7 @@ class LoopedChain(Resizable):
     running = outputs['running'].any(-1) & ~halted.any(-1)
     return jax.tree.map(best, outputs) | {
       'attempt': attempt,
+      'steps': outputs['steps'].max(-1),
       'running': running,
       'first': outputs['first'][:, 0],  # as the certificate's rows
     }
@@ -151,10 +156,7 @@ def rule_of(options: Options, model: LoopedModel, puzzle: Puzzle) -> Any:
   }
   if kind is rules.Verified:
     values['puzzle'] = puzzle
-  legal = kind.__dataclass_fields__
-  for name in changes.keys() - legal.keys():
-    expected = f'nothing: the rule {kind.__name__} has no {name}'
-    raise ConfigError(f'serve.{name}', changes[name], expected)
+  fields.check(kind, changes, 'serve', without=('puzzle',))
   return kind(**values | changes)
 
 

@@ -57,14 +57,13 @@ class Transformed(source.Drawn):
 def generated(puzzle: Puzzle, data_seed: int, split: str, row: int) -> Example:
   """Returns a puzzle of a split: the first drawn whose symmetry class is."""
   rng = record_rng(data_seed, SPLITS.index(split), row)
-  classes = 'train' if split == 'train' else 'test'
   drawn = (puzzle.generate(rng) for _ in itertools.count())
-  return next(e for e in drawn if puzzle.split_of(e.question) == classes)
+  return next(e for e in drawn if puzzle.split_of(e.question) == split)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Generated(Transformed):
-  """Generated puzzles; none of training is in another split, nor symmetric.
+  """Generated puzzles; none of a split is in another one, nor symmetric.
 
   Row i of an epoch of training is puzzle i % `base` under a random symmetry.
   """

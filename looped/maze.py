@@ -26,6 +26,8 @@ class Maze(Puzzle):
 
   side: Annotated[int, Interval(ge=7, le=41), IsOdd, 'odd, in [7, 41]'] = 11
 
+  BLANK: ClassVar[int] = FREE
+  FORMS: ClassVar[int] = NUM_SYMMETRIES
   symbols: ClassVar[str] = '?# SGo'
 
   def generate(self, rng: np.random.Generator) -> Example:
@@ -59,10 +61,6 @@ class Maze(Puzzle):
     """Returns the least of the 8 forms."""
     forms = (self._turned(question, n) for n in range(NUM_SYMMETRIES))
     return min(form.tobytes() for form in forms)
-
-  def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:
-    """See the base."""
-    return question == FREE
 
   def solved(
     self, question: Int[Arrays, '*B S'], answer: Int[Arrays, '*B S']

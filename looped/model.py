@@ -2,8 +2,9 @@
 
 With two latents, `gradient='last'` and the norm 'post' it is TRM ("Less is
 More", Jolicoeur-Martineau 2025, arXiv 2510.04871); with one latent, a gradient
-through all iterations and `feedback` a solver such as Sotaku's. An iteration is
-a supervision step: every one has an answer and a score.
+through all iterations and `feedback` a solver like Sotaku's, which reads the
+question once, and has LayerNorm and positions of rows and columns. An iteration
+is a supervision step: every one has an answer and a score.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ from model_lib.sizes import Size, check_heads
 
 Count = Annotated[int, Interval(ge=1, le=10_000)]
 CERTAIN = 30.0  # logit of the token of a cell that is not filled in
+LEAST = 1e-6  # odds of another symbol in a cell, as the score reads them
 START = 'start'  # the collection of the start states, which are not trained
 
 # 'high' and, of two latents, 'low' `[B, P + S, D]`; 'logits' `[B, S, V]` of the
@@ -62,7 +64,7 @@ class Looped(nn.Module, kw_only=True):
   score_reads: Literal['prefix', 'answer'] = 'prefix'
   # Whether the loss of the score trains the rest of the model.
   score_gradient: Literal['head', 'trunk'] = 'head'
-  # TRM's second output, "continue", has no loss; 2 for its checkpoints.
+  # 2: also TRM's second output, "continue", which has no loss.
   scores: Literal[1, 2] = 1
   score_bias: Annotated[float, Interval(ge=-100.0, le=100.0)] = -5.0
   # Token of the cells to fill in: the others keep theirs in every answer, and
@@ -145,6 +147,8 @@ class Iteration(Looped):
     x, first = self.embed(tokens), self.prefix
     if self.feedback:
       logits = state['logits']
+      if self.gradient == 'last':
+        logits = jax.lax.stop_gradient(logits)
       likely = jax.nn.softmax(logits) * (logits != 0).any(-1, keepdims=True)
       x = x.at[:, first:].add(self.answer(likely.astype(self.dtype)))
     high: Any = state['high']
@@ -266,9 +270,11 @@ class LoopedModel(Looped):
 
 def least_sure(logits: Float[Array, 'B S V']) -> Float[Array, 'B 1']:
   """Returns the log-odds of the answer in the cell where they are least."""
-  likely = jax.nn.softmax(logits).max(-1)
-  odds = jnp.log(likely) - jnp.log(jnp.maximum(1.0 - likely, 1e-6))
-  return odds.min(-1, keepdims=True)
+  is_best = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=bool)
+  ratios = jnp.exp(logits - logits.max(-1, keepdims=True))
+  others = jnp.where(is_best, 0.0, ratios).sum(-1)
+  others = jnp.maximum(others, LEAST).max(-1, keepdims=True)
+  return -jnp.log(others)
 
 
 def evidence(

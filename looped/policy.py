@@ -9,23 +9,28 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Int
 
+from core.errors import ConfigError
 from looped.puzzle import Example, Puzzle, Symmetry
 from looped.rules import Share, sigmoid
 from serve_lib.chain import Encoded, InputError, Row
 from serve_lib.decisions import ClassifierPolicy, Prediction, Setting, source_of
 from serve_lib.items import ItemReader, Size
 
-_SEED = 0  # of the symmetries of attempts
+SEED = 0  # of the symmetries of attempts
 Attempts = Annotated[int, Interval(ge=1, le=1024)]
 
 
-@functools.lru_cache(maxsize=1024)
-def form_of(puzzle: Puzzle, attempt: int) -> Symmetry:
-  """Returns the form of a puzzle that an attempt sees, the first as typed."""
-  if not attempt:
-    cells, symbols = puzzle.cells, len(puzzle.symbols)
-    return Symmetry(np.arange(cells), np.arange(symbols))
-  return puzzle.symmetry(np.random.default_rng((_SEED, attempt)))
+@functools.lru_cache(maxsize=64)
+def forms_of(puzzle: Puzzle, count: int) -> tuple[Symmetry, ...]:
+  """Returns different forms of a puzzle, the first as typed."""
+  cells, symbols = np.arange(puzzle.cells), np.arange(len(puzzle.symbols))
+  forms: dict[Any, Symmetry] = {}
+  rng = np.random.default_rng(SEED)
+  form = Symmetry(cells, symbols)
+  while len(forms) < count:
+    forms.setdefault((*form.cells.tolist(), *form.symbols.tolist()), form)
+    form = puzzle.symmetry(rng)
+  return (*forms.values(),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +42,27 @@ class PuzzleReader(ItemReader):
   """
 
   NAME = 'puzzle'
-  WORK = 2**14  # the server reads each in a thread, in its turn
+  WORK = 2**14  # in bytes of text; a server reads so much in a turn
   puzzle: Puzzle
   attempts: Attempts = 1
+
+  def __post_init__(self):
+    if self.attempts > (most := self.puzzle.FORMS):
+      expected = f'at most {most}, the forms of the puzzle'
+      raise ConfigError('attempts', self.attempts, expected)
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; `{'text': text}` is how a string comes over HTTP."""
     context: dict[str, Any] = {'source': ''}
     if isinstance(item, Mapping):
-      item = {self.NAME if k == 'text' else k: v for k, v in item.items()}
+      item = {**item}
+      if 'text' in item and self.NAME not in item:
+        item[self.NAME] = item.pop('text')
       if isinstance(item.get('source'), str):
         context['source'] = item.pop('source')
     encoded = super().read(item, variant)
     example: Example = encoded.inputs[self.NAME]
-    forms = (form_of(self.puzzle, number) for number in range(self.attempts))
+    forms = forms_of(self.puzzle, self.attempts)
     rows = np.stack([form.apply(example.question) for form in forms])
     context['difficulty'] = example.difficulty
     inputs = {self.NAME: rows}
@@ -98,7 +110,8 @@ class LoopedPolicy(ClassifierPolicy):
     with np.errstate(over='ignore'):
       probability, first = sigmoid(scores).tolist()
     steps = int(last['steps'])
-    filled = form_of(puzzle, int(last['attempt'])).undo(last['answer'])
+    forms = forms_of(puzzle, self.reader.attempts)
+    filled = forms[int(last['attempt'])].undo(last['answer'])
     question = encoded.inputs[self.reader.NAME][0]
     reason = 'halted' if last['halted'] else 'last iteration'
     reason = 'given up' if last['hopeless'] else reason

@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32, Shaped
@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from dataset_lib.source import require
 from halting.rule import Arrays
 
-TEST_SHARE = 4  # every fourth symmetry class is in the test split
+EVALUATED = 4  # of so many symmetry classes one is not of training
 Tokens = Int32[np.ndarray, ' S']  # of a question or its answer; 0 is padding
 Pair = tuple[Tokens, Tokens]
 
@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-  """Another form of a puzzle; the solution of the form is that of its form."""
+  """Another form of a puzzle; the form of the solution is its solution."""
 
   cells: Int[np.ndarray, ' S']  # that each cell shows
   symbols: Int[np.ndarray, ' V']  # that each token becomes
@@ -48,6 +48,9 @@ class Symmetry(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Puzzle(abc.ABC):
   """A kind of puzzle on a square of S cells that hold tokens."""
+
+  BLANK: ClassVar[int]  # token of the cells to fill in
+  FORMS: ClassVar[int] = 1024  # different symmetries, or more
 
   @property
   @abc.abstractmethod
@@ -72,10 +75,6 @@ class Puzzle(abc.ABC):
     """Returns bytes that no symmetry changes."""
 
   @abc.abstractmethod
-  def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:
-    """Marks the cells to fill in."""
-
-  @abc.abstractmethod
   def solved(
     self, question: Int[Arrays, '*B S'], answer: Int[Arrays, '*B S']
   ) -> Bool[Arrays, '*B']:
@@ -88,9 +87,9 @@ class Puzzle(abc.ABC):
     It takes a second at most.
     """
 
-  def read(self, text: str) -> Tokens:
-    """Returns the question of a text; see `examine`."""
-    return self.examine(text).question
+  def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:
+    """Marks the cells to fill in."""
+    return question == self.BLANK
 
   @property
   def cells(self) -> int:
@@ -109,9 +108,9 @@ class Puzzle(abc.ABC):
     return ''.join(self.symbols[token] for token in tokens.tolist())
 
   def split_of(self, question: Tokens) -> str:
-    """Returns 'train' or 'test' (not of training), equal for all symmetric."""
-    number = zlib.crc32(self.signature(question))
-    return 'train' if number % TEST_SHARE else 'test'
+    """Returns 'train', 'test' or 'validation', equal for all symmetric."""
+    number, rest = divmod(zlib.crc32(self.signature(question)), EVALUATED)
+    return 'train' if rest else ('test', 'validation')[number % 2]
 
   def parse(self, text: str, legal: str) -> Tokens:
     """Returns the tokens of a text of `legal` symbols, or raises ValueError."""

@@ -94,13 +94,12 @@ class Score(AnswerRule):
 
   def stops(self, steps, same, evidence):
     """See the base."""
-    # `q >= logit(tau)` would need infinities.
-    sure = sigmoid(evidence.score) >= self.tau
-    return sure | self.gives_up(steps, evidence)
+    # A device may round a logistic function in its own way, but no comparison.
+    return (evidence.score >= logit(self.tau)) | self.gives_up(steps, evidence)
 
   def gives_up(self, steps, evidence):
     """See the base."""
-    unlikely = sigmoid(evidence.score) < min(self.tau, self.give_up)
+    unlikely = evidence.score < logit(min(self.tau, self.give_up))
     return unlikely & (steps >= self.patience)
 
 
@@ -126,6 +125,12 @@ class Verified(AnswerRule):
     return self.puzzle.solved(evidence.question, evidence.answer)
 
 
+def logit(share: float) -> float:
+  """Returns the float32 whose logistic function is a share, or infinity."""
+  with np.errstate(divide='ignore'):
+    return float(np.float32(np.log(share) - np.log1p(-share)))
+
+
 def sigmoid(x: Any) -> Any:
   """Computes the logistic function, of arrays of JAX or NumPy."""
   return 1.0 / (1.0 + namespace(x).exp(-x))
@@ -141,7 +146,6 @@ def replay(
   state, before = rule.start(np.ones(len(scores), bool)), 0 * question
   for n in range(scores.shape[1]):
     evidence = Evidence(scores[:, n], answers[:, n], before, question)
-    with np.errstate(over='ignore'):
-      state, _ = rule.step(state, evidence, n == scores.shape[1] - 1)
+    state, _ = rule.step(state, evidence, n == scores.shape[1] - 1)
     before = answers[:, n]
   return state.steps

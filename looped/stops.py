@@ -70,7 +70,7 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       report.write_csv(path, table)
       with plots.if_installed():
-        draw(path, table, chosen, difficulty)
+        draw(path, *lines_of(table, chosen, difficulty))
         print(f'picture: {path.with_suffix(".png")}')
     picked = {'': (SCORE, 0.5), 'full_': (FULL, right.shape[1])}
     picked['verified_'] = VERIFIED, 0
@@ -128,10 +128,19 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
   }
 
 
-def draw(
-  path: plots.Path, table: Rows, steps: Steps, difficulty: Int[np.ndarray, ' R']
-) -> None:
-  """Draws the table, and the iterations of rows by their difficulty."""
+def draw(path: plots.Path, solved: list[Line], steps: Line) -> None:
+  """Draws what rules solve (%, by iterations), and iterations by difficulty."""
+  panels = [
+    Panel('What rules solve', '% of the puzzles', 'mean iterations', solved),
+    Panel('Iterations to score > 0', 'iterations', 'difficulty', [steps]),
+  ]
+  plots.draw_panels(path, panels, (10.0, 4.0), columns=2)
+
+
+def lines_of(
+  table: Rows, steps: Steps, difficulty: Int[np.ndarray, ' R']
+) -> tuple[list[Line], Line]:
+  """Returns the lines of `draw` for one table and its rows."""
   lines = []
   for number, rule in enumerate(dict.fromkeys(row['rule'] for row in table)):
     own = [row for row in table if row['rule'] == rule]
@@ -140,16 +149,11 @@ def draw(
       np.array([row[n] for row in own]) for n in ('iterations', 'accuracy')
     )
     lines.append(Line(rule, x, 100 * y, number))
-  panels = [
-    Panel('What rules solve', '% of the puzzles', 'mean iterations', lines)
-  ]
   levels = np.unique(difficulty)
   parts = [steps[difficulty == level] for level in levels]
   low, middle, high = (
     np.array([np.quantile(part, share) for part in parts])
     for share in (0.25, 0.5, 0.75)
   )
-  title = 'Iterations to score > 0: median, quartiles'
-  line = Line('', levels, middle, 0, (low, high))
-  panels.append(Panel(title, 'iterations', 'difficulty', [line]))
-  plots.draw_panels(path, panels, (10.0, 4.0), columns=2)
+  label = 'median, quartiles'
+  return lines, Line(label, levels, middle, 0, (low, high))

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
@@ -18,7 +18,8 @@ from halting.rule import Arrays, namespace
 from looped.puzzle import Example, Puzzle, Symmetry, Tokens
 
 BLANK = 1
-MAX_GUESSES = 100_000  # of a search, a second: users type boards
+# Of a search, a second, as users type boards; a legal one may need more.
+MAX_GUESSES = 100_000
 RESTORED = 0.3, 0.6  # share of the removed clues that easier puzzles get back
 BoxSide = Annotated[int, Interval(ge=2, le=3)]
 
@@ -111,6 +112,7 @@ class Sudoku(Puzzle):
   solutions. A puzzle is the hardest of some `drafts`.
   """
 
+  BLANK: ClassVar[int] = BLANK
   rows: BoxSide = 3  # of a box
   columns: BoxSide = 3
   minimal: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.5
@@ -124,7 +126,7 @@ class Sudoku(Puzzle):
   @property
   def symbols(self) -> str:
     """See the base."""
-    return ' .123456789'[: self.side + 2]
+    return '?.123456789'[: self.side + 2]
 
   def solutions(
     self, question: Tokens, limit: int = 2
@@ -184,10 +186,6 @@ class Sudoku(Puzzle):
       sides.sort()
     digits = np.bincount(question, minlength=self.side + 2)[2:]
     return repr((sides, sorted(digits.tolist()))).encode()
-
-  def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:
-    """See the base."""
-    return question == BLANK
 
   def solved(
     self, question: Int[Arrays, '*B S'], answer: Int[Arrays, '*B S']

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from core.errors import ConfigError
 from eval_lib.metrics import Average
 from looped.model import LoopedModel, State
+from looped.puzzle import puzzle_of
 from looped.rules import Share
 from model_lib import row_random
 from train_lib.classification import Classification
@@ -37,7 +39,7 @@ class Unrolled(Classification):
   PANELS = (('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),)
 
   @dataclasses.dataclass(frozen=True)
-  class Loss(Classification.Loss):
+  class Loss:
     """Legal fields of `loss`."""
 
     halting_weight: Weight = 0.5
@@ -45,6 +47,15 @@ class Unrolled(Classification):
     probabilities: Literal['softmax', 'stablemax'] = 'softmax'
 
   KNOBS = ('halting_weight',)
+
+  def build_model(self):
+    """See the base; ConfigError for `model.blank` of another puzzle."""
+    model, data = super().build_model(), self.config['dataset']
+    own = puzzle_of(data).BLANK if 'puzzle' in data else model.blank
+    if model.blank not in (0, own):
+      expected = f'{own}, the token of the cells to fill in, or 0'
+      raise ConfigError('model.blank', model.blank, expected)
+    return model
 
   def apply(self, params, model_state, batch, row_keys=None, **options):
     """Returns logits of the last iteration and `out`; see `LoopedModel`."""

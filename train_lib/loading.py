@@ -164,7 +164,10 @@ def serve(
 
 
 def start_from(state: Any, config: Any, task: Task) -> Any:
-  """Replaces parameters of a fresh state with those of `config.warm_start`."""
+  """Returns a fresh state with the parameters of `config.warm_start`.
+
+  Also with the model state of a run, if the model has one.
+  """
   if not config.workdir:
     return state
   _check_source(config, task)
@@ -172,12 +175,23 @@ def start_from(state: Any, config: Any, task: Task) -> Any:
   try:
     model, info = task.config['model'], task.info
     params = warm_start(state.params, *source, model, info)
+    model_state = state.model_state
+    if jax.tree.leaves(model_state):  # such as the start of a looped model
+      shapes = jax.tree.map(_abstract, model_state)
+      own = checkpoint_io.find(config.workdir)
+      model_state = own.read('model_state/', shapes)
   except (ValueError, checkpoint_io.CheckpointError) as error:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
-  return state.replace(params=params, ema_params=average)
+  return state.replace(
+    params=params, model_state=model_state, ema_params=average
+  )
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _check_source(config: Any, task: Task) -> None:

@@ -1,4 +1,4 @@
-r"""TRM on Sudoku-Extreme or Maze-Hard, as published; not run here.
+r"""TRM on Sudoku-Extreme, as published; not run here.
 
   python -m launch.train --workdir=/tmp/trm \
       --config=configs/looped/trm.py:data=/data/sudoku-extreme
@@ -32,6 +32,7 @@ def get_config(arg=''):
   c.dtype = 'bfloat16'
 
   c.dataset = dict(name='looped.files:SudokuCsv', path=a.data)
+  c.train_split = 'train[:1000]'
   c.batch_size = 768
   c.phases = (dict(steps=65_104),)
   c.optimizer = dict(

@@ -95,11 +95,11 @@ def read(path):
 
 
 def record(rng, count, early):
-  """Rows right from the second iteration on; `early` scores say 1 at once."""
+  """Rows right from the second iteration on; `early` are sure at once."""
   right = np.tile([False, True, True], (count, 1))
-  probability = np.tile([0.1, 0.9, 0.9], (count, 1))
-  probability[rng.random(count) < early, 0] = 0.95
-  return Record(probability, right)
+  scores = np.tile(np.float32([-2.0, 2.0, 2.0]), (count, 1))
+  scores[rng.random(count) < early, 0] = 3.0
+  return Record(scores, right)
 
 
 @pytest.mark.parametrize(

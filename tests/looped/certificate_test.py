@@ -7,11 +7,12 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+import scipy.special
 
 from core.errors import ConfigError
 from looped import certificate
 from looped.certificate import Record, certify
-from looped.rules import AllIterations
+from looped.rules import AllIterations, Score, replay
 from tests.contexts import evaluator_of
 from tests.looped import solvers
 from tests.looped.serving_test import engine_of
@@ -25,12 +26,12 @@ DATA = solvers.DATA | {'name': 'looped.data:Generated', 'data_seed': 1}
 def drawn(seed, rows=300):
   """Two iterations, of which the second is right in most rows.
 
-  The first is wrong, with a uniform score: stopping there loses the row.
+  The first is wrong, with a uniform probability: stopping there loses the row.
   """
   rng = np.random.default_rng(seed)
-  probability = np.stack([rng.random(rows), np.ones(rows)], 1)
+  scores = np.stack([rng.logistic(size=rows), np.full(rows, np.inf)], 1)
   right = np.stack([np.zeros(rows, bool), rng.random(rows) < 0.8], 1)
-  return Record(probability, right)
+  return Record(scores, right)
 
 
 def share_lost(rule):
@@ -45,7 +46,7 @@ def test_certificates_are_violated_at_most_as_often_as_delta(
   method, monkeypatch
 ):
   taus = 1 - np.append(0.0, np.geomspace(1e-3, 0.3, 40))
-  monkeypatch.setattr(certificate, 'TAUS', taus)
+  monkeypatch.setattr(certificate, 'TAUS', taus.tolist())
   monkeypatch.setattr(certificate, 'GIVE_UPS', np.linspace(0.0, 0.05, 6))
   chosen = [certify(drawn(n), method, EPSILON, DELTA, 1) for n in range(200)]
   lost = np.array([share_lost(one.rule) for one in chosen])
@@ -57,21 +58,34 @@ def test_certificates_are_violated_at_most_as_often_as_delta(
   assert len(bounds) > 190
   # Without a test, thresholds chosen by the share on the rows are worse.
   rows = [drawn(n) for n in range(200)]
-  shares = [r.probability[r.right[:, 1], 0] >= taus[:, None] for r in rows]
+  logits = scipy.special.logit(taus)[:, None]
+  shares = [r.scores[r.right[:, 1], 0] >= logits for r in rows]
   plain = [taus[(x.mean(1) <= EPSILON)].min() for x in shares]
   assert (1 - np.array(plain) > EPSILON).sum() > most
 
 
-def test_stops_are_those_of_the_rule():
+def test_stops_are_those_of_the_served_rule():
   rng = np.random.default_rng(0)
-  rows = Record(rng.random((50, 6)), rng.random((50, 6)) < 0.5)
-  pairs = np.array([[0.9, 0.0], [0.8, 0.3], [0.4, 0.6], [np.inf, 0.0]])
-  found = certificate.stops_of(rows, pairs, 3)
-  for stops, (tau, give_up) in zip(found, pairs, strict=True):
-    for stop, values in zip(stops, rows.probability, strict=True):
-      sure = (n for n in range(6) if values[n] >= tau)
-      hopeless = (n for n in range(2, 6) if values[n] < give_up)
-      assert stop == min(next(sure, 5), next(hopeless, 5))
+  scores = rng.uniform(-40, 40, (50, 6)).astype(np.float32)
+  scores[:20] = rng.uniform(13.0, 18.0, (20, 6))  # where sigmoids are about 1
+  rows = Record(scores, rng.random((50, 6)) < 0.5)
+  pairs = (1.0, 0.0), (1 - 1.5e-6, 0.3), (0.8, 1e-6), (0.4, 0.6), (0.0, 0.0)
+  tried = [Score(tau, give_up, 3) for tau, give_up in pairs]
+  stopped = certificate.stops_of(rows, [*tried, AllIterations()])
+  assert (stopped[-1] == 5).all()
+  assert (stopped[0] == 5).all()  # never sure
+  zeros = np.zeros((50, 6, 1), int)
+  for stops, rule in zip(stopped, tried, strict=False):
+    np.testing.assert_array_equal(
+      stops + 1, replay(rule, scores, zeros, zeros[:, 0])
+    )
+    sure, unlikely = scipy.special.logit(
+      [rule.tau, min(rule.tau, rule.give_up)]
+    )
+    for stop, values in zip(stops, scores.tolist(), strict=True):
+      halts = (n for n in range(6) if values[n] >= sure)
+      hopeless = (n for n in range(2, 6) if values[n] < unlikely)
+      assert stop == min(next(halts, 5), next(hopeless, 5))
 
 
 def measured(workdir, variables, rows=400, **entry):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dataset_lib import builder
+from looped.data import SPLITS
 from looped.maze import Maze
 from looped.sudoku import Sudoku
 from tests.dataset_lib.sources_test import (  # noqa: F401  of all sources
@@ -18,7 +19,9 @@ PUZZLES = {
   'sudoku': dict(name='looped.sudoku:Sudoku', rows=2, columns=3),
   'maze': dict(name='looped.maze:Maze', side=7),
 }
-SIZES = dict(train_examples=50, test_examples=13, base=20)
+SIZES = dict(
+  train_examples=50, test_examples=13, validation_examples=40, base=20
+)
 
 
 def generated(name, **fields):
@@ -43,15 +46,15 @@ def rows(config, split, epoch=0, seed=0):
 
 
 @pytest.mark.parametrize('name', PUZZLES)
-def test_puzzles_are_solved_and_no_class_is_in_both_splits(name):
+def test_puzzles_are_solved_and_no_class_is_in_two_splits(name):
   puzzle = {'sudoku': Sudoku(2, 3), 'maze': Maze(7)}[name]
-  splits = {split: rows(generated(name), split) for split in ('train', 'test')}
+  splits = {split: rows(generated(name), split) for split in SPLITS}
   kinds = {}
   for split, batch in splits.items():
     assert puzzle.solved(batch['tokens'], batch['label']).all()
     assert puzzle.blank(batch['tokens']).any(1).all()
     kinds[split] = {*map(puzzle.signature, batch['tokens'])}
-  assert not kinds['train'] & kinds['test']
+  assert sum(map(len, kinds.values())) == len(set.union(*kinds.values()))
   assert len(kinds['train']) == SIZES['base']
   # Rows i and i + base are one puzzle, transformed in two ways.
   train = splits['train']

@@ -41,7 +41,7 @@ def test_the_answer_is_the_only_path(side):
     # Rooms of a tree are joined by one door less.
     assert rows.sum() == 2 * (side // 2) ** 2 - 1
     ends.add((path[0], path[-1]))
-    assert (puzzle.read(puzzle.write(question)) == question).all()
+    assert (puzzle.examine(puzzle.write(question))[0] == question).all()
   assert len(ends) > 12
 
 
@@ -81,7 +81,7 @@ def test_a_symmetry_keeps_solution_and_split():
 
 def test_neighbouring_ends_need_no_path():
   maze = TREE.replace('G', ' ').replace('S ', 'SG').replace('|', '\n')
-  question = Maze(7).read(maze)
+  question = Maze(7).examine(maze).question
   assert Maze(7).solved(question, question)
 
 
@@ -99,6 +99,6 @@ def test_neighbouring_ends_need_no_path():
   ('#   #G#', '#  ##G#', 'free cells that S does not reach'),
 ])  # fmt: skip
 def test_refuses_a_maze_and_says_why(old, new, message):
-  Maze(7).read(TREE.replace('|', '\r\n'))
+  Maze(7).examine(TREE.replace('|', '\r\n'))
   with pytest.raises(ValueError, match=message):
-    Maze(7).read(TREE.replace(old, new).replace('|', '\n'))
+    Maze(7).examine(TREE.replace(old, new).replace('|', '\n'))

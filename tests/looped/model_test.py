@@ -144,6 +144,24 @@ def test_gradient_of_the_last_cycle_alone(latents):
   assert abs(last[-1] - gradient(everything, 1)[-1]).max() > 1e-3
 
 
+def test_feedback_has_no_gradient_of_the_iteration_before():
+  fields = dict(feedback=True, gradient='last', latents=2)
+  model, variables = make(**fields)
+
+  def gradient(stop):
+    def loss(params):
+      values = dict(variables, params=params)
+      return jnp.square(advanced(model, values, 2, stop)[0][-1]).mean()
+
+    return jax.grad(loss)(variables['params'])
+
+  given, expected = (
+    gradient(lambda state: state),
+    gradient(jax.lax.stop_gradient),
+  )
+  jax.tree.map(np.testing.assert_array_equal, given, expected)
+
+
 @pytest.mark.parametrize('reads', ['prefix', 'answer'])
 @pytest.mark.parametrize('where', ['head', 'trunk'])
 def test_gradient_of_the_score(where, reads):

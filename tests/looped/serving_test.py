@@ -16,7 +16,7 @@ from launch import predict
 from looped import rules
 from looped.maze import Maze
 from looped.model import LoopedModel
-from looped.policy import PuzzleReader, form_of
+from looped.policy import PuzzleReader, forms_of
 from looped.sudoku import Sudoku
 from serve_lib import bundle, http
 from serve_lib.chain import Failure, Grid
@@ -42,7 +42,7 @@ def engine_of(parts, backend='xla', **settings):
 def record(kind, attempt=0):
   """Scores `[R, N]` and answers `[R, N, S]` of a plain call, of one form."""
   model, variables = solvers.built(kind)
-  form = form_of(PUZZLE, attempt)
+  form = forms_of(PUZZLE, attempt + 1)[attempt]
   tokens = np.stack([form.apply(e.question) for e in puzzles()])
   call = jax.jit(solvers.task_of(model).outputs)
   outputs = call(*variables.values(), {'tokens': tokens})
@@ -57,7 +57,8 @@ def expected_of(kind, rule, attempts=1):
     scores, answers, tokens = record(kind, attempt)
     steps = rules.replay(rule, scores, answers, tokens)
     for row, n in enumerate(steps):
-      board = form_of(PUZZLE, attempt).undo(answers[row, n - 1])
+      form = forms_of(PUZZLE, attempt + 1)[attempt]
+      board = form.undo(answers[row, n - 1])
       candidates.append((row, n, -scores[row, n - 1], PUZZLE.write(board)))
   firsts = [min(c for c in candidates if c[0] == r) for r in range(len(tokens))]
   return [(n, board) for _, n, _, board in firsts]
@@ -133,6 +134,17 @@ def test_reasons_of_an_exit():
     assert (given_up == np.all(others, 0)).all()
   reasons = engine.monitor.snapshot()['reasons']
   assert reasons == {'given up': given_up.sum(), 'halted': (~given_up).sum()}
+  # Where none halts, one that was not given up is the answer, if there is one.
+  with engine_of(
+    served(Solver, attempts=2, **options | {'tau': 1.0})
+  ) as engine:
+    answers = engine.predict(typed())
+  assert (np.sum(others, 0) == 1).any()
+  for answer, gave_up in zip(answers, np.all(others, 0), strict=True):
+    reason, steps = ('given up', 1) if gave_up else ('last iteration', LIMIT)
+    assert answer.fields['exit_reason'] == reason
+    assert answer.fields['iterations'] == steps
+    assert answer.fields['verified'] != gave_up
   with engine_of(served(Solver, rule='all')) as engine:
     [answer] = engine.predict(typed(1))
   assert answer.as_dict() == {
@@ -152,6 +164,7 @@ BAD = [
   (7, 'expected a text, got int'),
   ({'puzzle': None}, 'expected a text, got NoneType'),
   ({'puzzle': typed()[0], 'tokens': [1]}, "expected the key 'puzzle'"),
+  ({'puzzle': typed()[0], 'text': typed()[1]}, "expected the key 'puzzle'"),
 ]
 
 
@@ -287,12 +300,20 @@ def test_another_reader_is_refused(written, tmp_path, name, value):
   ('serve.patience', dict(rule='all', patience=2)),
   ('serve.give_up', dict(rule='unchanged', give_up=0.5)),
   ('serve.iterations', dict(iterations=5)), ('serve.rule', dict(rule='never')),
+  ('serve.patience', dict(rule='unchanged', patience=1)),
   ('serve.attempts', dict(attempts=0)), ('serve.limit', dict(limit=0)),
   ('serve.attempts', dict(setting='guaranteed', attempts=2)),
 ])  # fmt: skip
 def test_an_illegal_option_is_named(field, options):
   with pytest.raises(ConfigError, match=f'^{field}: expected'):
     served(Solver, **options)
+
+
+def test_attempts_are_different_forms():
+  forms = forms_of(Maze(7), 8)
+  assert len({form.cells.tobytes() for form in forms}) == 8
+  with pytest.raises(ConfigError, match='attempts: expected at most 8'):
+    PuzzleReader(1, Maze(7), 9)
 
 
 def test_data_without_a_puzzle_are_not_served():

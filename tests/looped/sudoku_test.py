@@ -85,7 +85,7 @@ def test_a_puzzle_has_the_solution_and_guesses_of_a_plain_solver(rows, columns):
     solutions, guesses = plain(grid, rows, columns)
     assert solutions == [(answer - 1).tolist()]
     assert difficulty == guesses
-    assert (puzzle.read(puzzle.write(question)) == question).all()
+    assert (puzzle.examine(puzzle.write(question))[0] == question).all()
 
 
 def test_a_share_of_the_puzzles_is_minimal_and_the_hardest_draft_is_taken():
@@ -151,7 +151,7 @@ def test_verifier_is_the_plain_check(rows, columns):
 ])  # fmt: skip
 def test_refuses_a_board_and_says_why(text, message, monkeypatch):
   monkeypatch.setattr(sudoku, 'MAX_GUESSES', 500)
-  question = Sudoku().read(f'{BOARD[:27]}\n{BOARD[27:].replace(".", "0")}\n')
-  assert Sudoku().write(question) == BOARD
+  lines = f'{BOARD[:27]}\n{BOARD[27:].replace(".", "0")}\n'
+  assert Sudoku().write(Sudoku().examine(lines).question) == BOARD
   with pytest.raises(ValueError, match=message):
-    Sudoku().read(text)
+    Sudoku().examine(text)

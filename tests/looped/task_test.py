@@ -13,6 +13,7 @@ import scipy.special
 from flax import linen as nn
 
 from configs.looped import puzzles
+from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from looped.task import Carried, Unrolled, log_stable
 from train_lib import config_schema
@@ -28,7 +29,8 @@ def make(kind, loss=(), **fields):
   model = dict(name=NAME, width=8, num_heads=2, max_steps=COUNT, score_bias=0.0)
   defaults = dict(halting_weight=0.25, exploration=0.1, probabilities='softmax')
   loss = defaults | dict(loss)
-  task = kind(dict(model=model | fields, loss=loss, dtype='float32'), INFO)
+  config = dict(model=model | fields, loss=loss, dtype='float32', dataset={})
+  task = kind(config, INFO)
   rng = np.random.default_rng(0)
   shapes = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   return task, *jax.tree.map(
@@ -54,6 +56,13 @@ def log_softmax(logits, probabilities):
     return scipy.special.log_softmax(x, -1)
   s = np.where(x < 0, 1 / (1 - np.minimum(x, 0)), x + 1)
   return np.log(s / s.sum(-1, keepdims=True))
+
+
+def test_the_blank_is_that_of_the_puzzle():
+  config = puzzles.get_config('puzzle=sudoku4')
+  wrong = config_schema.validate(config, ['model.blank=2'])
+  with pytest.raises(ConfigError, match=r'model\.blank: expected 1, the'):
+    Setup(wrong)
 
 
 def test_stablemax_by_hand():
