@@ -5,13 +5,15 @@
 
 `all` runs all iterations of every row, in `slowest` a batch ends when its last
 row has halted, `slots` is a Python loop over steps of a batch that refills
-finished slots, `one row` runs a row at a time on each core, until it halts.
+finished slots, `one row` runs a row at a time on each core, until it halts, in
+XLA or in ONNX Runtime.
 
 With `--workdir` weights, rule and test puzzles are those of a run, and
 `--depths` is written: the iterations of its rows. Without a run the model is of
 6x6 Sudoku, its weights are random and halting is scripted: a checksum of a
 question picks the iterations from `--depths`, by default from 1 to 16. `cells`
-is the number of cells, of all rows, that differ from `all` where a row halts;
+is the number of cells, of all rows, in which answers differ from those that
+`all` iterations in XLA had where the row halts;
 `limit` is iterations / mean.
 """
 
@@ -20,6 +22,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -46,14 +49,14 @@ from looped.rules import AnswerRule
 from looped.sudoku import Sudoku
 from looped.task import chosen
 from serve_lib import loops
-from serve_lib.chain import Encoded, checked, doubling
+from serve_lib.chain import Encoded, Grid, Group, checked, doubling
 from serve_lib.engine import Engine
 from train_lib import loading
 
 BATCH = 256  # rows that are recorded at once
 BASE = 16  # generated puzzles; rows are symmetric forms of them
-NAMES = 'all', 'slowest', 'slots', 'one row'
-OVER = {name: f'over_{name.replace(" ", "_")}' for name in NAMES}
+NAMES = 'all', 'slowest', 'slots', 'one row, xla', 'one row, onnxruntime'
+OVER = {name: f'over_{re.sub("[, ]+", "_", name)}' for name in NAMES}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,13 +133,30 @@ def batched(chain: Any, questions: Any, batch: int, is_fixed: bool) -> Any:
   return np.asarray(answers).reshape(-1, cells)[:rows], np.ravel(steps)[:rows]
 
 
-def one_row(chain: Any, questions: Any) -> Any:
+def one_row(chain: Any, questions: Any, backend: str) -> Any:
   pool = concurrent.futures.ThreadPoolExecutor(machine.cores())
 
-  def answer(question: Any) -> Any:
+  def in_xla(question: Any) -> Any:
     return batched(chain, question[None], 1, False)[0][0]
 
+  answer = in_xla if backend == 'xla' else alone_in_onnx(chain)
   return lambda: np.stack([*pool.map(answer, questions)])
+
+
+def alone_in_onnx(chain: Any) -> Any:
+  from serve_lib.onnx.stages import OnnxStages
+
+  stages, name = OnnxStages(chain, Grid((1,), (1,))), chain.reader.NAME
+  start, again = (Group(n, VARIANT, 1) for n in range(2))
+
+  def answer(question: Any) -> Any:
+    carry, _ = stages.run(start, 1, {name: question[None, None]})
+    outputs = {'running': [True]}
+    while outputs['running'][0]:
+      carry, outputs = stages.run(again, 1, carry)
+    return outputs['answer'][0]
+
+  return answer
 
 
 def slots(chain: Any, questions: Any, batch: int) -> Any:
@@ -202,7 +222,10 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     candidate('all', lambda: batched(chain, questions, batch, True)[0]),
     candidate('slowest', lambda: batched(chain, questions, batch, False)[0]),
     candidate('slots', slots(chain, questions, batch)),
-    candidate('one row', one_row(chain, questions)),
+  ]
+  timed += [
+    candidate(f'one row, {backend}', one_row(chain, questions, backend))
+    for backend in flags.backends
   ]
   for options in itertools.product(flags.backends, flags.visits):
     name = 'engine, {}, {} in a visit'.format(*options)
@@ -279,7 +302,7 @@ def write_results(flags: Any, rows: report.Rows) -> None:
     report.write_csv(flags.results, [
       {name: row[name] for name in ('width', 'candidate')}
       | {'rows/s': row['rows_per_second'].text()}
-      | {f'over {name}': row[over].text() for name, over in OVER.items()}
+      | {f'over {name}': row[over].text() for name, over in OVER.items() if over in row}
       | {'mean iterations': row['mean'], 'limit': f'{row["limit"]:.2f}'}
       | {'of the limit': f'{row["share"]:.2f}', 'cells': row['cells']}
       for row in rows
