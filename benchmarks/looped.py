@@ -302,7 +302,7 @@ def write_results(flags: Any, rows: report.Rows) -> None:
     report.write_csv(flags.results, [
       {name: row[name] for name in ('width', 'candidate')}
       | {'rows/s': row['rows_per_second'].text()}
-      | {f'over {name}': row[over].text() for name, over in OVER.items() if over in row}
+      | {f'over {n}': row[key].text() for n, key in OVER.items() if key in row}
       | {'mean iterations': row['mean'], 'limit': f'{row["limit"]:.2f}'}
       | {'of the limit': f'{row["share"]:.2f}', 'cells': row['cells']}
       for row in rows

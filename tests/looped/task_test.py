@@ -16,7 +16,7 @@ from configs.looped import puzzles
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from looped.task import Carried, Unrolled, log_stable
-from train_lib import config_schema
+from train_lib import config_schema, loading, trainer
 from train_lib.build import Setup
 
 ROWS, CELLS, SYMBOLS, COUNT = 8, 6, 5, 3
@@ -160,6 +160,30 @@ def steps_of(devices=1, num_micro=1):
       state, metrics = step(state, setup.frozen, batch, {})
       records.append((jax.device_get(state), metrics['loss'].compute()))
   return records
+
+
+@pytest.mark.slow
+def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
+  config = puzzles.get_config('puzzle=sudoku4')
+  fields = [
+    'model.width=16', 'dataset.base=64', 'dataset.test_examples=16',
+    'batch_size=16', 'phases.0.steps=2', 'evals={}', 'mesh.data=1',
+  ]  # fmt: skip
+  trainer.train(config_schema.validate(config, fields), str(tmp_path))
+  source = loading.restore(tmp_path, loading.load_config(tmp_path)).variables
+  fields += ['seed=1', f'warm_start.workdir={tmp_path}']
+  setup = Setup(config_schema.validate(config, fields))
+  with jax.set_mesh(setup.mesh):
+    fresh = setup.init()
+    state = loading.start_from(fresh, setup.config.warm_start, setup.task)
+  for own, expected in (
+    (state.params, source['params']),
+    (state.model_state, source['model_state']),
+  ):
+    jax.tree.map(np.testing.assert_array_equal, own, expected)
+  trees = fresh.model_state, source['model_state']
+  own, start = (np.asarray(jax.tree.leaves(tree)[0]) for tree in trees)
+  assert abs(own - start).max() > 0.1
 
 
 @pytest.mark.slow
