@@ -97,7 +97,8 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   if 'fewshot' in names or flags.datasets:
     evals.setdefault('fewshot', {'type': 'fewshot'})
   if 'certificate' in names:
-    evals.setdefault('certificate', dict(type='certificate', split=split))
+    kind = registry.locate(config['task'], 'task').CERTIFICATE
+    evals.setdefault('certificate', dict(type=kind, split=split))
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'

@@ -1,4 +1,4 @@
-"""Answers texts or images with a trained model, one JSON object per line.
+"""Answers texts, images or puzzles with a model, one JSON object per line.
 
   python -m launch.predict --workdir=/tmp/sst2 < lines.jsonl > answers.jsonl
   python -m launch.predict --bundle=/tmp/sst2.bundle < lines.jsonl
@@ -6,10 +6,10 @@
       --thresholds=forum=0.95,news=0.8 --minimum_retention=forum=0.9
 
 A line is a string or {"text": ...} with optionally "pair", "source" and "id",
-{"image": PATH} or {"tokens": [...]}. Answers are in the order of the lines,
-{"id": 7, "label": "positive", "probabilities": {...}, ...}, or {"id": 7,
-"error": ...}. Warnings, drift and statistics go to stderr. docs/serving.md has
-the fields of answers and the options of each family.
+{"image": PATH}, {"tokens": [...]} or {"puzzle": ...}. Answers are in the order
+of the lines, {"id": 7, "label": "positive", "probabilities": {...}, ...}, or
+{"id": 7, "error": ...}. Warnings, drift and statistics go to stderr.
+docs/serving.md has the fields of answers and the options of each family.
 
 A run on a GLUE task answers whole splits of its data set, or of the official
 folders in --data, as files for the GLUE server; `ax` are the diagnostic rows:

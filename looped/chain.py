@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from core import fields
+from core import fields, registry
 from core.errors import ConfigError
 from looped import rules
 from looped.model import LoopedModel, evidence
 from looped.policy import LoopedPolicy, Options, PuzzleReader
 from looped.puzzle import Puzzle, puzzle_of
+from looped.rules import AnswerRule, Verified
 from serve_lib import certified, classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
@@ -25,8 +26,8 @@ from serve_lib.loops import Loop
 VARIANT = 'served'
 _BESIDE = {'setting', 'iterations'}  # options beside a certificate
 RULES = {
-  'score': rules.Score, 'unchanged': rules.Unchanged,
-  'verified': rules.Verified, 'all': rules.AllIterations,
+  'score': 'looped.rules:Score', 'unchanged': 'looped.rules:Unchanged',
+  'verified': 'looped.rules:Verified', 'all': 'looped.rules:AllIterations',
 }  # fmt: skip
 
 
@@ -146,28 +147,41 @@ class LoopedChain(Resizable):
     }
 
 
-def rule_of(options: Options, model: LoopedModel, puzzle: Puzzle) -> Any:
-  """Returns the rule that options describe; ConfigError of an unused one."""
-  kind: Any = RULES.get(options.rule, type(model.rule))
+def rule_of(
+  options: Options, own: Mapping[str, Any], model: LoopedModel, puzzle: Puzzle
+) -> Any:
+  """Returns the rule that options describe; `own` are fields of it.
+
+  Raises ConfigError for another class, and for fields that it has not.
+  """
+  kind: Any = type(model.rule)
   values = {} if options.rule else dict(vars(model.rule))
-  stated = {'tau', 'give_up', 'patience'}
-  changes = {
-    k: v for k, v in vars(options).items() if k in stated and v is not None
-  }
-  if kind is rules.Verified:
-    values['puzzle'] = puzzle
-  fields.check(kind, changes, 'serve', without=('puzzle',))
-  return kind(**values | changes)
+  if options.rule:
+    name = RULES.get(options.rule, options.rule)
+    legal = f"one of {', '.join(RULES)}, or 'package.module:Class'"
+    kind = registry.locate(name, 'serve.rule', AnswerRule, legal)
+  stated = {n: getattr(options, n) for n in ('tau', 'give_up', 'patience')}
+  changes = {n: v for n, v in stated.items() if v is not None} | dict(own)
+  for name in changes.keys() - kind.__dataclass_fields__.keys():
+    expected = f'nothing: the rule {kind.__name__} has no {name}'
+    raise ConfigError(f'serve.{name}', changes[name], expected)
+  values |= changes
+  values.pop('puzzle', None)
+  values = fields.check(kind, values, 'serve', without=('puzzle',))
+  return kind(**values, **{'puzzle': puzzle} if kind is Verified else {})
 
 
 def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
-  """Serves a solver; options: `looped.policy.Options`."""
+  """Serves a solver; options: `looped.policy.Options`, and `rule.FIELD`."""
+  own = {k[5:]: v for k, v in options.items() if k.startswith('rule.')}
+  options = {k: v for k, v in options.items() if not k.startswith('rule.')}
   chosen = classifier.read_options(Options, options)
   if run.lengths is not None:
     raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
   changed = {k for k, v in vars(chosen).items() if v != getattr(Options, k)}
-  if chosen.setting == GUARANTEED and (own := changed - _BESIDE):
-    name = min(own)
+  changed |= {'rule'} if own else set()
+  if chosen.setting == GUARANTEED and (others := changed - _BESIDE):
+    name = min(others)
     legal = 'nothing: the certificate holds for the rule and limit it names'
     raise ConfigError(f'serve.{name}', getattr(chosen, name), legal)
   puzzle = puzzle_of(task.config['dataset'])
@@ -176,7 +190,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     expected = f'a divisor of the {limit} iterations'
     raise ConfigError('serve.iterations', chosen.iterations, expected)
   reader = PuzzleReader(1, puzzle, chosen.attempts)
-  rule = rule_of(chosen, task.model, puzzle)
+  rule = rule_of(chosen, own, task.model, puzzle)
   if chosen.setting == GUARANTEED:
     rule = rules.AllIterations()  # which serves during drift
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
@@ -132,8 +132,9 @@ class LoopedPolicy(ClassifierPolicy):
 class Options:
   """Options of serving a solver; `tau`, `patience`, `give_up`: of the rule."""
 
-  # The model's rule, or another class of `looped.rules`.
-  rule: Literal['', 'score', 'unchanged', 'verified', 'all'] = ''
+  # 'score', 'unchanged', 'verified', 'all', 'package.module:Class', or '' for
+  # the model's own.
+  rule: str = ''
   tau: Share | None = None
   give_up: Share | None = None
   patience: Annotated[int, Interval(ge=1, le=10_000)] | None = None

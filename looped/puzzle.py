@@ -114,11 +114,11 @@ class Puzzle(abc.ABC):
 
   def parse(self, text: str, legal: str) -> Tokens:
     """Returns the tokens of a text of `legal` symbols, or raises ValueError."""
+    message = f'expected {self.side}x{self.side} cells, got {len(text)}'
+    require(len(text) == self.cells, 'wrong_length', message)
     wrong = sorted({*text} - {*legal})
     message = f'expected the characters {legal!r}, got {wrong[:1]}'
     require(not wrong, 'illegal_character', message)
-    message = f'expected {self.cells} cells, got {len(text)}'
-    require(len(text) == self.cells, 'wrong_length', message)
     return np.array([self.symbols.index(c) for c in text], np.int32)
 
 

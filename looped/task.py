@@ -34,12 +34,13 @@ class Unrolled(Classification):
 
   MODEL = LoopedModel
   SERVE = 'looped.chain:serve'
+  CERTIFICATE = 'looped.certificate:Evaluator'
   label_names = ()  # an answer is a board
   DECAY = '.*'  # of TRM; few parameters are not matrices
   PANELS = (('Solved', '% of the puzzles', 100.0, {'accuracy': 'all cells'}),)
 
   @dataclasses.dataclass(frozen=True)
-  class Loss:
+  class Loss(Classification.Loss):
     """Legal fields of `loss`."""
 
     halting_weight: Weight = 0.5
@@ -84,11 +85,16 @@ class Unrolled(Classification):
   def symbol_losses(
     self, logits: Float[Array, 'N B S V'], labels: Int[Array, 'B S']
   ) -> Float[Array, 'N B S']:
-    """Returns the cross-entropy of each cell in nats."""
-    if self.config['loss']['probabilities'] == 'stablemax':
+    """Returns the cross-entropy of each cell in nats, with label smoothing."""
+    loss = self.config['loss']
+    if loss['probabilities'] == 'stablemax':
       logits = log_stable(logits)
     labels = jnp.broadcast_to(labels, logits.shape[:-1])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    right = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    if not (smoothing := loss.get('label_smoothing')):
+      return right
+    all_symbols = -jax.nn.log_softmax(logits).mean(-1)
+    return (1.0 - smoothing) * right + smoothing * all_symbols
 
   def is_right(
     self, logits: Float[Array, '*N B S V'], batch: Batch
@@ -148,7 +154,7 @@ class Carried(Unrolled):
 
   PANELS: ClassVar[Any] = (
     *Unrolled.PANELS,
-    ('Iterations of a finished row', 'iterations', 1.0, {'steps': 'mean'}),
+    ('Iterations of a finished row', 'iterations', 1.0, {'iterations': 'mean'}),
   )
 
   def init_carry(self, rows: int) -> dict[str, Any]:
@@ -222,7 +228,8 @@ class Carried(Unrolled):
       return metrics
     carry = forward.out['carry']
     halted = carry['halted'] * forward.batch['mask']
-    return metrics | {'steps': Average.from_values(carry['steps'], halted)}
+    iterations = Average.from_values(carry['steps'], halted)
+    return metrics | {'iterations': iterations}
 
 
 def chosen(which: Bool[Array, ' B'], new: Any, old: Any) -> Any:

@@ -85,7 +85,8 @@ class ItemReader(Reader):
     if isinstance(item, Mapping):
       if set(item) != {self.NAME}:
         keys = ', '.join(sorted(map(str, item)))
-        raise InputError(f'item: expected the key {self.NAME!r}, got {keys}')
+        message = f'item: expected only the key {self.NAME!r}, got {keys}'
+        raise InputError(message)
       item = item[self.NAME]
     inputs = {self.NAME: self.convert(item)}
     return Encoded(inputs, self.length, variant, {})

@@ -43,6 +43,7 @@ class Task(abc.ABC):
 
   # 'module:function' that serves the task, imported then, or ''.
   SERVE: ClassVar[str] = ''
+  CERTIFICATE: ClassVar[str] = 'certificate'  # type of its evaluator
   # Pattern of the parameters with weight decay.
   DECAY: ClassVar[str] = r'(^|/)kernel$'
   # Metrics that terminal and figure show: title, unit, scale, {metric: label}.

@@ -11,7 +11,7 @@ Arguments after a colon:
 
 Puzzles are made from a seed and an index, without files; no puzzle of the test
 split is symmetric to one of training. `model.limit` is the number of iterations
-in evaluation. Results: docs/looped.md.
+in evaluation, and `model.rule` stops a served one. Results: docs/looped.md.
 """
 
 import ml_collections
@@ -40,6 +40,7 @@ def get_config(arg=''):
   c.model = dict(
     name='looped.model:LoopedModel', width=64, num_heads=4, depth=2,
     max_steps=8, limit=16, blank=blank, score_reads='answer',
+    rule=dict(name='looped.rules:Score', tau=0.9),
   )  # fmt: skip
   c.loss = dict(halting_weight=0.5)
   c.task = 'looped.task:Unrolled'

@@ -153,7 +153,7 @@ BAD = {
     (b'no image', 'image: undecodable'),
     (7, 'image: expected the path of a file, its bytes or an array, got int'),
     (np.zeros((4, 4, 2), np.uint8), 'image: wrong_shape'),
-    ({'picture': b''}, "item: expected the key 'image', got picture"),
+    ({'picture': b''}, "item: expected only the key 'image', got picture"),
     (InputError('line: not JSON'), 'line: not JSON'),
   ],
   'tokens': [
@@ -161,7 +161,7 @@ BAD = {
     (list('abcdefgh'), 'tokens: expected a row of integers'),
     ([[0]], 'tokens: expected a row of integers'),
     ([-1] * 8, r'tokens: expected a row of integers .*, got -1 to -1'),
-    ({'text': 'x'}, "item: expected the key 'tokens'"),
+    ({'text': 'x'}, "item: expected only the key 'tokens'"),
   ],
 }
 

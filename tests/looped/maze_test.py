@@ -86,12 +86,12 @@ def test_neighbouring_ends_need_no_path():
 
 
 @pytest.mark.parametrize(('old', 'new', 'message'), [
-  ('#######|#S', '######|#S', 'expected 49 cells, got 48'),
+  ('#######|#S', '######|#S', 'expected 7x7 cells, got 48'),
   ('S', 'o', r"expected the characters '# SG', got \['o'\]"),
   ('S', ' ', 'expected one S'),
   ('S ', 'SG', 'expected one G'),
   ('#S', ' S', 'expected walls all around the maze'),
-  ('|# ###', '|# ####|', 'expected 49 cells, got 50'),
+  ('|# ###', '|# ####|', 'expected 7x7 cells, got 50'),
   ('|# ### #|', '|# #####|', 'no path leads from S to G'),
   ('#   #G#', '#    G#', 'expected no loops'),
   # A ring, and a cell apart: as many edges as in a tree.

@@ -156,15 +156,15 @@ def test_reasons_of_an_exit():
 
 
 BAD = [
-  (typed()[0][:-1], 'expected 16 cells, got 15'),
+  (typed()[0][:-1], 'expected 4x4 cells, got 15'),
   ('x' * 16, 'expected the characters'),
   ('11' + '.' * 14, 'row 1 has the digit 1 more than once'),
   ('123........4....', 'the board has no solution'),
   ('.' * 16, 'the board has several solutions; add digits'),
   (7, 'expected a text, got int'),
   ({'puzzle': None}, 'expected a text, got NoneType'),
-  ({'puzzle': typed()[0], 'tokens': [1]}, "expected the key 'puzzle'"),
-  ({'puzzle': typed()[0], 'text': typed()[1]}, "expected the key 'puzzle'"),
+  ({'puzzle': typed()[0], 'tokens': [1]}, "expected only the key 'puzzle'"),
+  ({'puzzle': typed()[0], 'text': typed()[1]}, "expected only the key 'puzzle'"),
 ]
 
 
@@ -303,6 +303,8 @@ def test_another_reader_is_refused(written, tmp_path, name, value):
   ('serve.patience', dict(rule='unchanged', patience=1)),
   ('serve.attempts', dict(attempts=0)), ('serve.limit', dict(limit=0)),
   ('serve.attempts', dict(setting='guaranteed', attempts=2)),
+  ('serve.rule', dict(rule='halting.token_rules:ACT')),
+  ('serve.never', {'rule.never': 1}), ('serve.tau', {'rule.tau': 2.0}),
 ])  # fmt: skip
 def test_an_illegal_option_is_named(field, options):
   with pytest.raises(ConfigError, match=f'^{field}: expected'):
@@ -314,6 +316,14 @@ def test_attempts_are_different_forms():
   assert len({form.cells.tobytes() for form in forms}) == 8
   with pytest.raises(ConfigError, match='attempts: expected at most 8'):
     PuzzleReader(1, Maze(7), 9)
+
+
+def test_a_rule_by_its_class_and_fields():
+  options = {'rule': 'looped.rules:Unchanged', 'rule.patience': 3}
+  chain, _ = served(Solver, **options)
+  assert chain.model.rule == rules.Unchanged(3)
+  chain, _ = served(Solver, tau=0.75)  # the model's, with another field
+  assert chain.model.rule == rules.Score(tau=0.75)
 
 
 def test_data_without_a_puzzle_are_not_served():

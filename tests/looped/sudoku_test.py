@@ -139,7 +139,7 @@ def test_verifier_is_the_plain_check(rows, columns):
 
 
 @pytest.mark.parametrize(('text', 'message'), [
-  (BOARD[:-1], 'expected 81 cells, got 80'),
+  (BOARD[:-1], 'expected 9x9 cells, got 80'),
   (BOARD[:-1] + 'x', r"expected the characters '\.123456789', got \['x'\]"),
   ('55' + BOARD[2:], 'row 1 has the digit 5 more than once'),
   ('6' + BOARD[1:], 'column 1 has the digit 6 more than once'),

@@ -73,9 +73,9 @@ def test_stablemax_by_hand():
 @pytest.mark.parametrize('blank', [0, 1])
 @pytest.mark.parametrize('probabilities', ['softmax', 'stablemax'])
 def test_loss_and_metrics_in_numpy(blank, probabilities):
-  task, params, state = make(
-    Unrolled, {'probabilities': probabilities}, blank=blank
-  )
+  smoothing = 0.2 * (probabilities == 'softmax')
+  loss = {'probabilities': probabilities, 'label_smoothing': smoothing}
+  task, params, state = make(Unrolled, loss, blank=blank)
   batch = make_batch(task, params, state)
   _, out = task.apply(params, state, batch)
   logits, q = np.asarray(out['logits']), np.float64(out['scores'])
@@ -87,7 +87,9 @@ def test_loss_and_metrics_in_numpy(blank, probabilities):
   for n, b in np.ndindex(COUNT, ROWS):
     log = log_softmax(logits[n, b], probabilities)
     cells = np.flatnonzero(counts[b])
-    losses[n, b] = -sum(log[c, label[b, c]] for c in cells) / max(len(cells), 1)
+    for c in cells:
+      own = (1 - smoothing) * log[c, label[b, c]] + smoothing * log[c].mean()
+      losses[n, b] -= own / len(cells)
     right = all(logits[n, b, c].argmax() == label[b, c] for c in cells)
     halting[n, b] = np.log1p(np.exp(q[n, b])) - right * q[n, b]
   expected = ((losses + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
