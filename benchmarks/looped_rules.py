@@ -33,6 +33,7 @@ from launch.command_line import Count, Positive
 from looped import certificate, rules, stops
 
 DATA_SEED = 2  # of the further puzzles; configurations have 0
+LEAST = 20  # rows of a difficulty that is drawn
 SAMPLED = 4  # one of so many rows is in a sample
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
 CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
@@ -40,8 +41,8 @@ SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
               (stops.VERIFIED, 0.0))  # fmt: skip
 TITLES = {
   'accuracy': 'solved %', 'iterations': 'iterations', 'lost': 'lost %',
-  'speed': 'rows/s', 'violated': 'violated %', 'saved': 'saved %',
-  'verified': 'verifier saves %',
+  'speed': 'rows/s', 'speedup': 'speed-up', 'violated': 'violated %',
+  'saved': 'saved %', 'verified': 'verifier saves %',
 }  # fmt: skip
 
 
@@ -65,8 +66,8 @@ class Flags:
 def write(flags: Any) -> None:
   runs, levels = zip(*(measure(run, flags) for run in flags.runs), strict=True)
   path, names = pathlib.Path(flags.results), [*TITLES]
-  certified = ['lost', *names[4:]]
-  shown = names[: 4 if flags.rounds else 3]
+  certified = ['lost', *names[5:]]
+  shown = names[: 5 if flags.rounds else 3]
   tables = {'': (SHOWN, shown), '_certificates': (CERTIFICATES, certified)}
   for suffix, (keys, columns) in tables.items():
     table = [
@@ -100,10 +101,12 @@ def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
       for key, rule in rules_of(record, puzzle, flags).items()
     }
     speeds = timed(workdir, chains, arrays['tokens'][: flags.timed], flags)
-    for key, rows_per_second in speeds.items():
-      table[key] = table[key] | {'speed': rows_per_second}
+    for key, values in speeds.items():
+      table[key] = table[key] | values
   steps = 1 + certificate.stops_of(record, [rules.Score()])[0]
-  levels = {n: steps[hard == n].mean() for n in np.unique(hard).tolist()}
+  values, counts = np.unique(hard, return_counts=True)
+  common = values[counts >= min(LEAST, counts.max())].tolist()
+  levels = {n: steps[hard == n].mean() for n in common}
   return table, levels
 
 
@@ -123,8 +126,8 @@ def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
 
 def timed(
   workdir: str, chains: Any, questions: Any, flags: Any
-) -> dict[Any, float]:
-  """Returns rows/s of the engine by the keys of the chains."""
+) -> dict[Any, dict[str, float]]:
+  """Returns 'speed', the engine's rows/s, and 'speedup' over all iterations."""
 
   def candidate(key: Any) -> timing.Candidate:
     def make() -> timing.Call:
@@ -138,7 +141,7 @@ def timed(
   lengths = dict(rounds=flags.rounds, warmup=2)
   with timing.Hosts() as hosts:
     rows, _ = timing.run(candidates, case, hosts, **lengths)
-  speeds = (row['speed'].median for row in rows)
+  speeds = ({k: row[k].median for k in ('speed', 'speedup')} for row in rows)
   return dict(zip(chains, speeds, strict=True))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import pathlib
 import time
 import types
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from core import registry
 from core.errors import ConfigError
 from launch import predict
 from looped import rules
@@ -164,7 +166,10 @@ BAD = [
   (7, 'expected a text, got int'),
   ({'puzzle': None}, 'expected a text, got NoneType'),
   ({'puzzle': typed()[0], 'tokens': [1]}, "expected only the key 'puzzle'"),
-  ({'puzzle': typed()[0], 'text': typed()[1]}, "expected only the key 'puzzle'"),
+  (
+    {'puzzle': typed()[0], 'text': typed()[1]},
+    "expected only the key 'puzzle'",
+  ),
 ]
 
 
@@ -324,6 +329,20 @@ def test_a_rule_by_its_class_and_fields():
   assert chain.model.rule == rules.Unchanged(3)
   chain, _ = served(Solver, tau=0.75)  # the model's, with another field
   assert chain.model.rule == rules.Score(tau=0.75)
+
+
+def test_the_rule_of_the_page(tmp_path, monkeypatch):
+  page = pathlib.Path(__file__).parents[2] / 'docs/looped.md'
+  code = page.read_text().partition('```python\n')[2].partition('```')[0]
+  (tmp_path / 'slow.py').write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(registry, '_trusted', {'slow', *registry._trusted})
+  with engine_of(served(Solver, rule='slow:Twice')) as engine:
+    answers = engine.predict(typed())
+  with engine_of(served(Solver)) as engine:
+    first = engine.predict(typed())
+  for answer, one in zip(answers, first, strict=True):
+    assert answer.fields['iterations'] == one.fields['iterations'] + 1
 
 
 def test_data_without_a_puzzle_are_not_served():
