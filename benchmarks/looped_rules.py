@@ -103,9 +103,9 @@ def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
     speeds = timed(workdir, chains, arrays['tokens'][: flags.timed], flags)
     for key, values in speeds.items():
       table[key] = table[key] | values
-  steps = 1 + certificate.stops_of(record, [rules.Score()])[0]
-  values, counts = np.unique(hard, return_counts=True)
-  common = values[counts >= min(LEAST, counts.max())].tolist()
+  steps = 1 + certificate.stops_of(record, [rules.Score(0.5)])[0]
+  found, counts = np.unique(hard, return_counts=True)
+  common = found[counts >= min(LEAST, counts.max())].tolist()
   levels = {n: steps[hard == n].mean() for n in common}
   return table, levels
 
@@ -115,7 +115,7 @@ def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
   limits = flags.epsilon, flags.delta, flags.patience
   chosen: Any = {
     FULL: rules.AllIterations(),
-    (stops.SCORE, 0.5): rules.Score(),
+    (stops.SCORE, 0.5): rules.Score(0.5),
     (stops.SAME, 2.0): rules.Unchanged(),
     (stops.VERIFIED, 0.0): rules.Verified(puzzle),
   }

@@ -84,11 +84,12 @@ class AllIterations(AnswerRule):
 class Score(AnswerRule):
   """The model's own opinion: probability of a right answer >= tau.
 
-  With tau = 1/2 the rule of TRM's training (`q > 0`). After `patience`
-  iterations a row also stops where the probability is below `give_up`.
+  With tau = 1/2 the rule of TRM's training (`q > 0`), which stops too early.
+  After `patience` iterations a row also stops where the probability is below
+  `give_up`.
   """
 
-  tau: Share = 0.5
+  tau: Share = 0.9
   give_up: Share = 0.0
   patience: Count = 1
 

@@ -40,7 +40,7 @@ def get_config(arg=''):
   c.model = dict(
     name='looped.model:LoopedModel', width=64, num_heads=4, depth=2,
     max_steps=8, limit=16, blank=blank, score_reads='answer',
-    rule=dict(name='looped.rules:Score', tau=0.9),
+    rule=dict(name='looped.rules:Score'),
   )  # fmt: skip
   c.loss = dict(halting_weight=0.5)
   c.task = 'looped.task:Unrolled'

@@ -24,11 +24,11 @@ ROWS, COUNT = NUMBERS.shape
 
 @pytest.mark.parametrize(('rule', 'expected'), [
   (rules.AllIterations(), [5, 5, 5]),
-  (Score(), [3, 5, 1]),
+  (Score(0.5), [3, 5, 1]),
   (Score(tau=0.9), [4, 5, 1]),
   (Score(tau=1.0), [5, 5, 5]),
-  (Score(give_up=0.05), [3, 1, 1]),
-  (Score(give_up=0.2, patience=2), [3, 2, 1]),
+  (Score(0.5, give_up=0.05), [3, 1, 1]),
+  (Score(0.5, give_up=0.2, patience=2), [3, 2, 1]),
   (Unchanged(), [3, 2, 5]),
   (Unchanged(patience=3), [5, 3, 5]),
   (Verified(PUZZLE), [2, 5, 4]),

@@ -29,7 +29,7 @@ from tests.looped.solvers import LIMIT, PUZZLE, Solver, puzzles, served, typed
 from tests.serve_lib import bundle_test
 
 RULES = {
-  'score': rules.Score(), 'unchanged': rules.Unchanged(3),
+  'score': rules.Score(0.5), 'unchanged': rules.Unchanged(3),
   'verified': rules.Verified(PUZZLE), 'all': rules.AllIterations(),
 }  # fmt: skip
 BACKENDS = pytest.mark.parametrize('backend', ['xla', 'onnxruntime'])
@@ -68,9 +68,9 @@ def expected_of(kind, rule, attempts=1):
 
 @BACKENDS
 @pytest.mark.parametrize(('kind', 'options'), [
-  (LoopedModel, dict(rule='score')),
-  (LoopedModel, dict(rule='score', iterations=3)),
-  (LoopedModel, dict(rule='score', attempts=3, iterations=2)),
+  (LoopedModel, dict(rule='score', tau=0.5)),
+  (LoopedModel, dict(rule='score', tau=0.5, iterations=3)),
+  (LoopedModel, dict(rule='score', tau=0.5, attempts=3, iterations=2)),
   (LoopedModel, dict(rule='unchanged', patience=3)),
   (Solver, dict(rule='verified')),
   (Solver, dict(rule='verified', attempts=4)),
