@@ -17,13 +17,13 @@ from looped import rules
 from looped.model import LoopedModel, evidence
 from looped.policy import LoopedPolicy, Options, PuzzleReader
 from looped.puzzle import Puzzle, puzzle_of
-from looped.rules import AnswerRule, Verified
+from looped.rules import AnswerRule
 from serve_lib import certified, classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
 from serve_lib.loops import Loop
 
-VARIANT = 'served'
+VARIANT, ROWS = 'served', 2  # rows of the check of a rule
 _BESIDE = {'setting', 'iterations'}  # options beside a certificate
 RULES = {
   'score': 'looped.rules:Score', 'unchanged': 'looped.rules:Unchanged',
@@ -166,9 +166,28 @@ def rule_of(
     expected = f'nothing: the rule {kind.__name__} has no {name}'
     raise ConfigError(f'serve.{name}', changes[name], expected)
   values |= changes
-  values.pop('puzzle', None)
-  values = fields.check(kind, values, 'serve', without=('puzzle',))
-  return kind(**values, **{'puzzle': puzzle} if kind is Verified else {})
+  extra = {'puzzle': puzzle} if 'puzzle' in kind.__dataclass_fields__ else {}
+  values = {n: v for n, v in values.items() if n not in extra}
+  rule = kind(**fields.check(kind, values, 'serve', [*extra]), **extra)
+  check_rule(rule, puzzle.cells)
+  return rule
+
+
+def check_rule(rule: AnswerRule, cells: int) -> None:
+  """Raises ConfigError for a rule that JAX cannot run, or of another shape."""
+  tokens = jnp.zeros((ROWS, cells), jnp.int32)
+  seen = rules.Evidence(jnp.zeros(ROWS), tokens, tokens, tokens)
+
+  def step(seen: Any) -> Any:
+    return rule.step(rule.start(seen.score > 0), seen, False)[0]
+
+  try:
+    shape = jax.eval_shape(step, seen).running.shape
+  except (TypeError, ValueError) as error:  # NumPy, an `if`, other shapes
+    shape = str(error).partition('\n')[0]
+  if shape != (ROWS,):
+    expected = f'a rule whose `stops` returns bool [B] in JAX ({shape})'
+    raise ConfigError('serve.rule', registry.name_of(type(rule)), expected)
 
 
 def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:

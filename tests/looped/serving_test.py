@@ -1,6 +1,7 @@
 """Serving solvers: answers of a plain call, readers, bundles, HTTP."""
 
 import asyncio
+import dataclasses
 import io
 import json
 import pathlib
@@ -329,6 +330,27 @@ def test_a_rule_by_its_class_and_fields():
   assert chain.model.rule == rules.Unchanged(3)
   chain, _ = served(Solver, tau=0.75)  # the model's, with another field
   assert chain.model.rule == rules.Score(tau=0.75)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(rules.AnswerRule):
+  kind: int = 0
+
+  def stops(self, steps, same, evidence):
+    return {
+      0: lambda: np.asarray(evidence.score) > 0,
+      1: lambda: evidence.answer == evidence.before,
+      2: lambda: steps.astype('float32'),
+      3: lambda: steps > 3 if steps[0] > 3 else steps > 2,
+    }[self.kind]()
+
+
+@pytest.mark.parametrize('kind', range(4))
+def test_a_rule_that_cannot_run_is_refused_at_the_start(kind, monkeypatch):
+  monkeypatch.setattr(registry, '_trusted', {'tests', *registry._trusted})
+  options = {'rule': registry.name_of(Wrong), 'rule.kind': kind}
+  with pytest.raises(ConfigError, match=r'serve\.rule: expected a rule whose'):
+    served(Solver, **options)
 
 
 def test_the_rule_of_the_page(tmp_path, monkeypatch):
