@@ -62,7 +62,7 @@ def items_of(task, count):
 @pytest.mark.parametrize(
   ('key', 'backend'),
   [
-    ('tokens', 'xla'),
+    pytest.param('tokens', 'xla', marks=pytest.mark.slow),
     pytest.param('image', 'xla', marks=pytest.mark.nightly),
     ('image', 'onnxruntime'),
   ],

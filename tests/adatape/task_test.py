@@ -54,6 +54,7 @@ def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   assert loss == pytest.approx(want, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_mixup_is_of_the_cross_entropy_and_the_tape(case):
   task, params, batch, *_ = case
   apply, loss = task.apply, dict(label_smoothing=0.1, mixup=0.0)

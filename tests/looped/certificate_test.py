@@ -140,6 +140,7 @@ def test_a_certified_rule_is_served(tmp_path, caplog):
     guaranteed(tmp_path / 'none', variables)
 
 
+@pytest.mark.slow
 def test_without_a_certified_rule_all_iterations_are_served(tmp_path):
   _, variables = solvers.built(Solver)
   results = measured(tmp_path, variables, rows=100)

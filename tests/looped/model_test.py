@@ -121,7 +121,9 @@ def test_the_last_answer_is_read():
   assert abs(before[1] - after[1]).max() > 1e-2
 
 
-@pytest.mark.parametrize('latents', [1, 2])
+@pytest.mark.parametrize(
+  'latents', [pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_gradient_of_the_last_cycle_alone(latents):
   """3 cycles are 3 iterations of 1, with a gradient through the last."""
   fields = TRM | dict(

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import io
 import json
 import pathlib
@@ -34,6 +35,9 @@ RULES = {
   'verified': rules.Verified(PUZZLE), 'all': rules.AllIterations(),
 }  # fmt: skip
 BACKENDS = pytest.mark.parametrize('backend', ['xla', 'onnxruntime'])
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def engine_of(parts, backend='xla', **settings):
@@ -70,13 +74,13 @@ def expected_of(kind, rule, attempts=1):
 @BACKENDS
 @pytest.mark.parametrize(('kind', 'options'), [
   (LoopedModel, dict(rule='score', tau=0.5)),
-  (LoopedModel, dict(rule='score', tau=0.5, iterations=3)),
+  slow(LoopedModel, dict(rule='score', tau=0.5, iterations=3)),
   (LoopedModel, dict(rule='score', tau=0.5, attempts=3, iterations=2)),
-  (LoopedModel, dict(rule='unchanged', patience=3)),
-  (Solver, dict(rule='verified')),
+  slow(LoopedModel, dict(rule='unchanged', patience=3)),
+  slow(Solver, dict(rule='verified')),
   (Solver, dict(rule='verified', attempts=4)),
-  (Solver, dict(rule='unchanged', patience=3)),
-  (Solver, dict(rule='all', iterations=2)),
+  slow(Solver, dict(rule='unchanged', patience=3)),
+  slow(Solver, dict(rule='all', iterations=2)),
 ])  # fmt: skip
 def test_a_row_is_answered_as_if_it_were_alone(backend, kind, options):
   rule, attempts = RULES[options['rule']], options.get('attempts', 1)

@@ -150,7 +150,8 @@ def ours(mix):
   )  # fmt: skip
   loss = dict(halting_weight=0.5, exploration=0.0, probabilities='stablemax')
   info = DatasetInfo('tokens', (CELLS,), 'int32', SYMBOLS, (), 1, SYMBOLS)
-  task = Carried(dict(model=model, loss=loss, dtype='float64'), info)
+  config = dict(model=model, loss=loss, dtype='float64', dataset={})
+  task = Carried(config, info)
   settings = dataclasses.asdict(config_schema.Optimizer(
     name='adam_atan2', lr=RATE, b1=B1, b2=B2, weight_decay=DECAY,
     clip_norm=0.0, schedule='constant', warmup_steps=0.0,

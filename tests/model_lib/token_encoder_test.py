@@ -140,7 +140,11 @@ def test_parameters_are_those_of_the_vit_and_flops_the_compilers(fields, pool):
 # ONNX Runtime has no translation of the gather that merges tokens.
 @pytest.mark.parametrize(
   ('fields', 'backend'),
-  [(PRUNED, 'xla'), (PRUNED, 'onnxruntime'), (MERGED, 'xla')],
+  [
+    pytest.param(PRUNED, 'xla', marks=pytest.mark.slow),
+    (PRUNED, 'onnxruntime'),
+    pytest.param(MERGED, 'xla', marks=pytest.mark.slow),
+  ],
 )
 def test_the_engine_serves_it(fields, backend):
   if backend == 'onnxruntime':

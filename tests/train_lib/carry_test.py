@@ -141,6 +141,7 @@ def train(workdir, steps=6, devices=1, every=3):
   return find(workdir).read()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits_also_on_other_devices(tmp_path):
   expected = train(tmp_path / 'whole')
   shutil.rmtree(tmp_path / 'whole' / 'checkpoints' / '6')

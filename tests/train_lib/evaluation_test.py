@@ -52,6 +52,7 @@ def row(line):
   return {k: v for k, v in values if not k.startswith('time/')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('checkpoint', [dict(every_steps=2), *(
   pytest.param(one, marks=pytest.mark.nightly)
   for one in ({}, dict(best_metric='test/top5_accuracy'))
