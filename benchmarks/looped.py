@@ -226,7 +226,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   ]
   timed += [
     candidate(f'one row, {backend}', one_row(chain, questions, backend))
-    for backend in flags.backends
+    for backend in dict.fromkeys(('xla', *flags.backends))
   ]
   for options in itertools.product(flags.backends, flags.visits):
     name = 'engine, {}, {} in a visit'.format(*options)

@@ -134,6 +134,8 @@ def write_records(root: pathlib.Path) -> pathlib.Path:
 
 def write_sudoku(root: pathlib.Path) -> pathlib.Path:
   """Writes train.csv and test.csv of one grid with other digits."""
+  from looped.sudoku import Sudoku  # after the import hook
+
   rows, columns = np.indices((9, 9))
   grid = (3 * rows + rows // 3 + columns).ravel() % 9
   rng = np.random.default_rng(0)
@@ -141,7 +143,10 @@ def write_sudoku(root: pathlib.Path) -> pathlib.Path:
     lines = ['source,question,answer,rating']
     for number in range(16):
       answer = 1 + rng.permutation(9)[grid]
-      question = np.where(rng.random(81) < 0.5, answer, 0)
+      solutions = [None] * 2
+      while len(solutions) > 1:
+        question = np.where(rng.random(81) < 0.6, answer, 0)
+        solutions, _ = Sudoku().solutions(np.int32(question + 1))
       pair = (''.join(map(str, x)) for x in (question, answer))
       lines.append(','.join(['standin', *pair, str(number)]))
     write_lines(root / f'sudoku/{split}.csv', lines)
