@@ -162,6 +162,7 @@ def test_feedback_has_no_gradient_of_the_iteration_before():
     gradient(jax.lax.stop_gradient),
   )
   jax.tree.map(np.testing.assert_array_equal, given, expected)
+  assert given['iteration']['answer']['kernel'].any()
 
 
 @pytest.mark.parametrize('reads', ['prefix', 'answer'])
