@@ -207,12 +207,17 @@ def _declare(parser: argparse.ArgumentParser, kind: Any) -> None:
   for field in dataclasses.fields(kind):
     default, text = field.default, field.metadata['words']
     needed = default is dataclasses.MISSING
-    options: dict[str, Any] = dict(dest=field.name, default=argparse.SUPPRESS)
+    options: dict[str, Any] = dict(default=argparse.SUPPRESS)
+    is_flag = _names(field)[0].startswith('-')  # else it has a position
+    if is_flag:
+      options |= dict(dest=field.name)
     if field.type is bool:
       options |= dict(action='store_true')
     else:
-      options |= dict(type=fields.Unread, required=needed)
+      options |= dict(type=fields.Unread)
       options |= dict(metavar=field.metadata['metavar'])
+      if is_flag:
+        options |= dict(required=needed)
       if field.metadata['many']:
         options |= dict(action='append', type=str)
       if default and not needed:

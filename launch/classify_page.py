@@ -1,0 +1,209 @@
+"""The page of `launch.classify`: quality, speed, confusion, texts; as files.
+
+Test rows are read here for the first time after the trainings, and nothing is
+chosen on them.
+"""
+
+import csv
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core import files
+from eval_lib import confusion, plots, report
+
+DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
+RESULT = 'result.json'
+SPLIT = 'test'
+SHOWN_ROWS, SHOWN_CHARACTERS = 5, 96  # of the texts on the page
+SPLITS = 'train', 'validation', SPLIT
+COLUMNS = ('label', 'answer', 'confidence', 'depth', 'text')
+
+
+def write(out: pathlib.Path, pretrained: str) -> None:
+  """Writes report.json, test_answers.csv, and report.png and .pdf into `out`.
+
+  Raises the errors of reading the runs in `out`.
+  """
+  rows, sizes = answers(str(out / ADAPTIVE))
+  summary = {
+    'rows': sizes,
+    'accuracy': accuracies(out, pretrained, rows),
+    'speed': speeds(out),
+    'certificate': words(certified(out / ADAPTIVE)),
+    'of_classes': confusion.table(
+      [row['label'] for row in rows], [row['answer'] for row in rows]
+    ),
+  }
+  files.write_json(out / 'report.json', summary)
+  report.write_csv(out / 'test_answers.csv', rows)
+  accuracy = summary['accuracy'].items()
+  table = [{'model': k, 'accuracy': v} for k, v in accuracy]
+  report.print_table(f'{sizes[SPLIT]} test rows', table, summary['certificate'])
+  with plots.if_installed():
+    draw(out / 'report.png', summary, rows)
+
+
+def answers(workdir: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+  """Returns the certified answers of the test rows, and rows of the splits.
+
+  Rows have the columns `COLUMNS`; 'depth' is the number of layers.
+  """
+  from dataset_lib import builder
+  from serve_lib.chain import checked
+  from serve_lib.engine import Engine
+  from train_lib import loading
+
+  config = loading.load_config(workdir)
+  sources = {one: builder.build_source(config.dataset, one) for one in SPLITS}
+  test, names = sources[SPLIT], sources[SPLIT].info.class_names
+  items = [test.item(index) for index in range(len(test))]
+  options = {'tau': 'guaranteed'}
+  with Engine(*loading.serve(workdir, options=options)) as engine:
+    given = checked(engine.predict(items))
+  rows = [
+    {
+      'label': names[test.record(index)['label']],
+      'answer': answer.label,
+      'confidence': max(answer.probabilities.values()),
+      'depth': answer.fields['depth'],
+      'text': ' | '.join(v for k, v in item.items() if k in ('text', 'pair')),
+    }
+    for index, (item, answer) in enumerate(zip(items, given, strict=True))
+  ]
+  return rows, {name: len(source) for name, source in sources.items()}
+
+
+def accuracies(
+  out: pathlib.Path, pretrained: str, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+  """Returns the test accuracies of the models and of a simple baseline."""
+  from launch import text_baseline
+
+  results = {
+    name: files.read_object(out / name / RESULT)[f'{SPLIT}/accuracy']
+    for name in (DENSE, ADAPTIVE)
+  }
+  baseline = text_baseline.accuracy(str(out / DENSE), pretrained)
+  served = np.mean([row['label'] == row['answer'] for row in rows])
+  return {
+    'dense': results[DENSE],
+    'adaptive, full depth': results[ADAPTIVE],
+    'adaptive, as served': float(served),
+    'embeddings + logistic regression': baseline,
+  }
+
+
+def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns milliseconds of a row with quartiles, by candidate and batch."""
+  return [
+    {
+      'candidate': row['candidate'],
+      'batch': int(row['batch']),
+      'milliseconds': [
+        1e3 * float(row[f'seconds{end}']) for end in ('', '_low', '_high')
+      ],
+    }
+    for row in _read_csv(out / SPEED / 'timings.csv')
+  ]
+
+
+def certified(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns the certificate of a run, {} without one."""
+  path = workdir / 'certificate.json'
+  if not path.exists():
+    return {}
+  return dict(files.read_object(path)['sources'][''])
+
+
+def words(certificate: Mapping[str, Any]) -> str:
+  """Returns what a certificate says, in a sentence."""
+  if not certificate:
+    return 'No certificate was made.'
+  rows, limit = certificate['rows'], f'{certificate["epsilon"]:.0%}'
+  sure = f'{1 - certificate["delta"]:.0%}'
+  if certificate['tau'] is None:
+    least = certificate['rows_needed']
+    return (
+      f'Nothing is certified on {rows} rows, so every row runs to full depth: '
+      f'a loss of at most {limit} with confidence {sure} needs at least {least} '
+      'rows. Label more: --labelled of launch.evaluate certifies again.'
+    )
+  return (
+    f'With confidence {sure} early exits lose at most {limit} of accuracy '
+    f'(threshold {certificate["tau"]:.4g}, certified on {rows} rows); '
+    f'{certificate["early"]:.0%} of these rows leave early.'
+  )
+
+
+def _read_csv(path: pathlib.Path) -> list[dict[str, str]]:
+  with path.open(newline='', encoding='utf-8') as file:
+    return [*csv.DictReader(file)]
+
+
+def draw(
+  path: pathlib.Path, summary: Mapping[str, Any], rows: Sequence[Any]
+) -> None:
+  """Draws the page as PNG and PDF."""
+  with plots.figure(path, rows, (11, 13)) as figure:
+    sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
+    title = f'{path.resolve().parent.name}: {sizes} rows\n'
+    figure.suptitle(title + summary['certificate'], x=0.01, ha='left')
+    top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
+    left, right = top.subplots(1, 2)
+    _bars(left, 'Accuracy of test rows, %', {
+      name: [100 * value] * 3 for name, value in summary['accuracy'].items()
+    })  # fmt: skip
+    _bars(right, 'Milliseconds for a row', {
+      f'{row["candidate"]}, batch {row["batch"]}': row['milliseconds']
+      for row in summary['speed']
+    })  # fmt: skip
+    confusion.plot(
+      middle.subplots(),
+      [row['label'] for row in rows], [row['answer'] for row in rows],
+    )  # fmt: skip
+    _texts(bottom, rows)
+
+
+def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
+  """Draws (value, lower, upper end) of each name as a bar with its number."""
+  middle, low, high = np.array([*values.values()]).reshape(-1, 3).T
+  places = np.arange(len(values))[::-1]
+  bars = axes.barh(
+    places, middle, xerr=(middle - low, high - middle), color=plots.COLOURS[0]
+  )
+  axes.bar_label(bars, [f'{value:.3g}' for value in middle], padding=4)
+  axes.set_yticks(places, [*values])
+  axes.set_xlim(0, max(high) * 1.15)
+  axes.set_title(title)
+  axes.grid(False)
+
+
+def _texts(figure: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Writes the cheapest, the dearest and wrong texts."""
+  order = sorted(rows, key=lambda row: (row['depth'], -row['confidence']))
+  wrong = [row for row in order if row['answer'] != row['label']]
+  parts = {
+    'Leave first': order[:SHOWN_ROWS],
+    'Leave last': order[-SHOWN_ROWS:][::-1],
+    f'Wrong ({len(wrong)} of {len(rows)}), surest first': sorted(
+      wrong, key=lambda row: -row['confidence']
+    )[:SHOWN_ROWS],
+  }
+  lines = []
+  for title, chosen in parts.items():
+    lines += [title, *map(_line, chosen), '']
+  figure.text(
+    0.01, 0.98, '\n'.join(map(plots.shown, lines)), va='top', fontsize=8,
+    family='monospace',
+  )  # fmt: skip
+
+
+def _line(row: Mapping[str, Any]) -> str:
+  text = ' '.join(row['text'].split())
+  short = text[:SHOWN_CHARACTERS] + '…' * (len(text) > SHOWN_CHARACTERS)
+  said = f'{row["depth"]:2d} layers  {row["confidence"]:4.0%}  {row["answer"]}'
+  wrong = row['answer'] != row['label']
+  return f'  {said}{f" (is {row["label"]})" * wrong}: {short}'
