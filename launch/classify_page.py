@@ -128,8 +128,8 @@ def words(certificate: Mapping[str, Any]) -> str:
     least = certificate['rows_needed']
     return (
       f'Nothing is certified on {rows} rows, so every row runs to full depth: '
-      f'a loss of at most {limit} with confidence {sure} needs at least {least} '
-      'rows. Label more: --labelled of launch.evaluate certifies again.'
+      f'a loss of at most {limit} with confidence {sure} needs at least '
+      f'{least} rows. Label more: --labelled of launch.evaluate certifies again.'
     )
   return (
     f'With confidence {sure} early exits lose at most {limit} of accuracy '
@@ -205,5 +205,6 @@ def _line(row: Mapping[str, Any]) -> str:
   text = ' '.join(row['text'].split())
   short = text[:SHOWN_CHARACTERS] + '…' * (len(text) > SHOWN_CHARACTERS)
   said = f'{row["depth"]:2d} layers  {row["confidence"]:4.0%}  {row["answer"]}'
-  wrong = row['answer'] != row['label']
-  return f'  {said}{f" (is {row["label"]})" * wrong}: {short}'
+  if row['answer'] != row['label']:
+    said += f' (is {row["label"]})'
+  return f'  {said}: {short}'

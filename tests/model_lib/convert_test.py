@@ -169,7 +169,7 @@ def test_a_checkpoint_is_recognised(tmp_path):
 
 def test_a_missing_package_says_what_to_install(monkeypatch):
   monkeypatch.setattr(convert, 'MINILM', 'no_such_package')
-  with pytest.raises(FileNotFoundError, match='no_such_package.*--no-deps'):
+  with pytest.raises(FileNotFoundError, match=r'no_such_package.*--no-deps'):
     convert.packaged_minilm()
 
 
