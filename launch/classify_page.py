@@ -129,7 +129,7 @@ def words(certificate: Mapping[str, Any]) -> str:
     return (
       f'Nothing is certified on {rows} rows, so every row runs to full depth: '
       f'a loss of at most {limit} with confidence {sure} needs at least '
-      f'{least} rows. Label more: --labelled of launch.evaluate certifies again.'
+      f'{least} rows. launch.evaluate --labelled certifies again on more.'
     )
   return (
     f'With confidence {sure} early exits lose at most {limit} of accuracy '
