@@ -24,7 +24,6 @@ from launch.command_line import Count, Workdir
 
 CONFIG, MINILM = 'configs/texts.py', 'minilm'
 DEFAULT_TAU = 0.9  # timed where no threshold is certified
-TIMED_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,7 @@ class Flags:
   )
   out: Workdir = flag('directory of all results', metavar='DIRECTORY')
   seed: Count = flag('of both trainings', 0)
+  timed_rows: Count = flag('test rows to time, 0 for none', 64)
   overrides: tuple[str, ...] = command_line.overrides_flag()
 
 
@@ -72,10 +72,10 @@ def run(flags: Flags) -> int | None:
       code = _run(command_line.training(config, out / name, overrides))
       if code:
         return code
-  if not (out / page.SPEED / page.RESULT).exists():
+  if flags.timed_rows and not (out / page.SPEED / page.RESULT).exists():
     tau = page.certified(out / page.ADAPTIVE).get('tau') or DEFAULT_TAU
     runs = [str(out / name) for name in (page.ADAPTIVE, page.DENSE, page.SPEED)]
-    if code := _run(timing(*runs, tau)):
+    if code := _run(timing(*runs, tau, flags.timed_rows)):
       return code
   page.write(out, pretrained)
   print(
@@ -85,12 +85,14 @@ def run(flags: Flags) -> int | None:
   return None
 
 
-def timing(workdir: str, dense: str, out: str, tau: float) -> list[str]:
+def timing(
+  workdir: str, dense: str, out: str, tau: float, rows: int
+) -> list[str]:
   """Returns the command that times both models, also in ONNX Runtime."""
   return [
     '-m', 'benchmarks.eat', f'--workdir={workdir}', f'--dense={dense}',
     '--split=test', f'--tau={tau}', f'--time=never,confidence={tau:g}',
-    '--prune_scales=1', '--peers=onnx', f'--rows={TIMED_ROWS}', '--warmup=8',
+    '--prune_scales=1', '--peers=onnx', f'--rows={rows}', '--warmup=8',
     f'--out={out}',
   ]  # fmt: skip
 

@@ -32,7 +32,11 @@ def write(out: pathlib.Path, pretrained: str) -> None:
     'rows': sizes,
     'accuracy': accuracies(out, pretrained, rows),
     'speed': speeds(out),
-    'certificate': words(certified(out / ADAPTIVE)),
+    'certificate': {
+      name: value
+      for name, value in certified(out / ADAPTIVE).items()
+      if name not in ('dataset', 'drift')
+    },
     'of_classes': confusion.table(
       [row['label'] for row in rows], [row['answer'] for row in rows]
     ),
@@ -41,7 +45,8 @@ def write(out: pathlib.Path, pretrained: str) -> None:
   report.write_csv(out / 'test_answers.csv', rows)
   accuracy = summary['accuracy'].items()
   table = [{'model': k, 'accuracy': v} for k, v in accuracy]
-  report.print_table(f'{sizes[SPLIT]} test rows', table, summary['certificate'])
+  said = words(summary['certificate'])
+  report.print_table(f'{sizes[SPLIT]} test rows', table, said)
   with plots.if_installed():
     draw(out / 'report.png', summary, rows)
 
@@ -98,6 +103,7 @@ def accuracies(
 
 def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
   """Returns milliseconds of a row with quartiles, by candidate and batch."""
+  path = out / SPEED / 'timings.csv'
   return [
     {
       'candidate': row['candidate'],
@@ -106,7 +112,7 @@ def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
         1e3 * float(row[f'seconds{end}']) for end in ('', '_low', '_high')
       ],
     }
-    for row in _read_csv(out / SPEED / 'timings.csv')
+    for row in (_read_csv(path) if path.exists() else ())
   ]
 
 
@@ -150,16 +156,19 @@ def draw(
   with plots.figure(path, rows, (11, 13)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    figure.suptitle(title + summary['certificate'], x=0.01, ha='left')
+    figure.suptitle(title + words(summary['certificate']), x=0.01, ha='left')
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
     _bars(left, 'Accuracy of test rows, %', {
       name: [100 * value] * 3 for name, value in summary['accuracy'].items()
     })  # fmt: skip
-    _bars(right, 'Milliseconds for a row', {
-      f'{row["candidate"]}, batch {row["batch"]}': row['milliseconds']
-      for row in summary['speed']
-    })  # fmt: skip
+    if summary['speed']:
+      _bars(right, 'Milliseconds for a row', {
+        f'{row["candidate"]}, batch {row["batch"]}': row['milliseconds']
+        for row in summary['speed']
+      })  # fmt: skip
+    else:
+      right.remove()
     confusion.plot(
       middle.subplots(),
       [row['label'] for row in rows], [row['answer'] for row in rows],

@@ -1,0 +1,98 @@
+"""Runs launch.classify on files of one's own, over several seeds.
+
+  python -m benchmarks.own_texts --data=FOLDER --workdir=/tmp/own_texts \\
+      --out=benchmarks/results/own_texts.csv
+
+Each file of the folder has the columns text and label, perhaps pair and group.
+A seed also chooses the splits. Accuracies are of test rows, in percent; minutes
+are of the whole command, without what an earlier call had finished.
+"""
+
+import csv
+import dataclasses
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from core import files
+from core.errors import ConfigError
+from core.fields import flag
+from eval_lib import report
+from launch import command_line
+from launch.command_line import Count
+
+OPTIONAL = 'pair', 'group'  # columns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  data: str = flag('a folder of CSV files', metavar='FOLDER')
+  workdir: str = flag('directory of all runs', metavar='DIRECTORY')
+  out: str = flag('where to write the rows', metavar='FILE.csv')
+  seeds: tuple[Count, ...] = flag('seeds of splits and trainings', (0, 1, 2))
+  timed_rows: Count = flag('test rows that are timed; 0 for none', 0)
+  pretrained: str = flag('see launch.classify', 'minilm')
+
+
+def run(flags: Flags) -> int | None:
+  paths = sorted(pathlib.Path(flags.data).glob('*.csv'))
+  if not paths:
+    raise ConfigError('--data', flags.data, 'a folder with CSV files')
+  rows = []
+  for path in paths:
+    for seed in flags.seeds:
+      rows.append(_row(path, seed, flags))
+      report.write_csv(flags.out, rows)
+  by_set = [_means([r for r in rows if r['set'] == p.stem]) for p in paths]
+  report.print_table(f'mean of {len(flags.seeds)} seeds', by_set)
+  return None
+
+
+def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
+  """Runs the command; returns a row of the table."""
+  out = pathlib.Path(flags.workdir, f'{path.stem}_{seed}')
+  with path.open(newline='', encoding='utf-8') as file:
+    header = next(csv.reader(file))
+  columns = [f'--{name}={name}' for name in OPTIONAL if name in header]
+  begin = time.monotonic()
+  subprocess.run(
+    [
+      sys.executable, '-m', 'launch.classify', str(path), f'--out={out}',
+      f'--seed={seed}', f'--config.dataset.split_seed={seed}', *columns,
+      f'--pretrained={flags.pretrained}', f'--timed_rows={flags.timed_rows}',
+    ],
+    check=True,
+  )  # fmt: skip
+  minutes = (time.monotonic() - begin) / 60
+  made = files.read_object(out / 'report.json')
+  certificate = made['certificate']
+  return {
+    'set': path.stem,
+    'seed': seed,
+    'rows': sum(made['rows'].values()),
+    'test_rows': made['rows']['test'],
+    **{name: round(100 * v, 2) for name, v in made['accuracy'].items()},
+    'epsilon': certificate.get('epsilon'),
+    'tau': certificate.get('tau'),
+    'saved': certificate.get('saved'),
+    'minutes': round(minutes, 2),
+  }
+
+
+def _means(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+  means: dict[str, Any] = {}
+  for name, value in rows[0].items():
+    values = [row[name] for row in rows]
+    if isinstance(value, float) and name not in ('tau', 'epsilon'):
+      means[name] = round(statistics.mean(values), 2)
+  return {'set': rows[0]['set']} | means
+
+
+main = command_line.Command('own_texts', __doc__, Flags, run, 'benchmarks')
+
+if __name__ == '__main__':
+  sys.exit(main())
