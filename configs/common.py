@@ -116,13 +116,22 @@ def layers(name: str, text: str) -> tuple[int, ...]:
 
 def depth_of(checkpoint: str) -> int:
   """Reads the number of layers of a run or of a Hugging Face model."""
+  return size_of(checkpoint, 'depth', 'num_hidden_layers', 'n_layers')
+
+
+def width_of(checkpoint: str) -> int:
+  """Reads the width of a run or of a Hugging Face model."""
+  return size_of(checkpoint, 'width', 'hidden_size', 'dim')
+
+
+def size_of(checkpoint: str, *names: str) -> int:
+  """Reads the first of these numbers of a run or of a Hugging Face model."""
   try:
     path = pathlib.Path(checkpoint, 'config.json')
     if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
       raise ValueError('config.json: expected a regular file of JSON')
     content = json.loads(path.read_bytes())
     content = content.get('model', content)
-    names = 'depth', 'num_hidden_layers', 'n_layers'
     return int(next(content[name] for name in names if name in content))
   except (
     OSError, ValueError, TypeError, AttributeError, StopIteration,

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from core.errors import BadRecord, UserError
@@ -39,31 +40,41 @@ class FaultCounts:
 class BadRecords(FaultCounts):
   """Counts distinct bad records of a split, of which a share is tolerated."""
 
+  LISTED = 20
+  FEW = 0.1  # a share, above which the file is damaged, not its records
+
   def __init__(self, num_examples: int, max_share: float):
     super().__init__()
     self._num_examples, self._max_share = num_examples, max_share
     self._rows: set[int] = set()
+    self._first: list[str] = []
 
   def count(self, bad: BadRecord, where: str, row: int) -> None:
     """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
+    self.count_all([(row, BadRecord(bad.kind, where, bad.message))])
+
+  def count_all(self, bad_rows: Iterable[tuple[int, BadRecord]]) -> None:
+    """Counts known bad records before it raises TooManyBadRecordsError."""
     size = self._num_examples
     tolerated = min(int(size * self._max_share), size - 1)
     with self._lock:
-      if row not in self._rows:  # not read again, as in a later epoch
-        self._rows.add(row)
-        self.add(bad.kind, file=where, row=row, message=bad.message)
+      for row, bad in bad_rows:
+        if row not in self._rows:  # not read again, as in a later epoch
+          self._rows.add(row)
+          self.add(bad.kind, file=bad.where, row=row, message=bad.message)
+          if len(self._first) < self.LISTED:
+            self._first.append(f'  {bad.where}: {bad.message}')
       if len(self._rows) <= tolerated:
         return
-    lines = [
-      f'{len(self._rows)} of {size} records are bad, tolerated are {tolerated} '
-      f'(share {self._max_share}):'
-    ]
-    for kind, entry in self.summary().items():
-      lines.append(f'  {kind}: {entry["count"]}')
-      place = '    {file} (row {row}): {message}'
-      lines += [place.format(**first) for first in entry['first']]
-    lines += [
-      'Repair or remove these records; for training, dataset.max_bad_share '
-      'sets the tolerated share. Evaluation tolerates none.'
-    ]
-    raise TooManyBadRecordsError('\n'.join(lines))
+    kinds = ', '.join(f'{k}: {v["count"]}' for k, v in self.summary().items())
+    advice = 'Repair or remove these records.'
+    if len(self._rows) <= size * self.FEW:
+      advice += ' For training, dataset.max_bad_share sets the tolerated share;'
+      advice += ' evaluation tolerates none.'
+    raise TooManyBadRecordsError(
+      '\n'.join((
+        f'{len(self._rows)} of {size} records are bad, tolerated are '
+        f'{tolerated} (share {self._max_share}); the first '
+        f'{len(self._first)}:', *self._first, f'By kind: {kinds}.', advice,
+      ))
+    )  # fmt: skip

@@ -26,6 +26,7 @@ SOURCES = {
   'records': 'dataset_lib.records.tfds:ImageRecords',
   'glue': 'dataset_lib.text_tasks:Glue',
   'probing': 'dataset_lib.text_tasks:Probing',
+  'texts': 'dataset_lib.texts:Texts',
   'tags': 'dataset_lib.tagged_words:TaggedWords',
   'pretraining': 'dataset_lib.pretraining:Pretraining',
 }
@@ -33,9 +34,10 @@ SOURCES = {
 Batch = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
 RowShapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes
 
-# Fields that determine how evaluation prepares an input.
+# Fields that determine how evaluation reads and prepares an input.
 _PREPARATION = (
-  'image_size', 'resize_small', 'tokenizer', 'max_length', 'length_buckets'
+  'image_size', 'resize_small', 'tokenizer', 'max_length', 'length_buckets',
+  'text', 'pair', 'label', 'source', 'kind', 'separator',
 )  # fmt: skip
 _MAX_THREADS = 32  # more threads are limited by the GIL
 
@@ -172,7 +174,7 @@ def sketch(
   Generated data are opened. Rows of texts have the greatest length; `classes`
   is for a data set whose fields do not tell.
   """
-  if not {'root', 'directory', 'data_dir'} & {*config}:
+  if not {'root', 'directory', 'data_dir', 'path'} & {*config}:
     data = build(
       config, split=split, train=True, seed=0, batch_size=1, num_threads=0
     )
@@ -221,8 +223,7 @@ class Dataset:
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
     self._bad_records = bad_records.BadRecords(total, max_share)
-    for row, bad in source.bad_rows:
-      self._bad_records.count(bad, bad.where, row)
+    self._bad_records.count_all(source.bad_rows)
 
   @property
   def bad_records(self) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,8 @@ SCALING = ('mean', 'std')
 LABELS = ('label_kind', 'num_classes', 'class_names')
 TOKENS = ('tokenizer', 'truncation_side')  # of `Tokenizer.preprocessing`
 PREPARED = ('resize_small', 'crop', *TOKENS)
-# Everything but the number of examples.
+ROWS = ('num_examples', 'splits')
+# Everything but the rows.
 ALL = (*INPUTS, *SCALING, *PREPARED, 'max_length', 'vocab_size', *LABELS)
 
 
@@ -53,6 +54,11 @@ def differences(
     if expected and (given or is_copy) and expected != given:
       if field == 'class_names':
         expected, given = _shown(expected, given), _shown(given, expected)
+      if field == 'splits':  # equal numbers of rows do not explain a difference
+        keys = [k for k in expected if expected[k] != given.get(k)]
+        expected, given = (
+          {k: x.get(k) for k in keys} for x in (expected, given)
+        )
       different.append(Difference(field, expected, given))
   return different
 
@@ -87,6 +93,15 @@ def check_inputs(
     expected, given = getattr(run, field), getattr(data, field)
     if given > expected > 0:
       raise Difference(field, expected, given).error(place, whose)
+
+
+def check_splits(run: DatasetInfo, data: DatasetInfo) -> None:
+  """Raises ConfigError where splits, made of a run's own rows, are others."""
+  whose = 'the run has: its rows changed, so that some it was trained on are '
+  whose += 'now in other splits. Restore the file, or name new rows by '
+  whose += 'dataset=(name=texts,path=FILE) with split=all; '
+  whose += 'allow_other_rows=True does not compare'
+  check(run, data, ('splits',), 'dataset', whose)
 
 
 def class_ids(

@@ -9,9 +9,6 @@ rows of a part are then sorted again by class and name.
 """
 
 import dataclasses
-import hashlib
-import itertools
-import operator
 import os
 import pathlib
 from typing import Annotated, Any
@@ -21,7 +18,7 @@ from annotated_types import Len, Predicate
 
 from core import files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import source
+from dataset_lib import source, splits
 from dataset_lib.image_ops import ImageOptions
 
 Row = tuple[int, str]  # label and path
@@ -135,15 +132,13 @@ def _part(rows: list[Row], part: range) -> list[Row]:
   """Returns a part of sorted rows, sorted again; see the module."""
   if len(part) == len(rows):
     return rows
-  place: dict[Row, tuple[float, bytes]] = {}
-  for _, group in itertools.groupby(rows, key=operator.itemgetter(0)):
-    of_class = sorted((_checksum(path), (label, path)) for label, path in group)
-    for rank, (checksum, row) in enumerate(of_class):
-      # Each class takes the places (rank + 1/2) / count in [0, 1].
-      place[row] = (rank + 0.5) / len(of_class), checksum
-  return sorted(sorted(rows, key=place.__getitem__)[part.start : part.stop])
+  sums = [_checksum(path) for _, path in rows]
+  keys, labels = [*zip(sums, rows, strict=True)], [label for label, _ in rows]
+  spread = splits.places(labels, keys, [1] * len(rows))
+  order = sorted(zip(spread, keys, strict=True))
+  return sorted(row for _, (_, row) in order[part.start : part.stop])
 
 
 def _checksum(path: str) -> bytes:
   name = '/'.join(path.split(os.sep)[-2:])  # class and image
-  return hashlib.blake2b(os.fsencode(name)).digest()[:8]
+  return splits.checksum(os.fsencode(name))

@@ -83,6 +83,10 @@ class DatasetInfo:
   )
   steps_per_epoch: Annotated[int, Ge(0)] = 0  # of the training that saved it
   token_types: int = 0  # segments of a row, 2 for pairs of texts; 0: unknown
+  # Of `dataset_lib.splits`: shares, seed, group, rows and a digest.
+  splits: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, hash=False
+  )
 
   def __post_init__(self) -> None:
     if self.max_labels and not self.label_kind:  # of an older run

@@ -19,7 +19,8 @@ from jaxtyping import Int, Int32
 from core.errors import BadRecord
 from dataset_lib import source, tokenizer
 from dataset_lib.source import require
-from dataset_lib.text_rows import TextRows, decoded, read_lines
+from dataset_lib.tables import decoded, read_lines
+from dataset_lib.text_rows import TextRows
 from dataset_lib.text_tasks import find_file
 from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ class TaggedFile:
   """Sentences of a file as lists of (word, tag); see `TaggedWords.column`."""
 
   def __init__(self, path: Path, column: str):
-    self._path, self._column = path, column
+    self.path, self._column = path, column
     lines = [x for x in read_lines(path) if not x[1].startswith(_DOCUMENT)]
     groups = itertools.groupby(lines, lambda line: not line[1].strip())
     self._blocks = [[*block] for is_blank, block in groups if not is_blank]
@@ -88,7 +89,7 @@ class TaggedFile:
         require(len(columns) in (0, width), 'wrong_columns', message)
         pairs += [self._pair(columns)] if columns else []
       except BadRecord as bad:
-        place = f'{self._path}, line {number}'
+        place = f'{self.path}, line {number}'
         raise BadRecord(bad.kind, place, bad.message) from bad
     if not pairs:
       raise BadRecord('no_words', self.where(row), 'expected a word, got none')
@@ -96,7 +97,7 @@ class TaggedFile:
 
   def where(self, row: int) -> str:
     """Returns the file of a sentence and its first line there."""
-    return f'{self._path}, line {self._blocks[row][0][0]}'
+    return f'{self.path}, line {self._blocks[row][0][0]}'
 
   def _columns(self, line: bytes, number: int) -> list[str]:
     """Returns the columns of a line.

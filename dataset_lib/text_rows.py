@@ -1,63 +1,32 @@
-"""Files of labelled texts, read as rows of token ids.
-
-TSV files have no quoting. Each line is decoded by itself, so that a bad row
-does not affect others.
-"""
+"""Tables of labelled texts, read as rows of token ids."""
 
 import contextlib
 import dataclasses
 import functools
-import gzip
-import io
+import itertools
 import math
 import sys
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval, Len, Predicate
+from jaxtyping import Shaped
 
 from core import files
 from core.errors import BadRecord, InvalidDataError
 from dataset_lib import source, tokenizer
 from dataset_lib.order import record_rng
-from dataset_lib.source import DatasetInfo, require
+from dataset_lib.source import DatasetInfo, pad_rows, require
+from dataset_lib.tables import decoded
 from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
 
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
-MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
-MAX_LINE = 2**20  # bytes of a row
 _SUBSET_SEED = 0
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
-
-Line = tuple[int, bytes]  # its number in the file, from 1
-
-
-@dataclasses.dataclass(frozen=True)
-class TextFile:
-  """Lines of a file as rows of named columns."""
-
-  path: Path
-  lines: Sequence[Line]
-  columns: Sequence[str]
-
-  def __len__(self) -> int:
-    return len(self.lines)
-
-  def __getitem__(self, row: int) -> dict[str, str]:
-    fields = decoded(self.lines[row][1]).split('\t')
-    message = f'expected {len(self.columns)} columns, got {len(fields)}'
-    require(len(fields) == len(self.columns), 'wrong_columns', message)
-    return dict(zip(self.columns, fields, strict=True))
-
-  def where(self, row: int) -> str:
-    """Returns the file of a row and its line there."""
-    return f'{self.path}, line {self.lines[row][0]}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +35,29 @@ class TextTask:
 
   texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
   label: tuple[str, ...]  # name of the label's column; () reads no label
-  class_names: tuple[str, ...]  # of each label id; () for a regression
+  class_names: tuple[str, ...] = ()  # of each label id; () for a regression
   folder: str = ''  # among GLUE's official files
   headless: tuple[str, ...] = ()  # columns of official files without a header
   by_name: bool = False  # files have the names of classes and not their ids
+  sources: tuple[str, ...] = SOURCES  # alternatives; rows may have none
+  kind: Literal['class', 'number', 'classes'] = 'class'
+  limits: tuple[float, float] = (-math.inf, math.inf)  # of a number
+  separator: str = ';'  # of several labels
 
   @property
   def is_regression(self) -> bool:
     """True where the label is a number, not a class."""
-    return not self.class_names
+    return self.kind == 'number'
 
   @property
   def num_classes(self) -> int:
     """Number of outputs: 1 for a regression."""
     return len(self.class_names) or 1
+
+  @property
+  def names(self) -> set[str]:
+    """All names that a column of the task may have."""
+    return {*itertools.chain(*self.texts), *self.label, *self.sources}
 
   def columns(self, given: Collection[str], where: str = '') -> tuple[str, ...]:
     """Returns the columns of texts and label; InvalidDataError without them."""
@@ -89,11 +67,7 @@ class TextTask:
       wanted = self.label if texts else map(', '.join, self.texts)
       wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {wanted_columns}')
-    chosen = *texts[0], *labels[:1]
-    for name in (*chosen, *SOURCES):
-      if [*given].count(name) > 1:
-        raise InvalidDataError(f'{where}: expected one column {name!r}')
-    return chosen
+    return *texts[0], *labels[:1]
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
@@ -108,61 +82,48 @@ class TextTask:
       require(text.strip(), 'empty_text', f'text {number} is empty')
     return texts, label.strip()
 
-  def read_label(self, label: str) -> int | float:
-    """Returns the id of a class, or a score; BadRecord if it is not legal."""
+  def classes_of(self, fields: Mapping[str, Any]) -> list[str]:
+    """Returns the classes of a row; BadRecord of a bad one."""
+    return self.names_in(self.read(fields)[1])
+
+  def names_in(self, label: str) -> list[str]:
+    """Returns the classes that a label names; [] of a number.
+
+    Several labels are a JSON list, or texts between separators.
+    """
+    if self.kind != 'classes':
+      return [label] * bool(label and self.kind == 'class')
+    parts: Any = label.split(self.separator)
+    if label.startswith('['):
+      with contextlib.suppress(ValueError):
+        parts = files.loads(label)
+    names = (str(part).strip() for part in parts)
+    return [*dict.fromkeys(filter(None, names))]
+
+  def read_label(self, label: str) -> Any:
+    """Returns class ids, an id, or a number; BadRecord if it is not legal."""
     if not self.label:
       return math.nan if self.is_regression else UNLABELLED
     if self.is_regression:
+      low, high = self.limits
       with contextlib.suppress(ValueError):
-        if 0.0 <= float(label) <= MAX_SCORE:  # not NaN
-          return float(label)
-      legal = f'[0, {MAX_SCORE}]'
-    elif label in self._ids:
-      return self._ids[label]
-    else:
-      legal = 'the train split' if self.by_name else ', '.join(self._ids)
-    raise BadRecord('illegal_label', '', f'label {label!r:.40} not in {legal}')
+        value = float(label)
+        if math.isfinite(value) and low <= value <= high:
+          return value
+      message = f'label {label!r:.40} not in [{low}, {high}]'
+      raise BadRecord('illegal_label', '', message)
+    names = self.names_in(label) or ['']
+    legal = 'the train split' if self.by_name else ', '.join(self._ids)
+    for name in names:
+      message = f'label {name!r:.40} not in {legal}'
+      require(name in self._ids, 'illegal_label', message)
+    ids = [self._ids[name] for name in names]
+    return ids if self.kind == 'classes' else ids[0]
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
     ids = {name: number for number, name in enumerate(self.class_names)}
     return ids if self.by_name else {str(n): n for n in ids.values()} | ids
-
-
-def decoded(text: bytes) -> str:
-  """Returns a text; BadRecord if it is long or not UTF-8."""
-  files.check_size(len(text), MAX_LINE)
-  try:
-    return text.decode('utf-8')
-  except UnicodeDecodeError as error:
-    raise BadRecord('not_utf8', '', str(error)) from error
-
-
-def read_lines(path: Path) -> list[Line]:
-  """Reads lines, plain or gzip; MissingDataError if the file is missing.
-
-  InvalidDataError if it is damaged, empty or larger than the limits.
-  """
-  data = files.read_bytes(path, MAX_TEXT)
-  try:
-    if path.suffix == '.gz':
-      with gzip.open(io.BytesIO(data)) as file:
-        data = file.read(MAX_TEXT + 1)
-  except (EOFError, OSError, zlib.error) as error:
-    message = f'{path} is damaged or cut short, copy it again: {error}'
-    raise InvalidDataError(message) from error
-  if len(data) > MAX_TEXT or data.count(b'\n') > MAX_LINES:
-    limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
-    raise InvalidDataError(f'{path}: expected {limits}, got more; split it')
-  data = data.removeprefix(b'\xef\xbb\xbf')
-  if not data.strip():
-    raise InvalidDataError(f'{path} is empty; copy it again')
-  lines = data.split(b'\n')
-  while not lines[-1].strip(b'\r '):
-    lines.pop()
-  return [
-    (number, line.removesuffix(b'\r')) for number, line in enumerate(lines, 1)
-  ]
 
 
 def _are_buckets(sizes: Sequence[int]) -> bool:
@@ -188,7 +149,6 @@ class TextRows(TokenSource):
   """
 
   split: str
-  directory: str
   tokenizer: Annotated[
     str, Len(1), 'a directory with tokenizer.json or vocab.txt, or such a file'
   ]
@@ -217,7 +177,7 @@ class TextRows(TokenSource):
   ) -> list[Any]:
     """Returns `read` of all good rows; sets their places, and the bad rows.
 
-    `open_split(split)` is like a `TextFile`; `name` is for errors.
+    `open_split(split)` is like a `Table`; `name` is for errors.
     """
     rows = self._rows(open_split)
     values, bad_rows = [], []
@@ -237,18 +197,23 @@ class TextRows(TokenSource):
     return values
 
   def _class_names(
-    self, rows: Any, names_of: Callable[[Any], set[str]], most: int, what: str
+    self,
+    rows: Any,
+    names_of: Callable[[Any], Any],
+    most: int,
+    what: str,
+    least: int = 2,
   ) -> tuple[str, ...]:
-    """Returns the sorted classes of the train split, 2 to `most`, 0: any."""
+    """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
     unique: set[str] = set()
     for row in range(len(rows)):
       with contextlib.suppress(BadRecord):  # reported where it is used
-        unique |= names_of(rows[row])
+        unique.update(names_of(rows[row]))
     names = sorted(unique)
-    if not 2 <= len(names) <= (most or len(names)):
-      expected = f'2 to {most} {what}' if most else f'2 {what} or more'
+    if not least <= len(names) <= (most or len(names)):
+      expected = f'{least} to {most}' if most else f'at least {least}'
       got = f'got {len(names)}: {", ".join(names[:10])}'
-      raise InvalidDataError(f'{self.directory}: expected {expected}, {got}')
+      raise InvalidDataError(f'{rows.path}: expected {expected} {what}, {got}')
     return tuple(names)
 
   def _hold(
@@ -256,7 +221,7 @@ class TextRows(TokenSource):
     words: tokenizer.Tokenizer,
     class_names: Sequence[str],
     encoded: Encoded,
-    labels: Any,
+    labels: Shaped[np.ndarray, 'N ...'],
     kind: source.LabelKind = '',
   ) -> None:
     """Initializes the source; without classes the labels are numbers."""
@@ -265,10 +230,11 @@ class TextRows(TokenSource):
       tuple(class_names), len(encoded.lengths), words.vocab_size,
       'int32' if class_names else 'float32',
       length_buckets(self.length_buckets, self.max_length),
+      labels.shape[1] if kind == 'classes' else 0,
       label_kind=kind or ('class' if class_names else 'number'),
       preprocessing=words.preprocessing(self.max_length),
     )  # fmt: skip
-    super().__init__(info, encoded, np.asarray(labels), words.pad_id)
+    super().__init__(info, encoded, labels, words.pad_id)
 
   def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
     rows: list[tuple[Any, int]] = []
@@ -281,25 +247,30 @@ class TextRows(TokenSource):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LabelledTexts(TextRows):
-  """Texts or pairs with a label; `sources`: the columns 'genre' or 'source'."""
+  """Texts or pairs with a label; `sources` are those of the rows."""
 
-  task: str
+  def _open(
+    self, task: TextTask, open_split: Callable[[str], Any], name: str
+  ) -> None:
+    """Reads and tokenises rows; see `_read`."""
 
-  def _open(self, task: TextTask, open_split: Callable[[str], Any]) -> None:
-    """Reads and tokenises rows; `open_split(name)` is like a `TextFile`."""
-
-    def read(fields: Mapping[str, Any]) -> tuple[list[str], int | float, str]:
+    def read(fields: Mapping[str, Any]) -> tuple[list[str], Any, str]:
       texts, label = task.read(fields)
       # MNLI may have both, with one source for all rows.
-      origin = next((fields[name] for name in SOURCES if name in fields), '')
+      origin = next((fields[n] for n in task.sources if n in fields), '')
       return texts, task.read_label(label), sys.intern(origin)
 
     loaded = tokenizer.load(self.tokenizer)
-    rows = self._read(self.task, open_split, read)
+    rows = self._read(name, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
+    several = task.kind == 'classes'
+    if several:
+      shape = len(labels), max(map(len, labels))
+      labels = pad_rows(labels, shape, fill=-1)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = loaded.encode(first, second, self.max_length)
-    self._hold(loaded, task.class_names, encoded, labels)
+    kind: Any = 'classes' if several else ''
+    self._hold(loaded, task.class_names, encoded, np.asarray(labels), kind)
 
 
 def _subset(size: int, part: range) -> list[int]:

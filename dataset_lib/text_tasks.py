@@ -17,16 +17,11 @@ from annotated_types import Len, Predicate
 
 from core import errors, files
 from core.errors import BadRecord, ConfigError, InvalidDataError
-from dataset_lib import text_rows
+from dataset_lib import tables
 from dataset_lib.records import tfds
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
-from dataset_lib.text_rows import (
-  UNLABELLED,
-  LabelledTexts,
-  TextFile,
-  TextTask,
-  decoded,
-)
+from dataset_lib.tables import Table
+from dataset_lib.text_rows import MAX_SCORE, UNLABELLED, LabelledTexts, TextTask
 
 _ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
@@ -44,7 +39,9 @@ GLUE = {
   'qqp': TextTask(
     (('question1', 'question2'),), ('is_duplicate', 'label'),
     ('not_duplicate', 'duplicate'), 'QQP'),
-  'stsb': TextTask((_PAIR,), ('score', 'label'), (), 'STS-B'),
+  'stsb': TextTask(
+    (_PAIR,), ('score', 'label'), (), 'STS-B', kind='number',
+    limits=(0.0, MAX_SCORE)),
   'mnli': TextTask(
     (('premise', 'hypothesis'), _PAIR), ('gold_label', 'label'),
     ('entailment', 'neutral', 'contradiction'), 'MNLI'),
@@ -78,7 +75,9 @@ def num_texts(dataset: Mapping[str, Any]) -> int | None:
   """Returns the number of texts in a row of a run's data; None if unknown."""
   if dataset.get('name') == 'glue':
     return len(GLUE[dataset['task']].texts[0])
-  return 1 if dataset.get('name') == 'probing' else None
+  pairs = {'probing': False, 'texts': bool(dataset.get('pair'))}
+  known = pairs.get(str(dataset.get('name')))
+  return None if known is None else 1 + known
 
 
 def find_file(
@@ -101,24 +100,16 @@ def _tsv_names(*stems: str) -> list[str]:
   return [f'{stem}.tsv{end}' for stem in dict.fromkeys(stems) for end in _ENDS]
 
 
-def _tsv_file(path: Path, task: TextTask, split: str) -> TextFile:
-  lines = text_rows.read_lines(path)
+def _tsv_file(path: Path, task: TextTask, split: str) -> Table:
+  table = tables.read(path, task.names, task.headless)
   try:
-    columns = decoded(lines[0][1]).split('\t')
-  except BadRecord as error:
-    raise InvalidDataError(f'{path}: line 1: {error}') from error
-  if len(columns) == len(task.headless) and not {*columns} & {*task.headless}:
-    columns = list(task.headless)
-  else:
-    lines = lines[1:]
-  try:
-    task.columns(columns, str(path))
+    task.columns(table.columns, str(path))
   except InvalidDataError as error:
     is_test = task.folder and split.startswith(('test', 'ax'))
-    if is_test and task.label and not {*columns} & {*task.label}:
+    if is_test and task.label and not {*table.columns} & {*task.label}:
       raise _unlabelled(split, error) from error
     raise
-  return TextFile(path, lines, columns)
+  return table
 
 
 def _unlabelled(split: str, found: object) -> ConfigError:
@@ -143,16 +134,14 @@ def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
   return rows
 
 
-class _SentEvalRows(TextFile):
-  """Lines of a split, a label, perhaps other columns, and a sentence."""
-
-  def __getitem__(self, row: int) -> dict[str, str]:
-    mark, *fields = decoded(self.lines[row][1]).split('\t')
-    message = f'expected 3 columns or more, got {len(fields) + 1}'
-    require(len(fields) >= 2, 'wrong_columns', message)
-    message = f'expected tr, va or te first, got {mark!r:.40}'
-    require(mark.encode() in _MARKS, 'unknown_split', message)
-    return {'label': fields[0], 'sentence': fields[-1]}
+def _sent_eval(line: bytes) -> tuple[str, str]:
+  """Returns label and sentence; there may be other columns between them."""
+  mark, *fields = tables.decoded(line).split('\t')
+  message = f'expected 3 columns or more, got {len(fields) + 1}'
+  require(len(fields) >= 2, 'wrong_columns', message)
+  message = f'expected tr, va or te first, got {mark!r:.40}'
+  require(mark.encode() in _MARKS, 'unknown_split', message)
+  return fields[0], fields[-1]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -184,7 +173,7 @@ class Glue(LabelledTexts):
 
   def __post_init__(self) -> None:
     self._kind = self._text_task()
-    self._open(self._kind, self._rows_of)
+    self._open(self._kind, self._rows_of, self.task)
 
   def _text_task(self) -> TextTask:
     return GLUE[self.task]
@@ -241,11 +230,11 @@ class Probing(LabelledTexts):
   def __post_init__(self) -> None:
     most, meaning = PROBING.get(self.task, (0, 'any'))
     names = self._class_names(
-      self._rows_of('train'), lambda row: {_PROBING.read(row)[1]} - {''},
-      most, f'classes of {self.task} ({meaning})',
+      self._rows_of('train'), _PROBING.classes_of, most,
+      f'classes of {self.task} ({meaning})',
     )  # fmt: skip
     task = dataclasses.replace(_PROBING, class_names=names)
-    self._open(task, self._rows_of)
+    self._open(task, self._rows_of, self.task)
 
   def _rows_of(self, name: str) -> Any:
     split = 'validation' if name == 'dev' else name
@@ -256,10 +245,15 @@ class Probing(LabelledTexts):
     path = find_file(self.task, split, folders, [*all_splits, *names])
     if path.name not in all_splits:
       return _tsv_file(path, _PROBING, split)
-    # Lines with an unknown split mark go to train, which counts them as bad.
-    lines = [
-      (number, line)
-      for number, line in text_rows.read_lines(path)
-      if _MARKS.get(line.partition(b'\t')[0], 'train') == split
-    ]
-    return _SentEvalRows(path, lines, ())
+    rows: list[Any] = []
+    numbers = []
+    for number, line in tables.read_lines(path):
+      # Lines with an unknown split mark go to train, which counts them as bad.
+      if _MARKS.get(line.partition(b'\t')[0], 'train') == split:
+        numbers.append(number)
+        try:
+          rows.append(_sent_eval(line))
+        except BadRecord as bad:
+          rows.append(bad)
+    columns = 'label', 'sentence'
+    return Table(path, columns, columns, rows, numbers)

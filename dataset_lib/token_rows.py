@@ -32,7 +32,7 @@ class TokenSource(Batched):
     self,
     info: DatasetInfo,
     encoded: Encoded,
-    labels: Shaped[np.ndarray, ' N'],
+    labels: Shaped[np.ndarray, 'N ...'],
     pad_id: int,
   ):
     segments = int(encoded.token_types.max(initial=0)) + 1
@@ -70,7 +70,7 @@ class TokenSource(Batched):
     return {
       'tokens': self._encoded.tokens[row],
       'token_types': self._encoded.token_types[row],
-      'label': self._labels[index].item(),
+      'label': self._labels[index].tolist(),
     }
 
 

@@ -57,6 +57,7 @@ class EvalContext:
   layers: tuple[int, ...] = ()  # of the heads; () for one unnamed head
   # Changes of model fields that save more, and `outputs` with each.
   cheaper: tuple[tuple[Mapping[str, Any], Callable[..., Any]], ...] = ()
+  other_rows: bool = False  # the run's own data may have other splits
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -65,7 +66,7 @@ class Evaluator:
 
   Subclasses are dataclasses that add their fields; those whose names end in
   'split' name splits of the data set, which `splits` has, opened, by field.
-  `every_steps=0`: only at the end.
+  `every_steps=0`: only at the end; below 1 a share of the run.
   """
 
   NEEDS_OUTPUTS: ClassVar[bool] = False  # that a task defines `outputs`
@@ -76,7 +77,7 @@ class Evaluator:
   dataset: Annotated[
     ConfigLike | None, "a data set configuration, or None for the run's own"
   ] = None
-  every_steps: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
+  every_steps: Annotated[float, Interval(ge=0, le=2**31 - 1)] = 0.0
   # Rows that `run` has left out, as they have no label.
   unlabelled: int = dataclasses.field(default=0, init=False)
 
@@ -130,6 +131,8 @@ class Evaluator:
     )  # fmt: skip
     if (run := self.context.info) is not None:
       contract.check_inputs(run, opened.info)
+      if self.dataset is None and not self.context.other_rows:
+        contract.check_splits(run, opened.info)
       if not self.ANY_CLASSES:
         opened.label_as(run)
     return opened

@@ -19,7 +19,7 @@ from jaxtyping import Num
 
 from core import files
 from core.errors import BadRecord, ConfigError, InvalidDataError
-from dataset_lib import text_rows
+from dataset_lib import tables
 from dataset_lib.text_rows import MAX_SCORE
 from dataset_lib.text_tasks import GLUE as TASKS
 from eval_lib import evaluator, glue
@@ -70,7 +70,7 @@ def read(
   """
   path = Path(path)
   labels = _words(path.stem, str(path))
-  (_, header), *lines = text_rows.read_lines(path)
+  (_, header), *lines = tables.read_lines(path)
   if header != HEADER.encode():
     raise _wrong(path, 1, repr(HEADER), header)
   answers = []

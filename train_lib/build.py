@@ -213,6 +213,7 @@ def build_evaluators(
     info=task.info,
     train_split=config.train_split,
     layers=task.head_layers,
+    other_rows=config.allow_other_rows,
     cheaper=tuple((fields, outputs_with(fields)) for fields in task.cheaper()),
   )
   build = evaluator.build

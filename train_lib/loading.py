@@ -84,6 +84,12 @@ def load_config(
       values['loss']['teacher'] = ''
     if 'tokenizer' in values['dataset'] and own.is_file():
       values['dataset']['tokenizer'] = str(own)
+    if values['dataset'].get('max_length') == 0:  # of the train rows, which
+      contract_of_run = load_info(workdir)  # may be gone
+      values['dataset'] |= {
+        'max_length': contract_of_run.input_shape[0],
+        'length_buckets': contract_of_run.length_buckets,
+      }
     for group in ('model', 'evals'):
       if not isinstance(values.get(group, {}), dict):
         raise TypeError(f'{group}: expected a group of fields')

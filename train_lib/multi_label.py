@@ -1,4 +1,4 @@
-"""Classification of images that have several labels, as on JFT-300M."""
+"""Classification of images or texts that have several labels."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from core.errors import ConfigError
 from train_lib.classification import Classification
 from train_lib.terms import Batch
+from train_lib.text_classification import TextClassification
 
 
 class MultiLabel(Classification):
@@ -45,3 +46,7 @@ class MultiLabel(Classification):
   def _labels(self, batch: Batch) -> Int[Array, 'B M']:
     """Returns the labels; data of one label a row are evaluated, too."""
     return batch['label'].reshape(len(batch['label']), -1)
+
+
+class MultiLabelTexts(MultiLabel, TextClassification):
+  """Texts with several labels, by a model of one head."""

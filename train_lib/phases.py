@@ -45,6 +45,7 @@ Knob = Annotated[
 class Phase:
   """Consecutive steps with one compiled train step: `steps` or `epochs`.
 
+  Epochs of few rows are repeated up to `least_steps`.
   Parameters train whose path `trainable` matches; `model` has the fields that
   differ, `knobs` schedules. `name` is for messages.
   """
@@ -52,6 +53,7 @@ class Phase:
   name: str = ''
   steps: Steps = 0
   epochs: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.0
+  least_steps: Steps = 0
   trainable: Pattern = '.*'
   knobs: dict[str, Knob] = dataclasses.field(default_factory=dict)
   model: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -102,7 +104,7 @@ def plan(phases: Iterable[Phase], steps_per_epoch: int) -> tuple[Planned, ...]:
   start = 0
   for index, phase in enumerate(phases):
     steps = int(phase.steps or round(phase.epochs * steps_per_epoch))
-    stop = start + max(steps, 1)
+    stop = start + max(steps, 1 if phase.steps else phase.least_steps, 1)
     place = Planned(**vars(phase), index=index, start=start, stop=stop)
     planned.append(place)
     start = stop

@@ -148,7 +148,7 @@ class RunDirectory(contextlib.ExitStack):
       # Checkpoints of older runs know their phase by its name.
       self._config = {**self._config, 'phases': saved.get('phases', ())}
     if self._info and (trained := trained_on(self.workdir)):
-      rows = () if self._config['allow_other_rows'] else ('num_examples',)
+      rows = () if self._config['allow_other_rows'] else contract.ROWS
       others = contract.differences(trained, self._info, (*contract.ALL, *rows))
       self._refuse(
         'on other data', map(str, others),

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -170,11 +171,17 @@ class _Loop:
     self.console.advance(step)
 
   def _due_evaluators(self, phase: Planned) -> dict[str, Evaluator]:
-    last = self.done == self.setup.total_steps
+    total = self.setup.total_steps
+    evaluators = self.setup.evaluators[phase.index]
+    # A number below 1 is a share of the run.
+    every = {
+      name: one.every_steps if one.every_steps >= 1 else one.every_steps * total
+      for name, one in evaluators.items()
+    }
     return {
       name: one
-      for name, one in self.setup.evaluators[phase.index].items()
-      if last or _due(self.done, one.every_steps)
+      for name, one in evaluators.items()
+      if self.done == total or _due(self.done, math.ceil(every[name]))
     }
 
   def _between_batches(self) -> None:

@@ -52,7 +52,7 @@ def load(words):
   """Loads `folder/file.py:arguments` with a tokenizer."""
 
   def loaded(flag, *overrides):
-    is_text = re.match('.*(glue|probing|tags|labels)', flag)
+    is_text = re.match('.*(glue|probing|tags|texts)', flag)
     given = [f'dataset.tokenizer={words}'] * bool(is_text)
     return command_line.load_config(f'configs/{flag}', [*given, *overrides])
 
@@ -77,15 +77,15 @@ def test_fields(flag, expected, load):
 
 
 EAT = 'eat/glue.py:data=/x,'
-LABELS = 'eat/labels.py:data=/x,vocabulary=/v,'
+TEXTS = 'texts.py:vocabulary=/v,'
 
 
 @pytest.mark.parametrize(
   ('flag', 'argument'),
   [
-    (LABELS, 'name: expected a folder'),
-    (f'{LABELS}name=mail,task=sst2', "'task=sst2'"),
-    (f'{LABELS}name=mail,submit=1', "'submit=1'"),
+    (TEXTS, 'data: expected a file'),
+    (f'{TEXTS}data=/x,task=sst2', "'task=sst2'"),
+    (f'{TEXTS}data=/x,kind=classes,model=eat', 'kind: expected class or'),
     ('eat/tags.py:data=/x,parts=e', "parts: expected letters of 'pw'"),
     (f'{EAT}parts=x', "parts: expected letters of 'pwe'"),
     (f'{EAT}model=dense,recipe=paper', 'recipe: expected only'),

@@ -12,7 +12,7 @@ import pytest
 
 from core import files
 from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import builder, text_rows
+from dataset_lib import builder, tables
 from dataset_lib.records import sharded
 from serve_lib.chain import InputError
 from serve_lib.items import ImageReader
@@ -152,13 +152,13 @@ def test_a_corpus_does_not_wait_for_a_pipe(tmp_path):
 
 
 def test_texts_that_unpack_without_end(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_rows, 'MAX_TEXT', 10_000)
+  monkeypatch.setattr(tables, 'MAX_TEXT', 10_000)
   path = tmp_path / 'train.tsv.gz'
   path.write_bytes(gzip.compress(b'a\tb\n' * 2_500))
-  assert len(text_rows.read_lines(path)) == 2_500
+  assert len([*tables.read_lines(path)]) == 2_500
   path.write_bytes(gzip.compress(b'a\tb\n' * 2_501))
   with pytest.raises(InvalidDataError, match=r'10000 bytes, unpacked'):
-    text_rows.read_lines(path)
+    [*tables.read_lines(path)]
 
 
 def link_out(path):

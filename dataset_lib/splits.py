@@ -1,0 +1,104 @@
+"""Splits of rows that have none: 'train', 'validation' and 'test'.
+
+Rows of a group are in one split. Groups of a label are ordered by a checksum of
+their names, so that a split depends on no order of the rows and on no file
+format; each label has the same shares, within a row where groups are single
+rows. A label with one group is in 'train'.
+"""
+
+import bisect
+import collections
+import hashlib
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Predicate
+
+NAMES = ('train', 'validation', 'test')
+SHARES = (0.6, 0.2, 0.2)
+
+
+def _are_shares(shares: Sequence[float]) -> bool:
+  return abs(sum(shares) - 1) < 1e-6 and min(shares) >= 0 and shares[0] > 0.5
+
+
+Shares = Annotated[
+  tuple[float, float, float],
+  Predicate(_are_shares),
+  'shares of train, validation and test, which sum to 1, the first > 0.5',
+]
+
+
+class Row(NamedTuple):
+  """What the split of a row depends on."""
+
+  labels: Collection[str]  # () for a number
+  group: str
+  content: str  # texts and label
+
+
+def checksum(name: bytes, seed: int = 0) -> bytes:
+  """Returns 8 bytes that order names at random."""
+  return hashlib.blake2b(name, salt=seed.to_bytes(8, 'little')).digest()[:8]
+
+
+def places(
+  strata: Sequence[Any],
+  keys: Sequence[Any],
+  sizes: Sequence[int],
+  offset: Callable[[Any], float] = lambda stratum: 0.5,
+) -> list[float]:
+  """Returns places in [0, 1), in the order of `keys`, even in each stratum.
+
+  The `offset` of a stratum is in [0, 1). Its first item is in the first half.
+  """
+  totals: collections.Counter[Any] = collections.Counter()
+  for stratum, size in zip(strata, sizes, strict=True):
+    totals[stratum] += size
+  result, before = [0.0] * len(keys), collections.Counter[Any]()
+  for item in sorted(range(len(keys)), key=keys.__getitem__):
+    stratum, size = strata[item], sizes[item]
+    place = (before[stratum] + offset(stratum) * size) / totals[stratum]
+    result[item] = place if before[stratum] else min(place, 0.5)
+    before[stratum] += size
+  return result
+
+
+def make(
+  rows: Sequence[Row], shares: Sequence[float], seed: int
+) -> tuple[dict[str, list[int]], dict[str, Any]]:
+  """Returns the rows of each split, and `DatasetInfo.splits`.
+
+  A group counts to the rarest of its labels. The rows of a split are in an
+  order of their own, so that parts of it depend on no order of the file either.
+  """
+  labels: dict[str, set[str]] = collections.defaultdict(set)
+  for row in rows:
+    labels[row.group].update(row.labels)
+  sizes = collections.Counter(row.group for row in rows)
+  counts = collections.Counter(label for row in rows for label in row.labels)
+  strata = [
+    min(labels[name], key=lambda label: (counts[label], label), default='')
+    for name in sizes
+  ]
+  keys = {name: (checksum(name.encode(), seed), name) for name in sizes}
+
+  def offset(stratum: str) -> float:  # random, or labels of 2 rows have no test
+    return int.from_bytes(checksum(stratum.encode(), seed)) / 2**64
+
+  spread = places(strata, [*keys.values()], [*sizes.values()], offset)
+  place_of = dict(zip(sizes, spread, strict=True))
+  bounds = [*itertools.accumulate(shares)][:-1]
+  made: dict[str, list[int]] = {name: [] for name in NAMES}
+  total = 0  # of checksums: a sum has no order
+  for row in sorted(
+    range(len(rows)), key=lambda row: (keys[rows[row].group], rows[row].content)
+  ):
+    group, content = rows[row].group, rows[row].content
+    name = NAMES[bisect.bisect(bounds, place_of[group])]
+    made[name].append(row)
+    total += int.from_bytes(checksum(f'{name}\0{content}'.encode()))
+  sizes_of = {name: len(made[name]) for name in NAMES}
+  about = dict(shares=(*shares,), seed=seed, rows=sizes_of)
+  return made, about | {'digest': f'{total % 2**64:016x}'}

@@ -1,0 +1,301 @@
+"""Files of rows with named columns: CSV, TSV, JSON lines, Parquet, Arrow.
+
+Text files may be gzipped, begin with a byte order mark, and end lines in any
+way. A CSV is quoted as in RFC 4180, and delimited by that of `,;|` and the tab
+which splits its first line into most columns. TSV has no quoting: a quote is a
+character like any other. Numbers of Parquet and JSON are read as JSON text,
+lists too; null is ''. A folder that `datasets.save_to_disk` wrote is a table.
+"""
+
+import codecs
+import csv
+import dataclasses
+import functools
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from core import files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
+from dataset_lib.source import require
+
+MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
+MAX_LINE = 2**20  # bytes of a row
+DELIMITERS = ',;\t|'
+SAVED = 'state.json'  # of `datasets.save_to_disk`
+_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+_QUOTE = (
+  'a quote is not closed, or a quote within quotes is not doubled; write "" '
+  'for a quote within quotes, as every CSV writer does'
+)
+
+Line = tuple[int, bytes]  # its number in the file, from 1
+Read = tuple[int, Any]  # number of a row, and its fields or a BadRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Rows of a file; of its `columns` only the `kept` ones are in memory."""
+
+  path: Path
+  columns: Sequence[str]
+  kept: Sequence[str]
+  rows: Sequence[Sequence[str] | BadRecord]  # a BadRecord where it is damaged
+  numbers: Sequence[int]
+  unit: str = 'line'
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+  def __getitem__(self, row: int) -> dict[str, str]:
+    """Returns the kept fields of a row; raises its BadRecord."""
+    if isinstance(fields := self.rows[row], BadRecord):
+      raise fields.with_traceback(None)
+    return dict(zip(self.kept, fields, strict=True))
+
+  def where(self, row: int) -> str:
+    """Returns the file of a row and its line there."""
+    return f'{self.path}, {self.unit} {self.numbers[row]}'
+
+  def take(self, rows: Iterable[int]) -> 'Table':
+    """Returns some of the rows."""
+    chosen = [*rows]
+    kept: Any = (
+      [part[i] for i in chosen] for part in (self.rows, self.numbers)
+    )
+    return Table(self.path, self.columns, self.kept, *kept, self.unit)
+
+
+def form_of(path: Path) -> str:
+  """Returns '.csv', ..., or 'saved' of a `datasets` folder; '' if unknown."""
+  name = path.name.removesuffix('.gz') if path.is_file() else ''
+  form = 'saved' if (path / SAVED).is_file() else Path(name).suffix
+  return form if form in _READERS else ''
+
+
+def read(
+  path: Path, names: Collection[str], headless: Sequence[str] = ()
+) -> Table:
+  """Reads the columns of a file that are among `names`.
+
+  `headless` are the columns of a TSV file whose first line has as many fields
+  and none of these names. Raises MissingDataError, or InvalidDataError for a
+  file that cannot be read or has one of `names` twice.
+  """
+  if path.exists() and not form_of(path):
+    legal = f'{", ".join(_READERS)}, or a `datasets` folder'
+    raise InvalidDataError(f'{path}: expected a file of the form {legal}')
+  records = _READERS[form_of(path) or '.csv'](path, names)
+  columns = next(records, (0, None))[1]
+  if columns is None:
+    raise InvalidDataError(f'{path} is empty; copy it again')
+  if isinstance(columns, BadRecord):
+    raise InvalidDataError(f'{path}: line 1: {columns}')
+  if len(columns) == len(headless) and not {*columns} & {*headless}:
+    records, columns = itertools.chain([(1, columns)], records), headless
+  if twice := [n for n in sorted(names) if columns.count(n) > 1]:
+    raise InvalidDataError(f'{path}: expected one column {twice[0]!r}')
+  places = [place for place, name in enumerate(columns) if name in names]
+  rows: list[Any] = []
+  numbers: list[int] = []
+  for number, fields in records:
+    numbers.append(number)
+    try:
+      rows.append(_picked(fields, places, len(columns)))
+    except BadRecord as bad:
+      rows.append(bad)
+  unit = 'row' if form_of(path) in ('.parquet', 'saved') else 'line'
+  kept = tuple(columns[place] for place in places)
+  return Table(path, tuple(columns), kept, rows, numbers, unit)
+
+
+def _picked(fields: Any, places: Sequence[int], count: int) -> tuple[str, ...]:
+  if isinstance(fields, BadRecord):
+    raise fields
+  message = f'expected {count} columns, got {len(fields)}'
+  require(len(fields) == count, 'wrong_columns', message)
+  chosen = tuple(fields[place] for place in places)
+  text = '\t'.join(chosen)
+  files.check_size(len(text), MAX_LINE)
+  require('\0' not in text, 'nul', 'a NUL byte: is it a text in UTF-8?')
+  if not text.isascii():
+    decoded(text.encode(errors='surrogateescape'))
+  return chosen
+
+
+def decoded(text: bytes) -> str:
+  """Returns a text; BadRecord if it is long or not UTF-8."""
+  files.check_size(len(text), MAX_LINE)
+  try:
+    return text.decode('utf-8')
+  except UnicodeDecodeError as error:
+    message = f'{error}; save the file as UTF-8'
+    raise BadRecord('not_utf8', '', message) from error
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+  """Yields lines, plain or gzip, without their ends and the last blank ones.
+
+  Raises MissingDataError, or InvalidDataError if the file is damaged, empty or
+  larger than the limits.
+  """
+  blank: list[Line] = []
+  is_empty = True
+  for number, line in enumerate(_raw_lines(path), 1):
+    blank.append((number, line.removesuffix(b'\n').removesuffix(b'\r')))
+    if line.strip(b'\r\n '):
+      yield from blank
+      blank = []
+    is_empty = is_empty and not line.strip()
+  if is_empty:
+    raise InvalidDataError(f'{path} is empty; copy it again')
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+  """Yields lines with their ends, without a byte order mark."""
+  total = 0
+  with files.damage_of(path), files.opened(path, MAX_TEXT) as plain:
+    file: Any = gzip.GzipFile(fileobj=plain) if path.suffix == '.gz' else plain
+    try:
+      lines = iter(functools.partial(file.readline, MAX_TEXT + 1), b'')
+      for number, line in enumerate(lines, 1):
+        total += len(line)
+        if total > MAX_TEXT or number > MAX_LINES:
+          limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
+          message = f'{path}: expected {limits}, got more; split it'
+          raise InvalidDataError(message)
+        if number == 1 and line.startswith(_UTF16):
+          message = f'{path}: line 1: a text in UTF-16; save it as UTF-8'
+          raise InvalidDataError(message)
+        yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    except (EOFError, OSError, zlib.error) as error:
+      message = f'{path} is damaged or cut short, copy it again: {error}'
+      raise InvalidDataError(message) from error
+
+
+def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
+  """Yields the rows of a CSV that are not blank."""
+  texts = (
+    part.decode(errors='surrogateescape')  # `_picked` finds what is not UTF-8
+    for line in _raw_lines(path)
+    for part in line.splitlines(keepends=True)  # also at a lone \\r
+  )
+  first = next(texts, '')
+  sizes = {d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS}
+  csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
+  lines = itertools.chain([first], texts)
+  rows = csv.reader(lines, delimiter=max(sizes, key=sizes.get), strict=True)
+  start, width = 1, 0
+  try:
+    for fields in rows:
+      if any(map(str.strip, fields)):
+        width = width or len(fields)
+        if rows.line_num > start and len(fields) != width:
+          raise csv.Error(f'expected {width} columns, got {len(fields)}')
+        yield start, fields
+      start = rows.line_num + 1
+  except csv.Error as error:
+    raise InvalidDataError(
+      f'{path}, line {start}: {_QUOTE} ({error})'
+    ) from error
+
+
+def _tsv(path: Path, names: Collection[str]) -> Iterator[Read]:
+  """Yields the rows of a TSV; each line is decoded by itself."""
+  for number, line in read_lines(path):
+    try:
+      yield number, decoded(line).split('\t')
+    except BadRecord as bad:
+      yield number, bad
+
+
+def _json(path: Path, names: Collection[str]) -> Iterator[Read]:
+  """Yields the rows of objects, one a line; the columns are those of all."""
+  rows: list[Read] = []
+  columns: dict[str, None] = {}
+  for number, line in read_lines(path):
+    try:
+      row = files.loads(decoded(line))
+      require(isinstance(row, dict), 'not_json', 'expected an object {...}')
+      columns |= dict.fromkeys(row)
+      rows.append((number, {n: _text(row[n]) for n in names if n in row}))
+    except BadRecord as bad:
+      rows.append((number, bad))
+    except ValueError as error:
+      rows.append((number, BadRecord('not_json', '', str(error))))
+  yield 0, [*columns]
+  for number, row in rows:
+    is_bad = isinstance(row, BadRecord)
+    yield number, row if is_bad else [row.get(name, '') for name in columns]
+
+
+def _arrow(path: Path, names: Collection[str]) -> Iterator[Read]:
+  """Yields the rows of a Parquet file, or of a saved `datasets` folder."""
+  try:
+    import pyarrow
+    import pyarrow.parquet
+  except ImportError as error:
+    missing = "needs pyarrow: pip install 'adaptive-computation[parquet]'"
+    raise MissingDataError(f'{path} {missing}') from error
+  with files.damage_of(path):
+    parts, number = [path], 0
+    if is_saved := path.is_dir():
+      saved = files.read_object(path / SAVED)['_data_files']
+      parts = [path / part['filename'] for part in saved]
+    for part in parts:
+      files.check_regular(part, path if is_saved else path.parent)
+      opened = pyarrow.memory_map(str(part))
+      if is_saved:
+        batches = pyarrow.ipc.open_stream(opened)
+        schema = batches.schema
+      else:
+        file = pyarrow.parquet.ParquetFile(opened)
+        schema = file.schema_arrow
+        wanted = [name for name in schema.names if name in names]
+        batches = file.iter_batches(columns=wanted)
+      if part is parts[0]:
+        yield 0, schema.names
+      about = (schema.metadata or {}).get(b'huggingface', b'{}')
+      features = files.loads(about.decode()).get('info', {}).get('features', {})
+      for batch in batches:
+        columns = [
+          batch.column(name).to_pylist()
+          if name in names
+          else [None] * len(batch)
+          for name in schema.names
+        ]
+        classes = [
+          _class_names(features.get(name, {})) for name in schema.names
+        ]
+        for fields in zip(*columns, strict=True):
+          yield number, [*map(_text, fields, classes)]
+          number += 1
+
+
+def _class_names(feature: Any) -> Sequence[str]:
+  """Returns the names of the ids of a column of the `datasets` package."""
+  return feature.get('names') or feature.get('feature', {}).get('names', ())
+
+
+def _text(value: Any, classes: Sequence[str] = ()) -> str:
+  """Returns a text as it is, '' for null, JSON for other values.
+
+  An id of `classes` becomes its name, and '' if it is -1, unknown.
+  """
+  if classes and isinstance(value, list):
+    value = [classes[number] for number in value]
+  elif classes and isinstance(value, int):
+    value = classes[value] if value >= 0 else ''
+  if value is None or isinstance(value, str):
+    return value or ''
+  return json.dumps(value, default=str)
+
+
+_READERS = {
+  '.csv': _csv, '.tsv': _tsv, '.jsonl': _json, '.parquet': _arrow,
+  'saved': _arrow,
+}  # fmt: skip

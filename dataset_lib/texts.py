@@ -1,0 +1,202 @@
+"""Labelled texts of one's own: files of rows, with splits made if need be.
+
+`path` is a file that `dataset_lib.tables` reads, or a folder with a file for
+each split: train, validation (or dev, val), test. Missing splits are made of
+rows of train, see `dataset_lib.splits`. The classes are the labels of train.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Len, Predicate
+
+from core import fields, files
+from core.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
+from dataset_lib import splits, tables, tokenizer
+from dataset_lib.source import PART_WORDS, Seed, parts, require
+from dataset_lib.tables import Table
+from dataset_lib.text_rows import Buckets, LabelledTexts, MaxLength, TextTask
+
+STEMS = {
+  'train': ('train',), 'validation': ('validation', 'dev', 'val', 'valid'),
+  'test': ('test',),
+}  # fmt: skip
+ALL = 'all'  # the rows of a file, without splits
+COLUMNS = ('text', 'pair', 'label', 'source', 'group')  # fields
+MAX_LENGTH, UNIT = 512, 8  # tokens of a row, and their unit, of data
+QUANTILES = (0.5, 0.9)  # of the lengths of rows, which are buckets
+SAMPLE = 4096  # train rows that determine lengths
+FEW = 20  # classes, which may be more than half of the rows
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Texts(LabelledTexts):
+  """Rows of a file, or of a folder of files; 'all' is all rows of a file."""
+
+  split: Annotated[
+    str,
+    Predicate(lambda split: parts(split, 'train|validation|dev|test|all')),
+    f'train, validation, test, all, {PART_WORDS}',
+  ]
+  path: Annotated[str, Len(1), 'a file, or a folder with a file of each split']
+  text: Annotated[str, Len(1), 'the column of the text'] = 'text'
+  pair: Annotated[str, "the column of a second text, or ''"] = ''
+  label: Annotated[str, Len(1), 'the column of the label'] = 'label'
+  source: Annotated[str, "the column of a row's source, or ''"] = ''
+  # Rows of a group are in one split; '': rows of the same texts are a group.
+  group: Annotated[str, "the column of a row's group, or ''"] = ''
+  kind: Literal['class', 'number', 'classes'] = 'class'
+  separator: Annotated[str, Len(1)] = ';'  # of several labels
+  split_shares: splits.Shares = splits.SHARES
+  split_seed: Seed = 0
+  # 0 and (): those of the train rows.
+  max_length: MaxLength | Literal[0] = 0
+  length_buckets: Buckets = ()
+
+  @classmethod
+  def sketch(cls, config: Any, classes: int, examples: int) -> Any:
+    """See `TextRows.sketch`; `max_length` must be given."""
+    if not config['max_length']:
+      expected = 'a number, as there are no rows to take it from'
+      raise ConfigError('dataset.max_length', 0, expected)
+    info, rows = super().sketch(config, classes, examples)
+    if config['kind'] == 'number':
+      info = dataclasses.replace(info, num_classes=1, label_dtype='float32')
+    return info, rows
+
+  def __post_init__(self) -> None:
+    texts = (self.text, self.pair) if self.pair else (self.text,)
+    task = TextTask(
+      (texts,), (self.label,), by_name=True, kind=self.kind,
+      sources=(self.source,) * bool(self.source), separator=self.separator,
+    )  # fmt: skip
+    root = Path(self.path).expanduser()
+    opened = {k: self._table(p, task) for k, p in _files(root).items()}
+    self._about: dict[str, Any] = {}
+    is_all = ALL in {part.name for part in parts(self.split)}
+    if is_all and len(opened) > 1:
+      expected = 'train, validation or test of a folder; name one of its files'
+      raise ConfigError('split', self.split, expected)
+    opened = {ALL: opened['train']} if is_all else self._completed(opened, task)
+    train = opened[ALL if is_all else 'train']
+    if self.kind != 'number':
+      names = self._class_names(
+        train, task.classes_of, 0, f'classes in the column {self.label!r}',
+        least=1 if is_all else 2,
+      )  # fmt: skip
+      if len(names) > max(FEW, len(train) / 2):
+        expected = f'a column of classes: it has {len(names)} values in '
+        expected += f'{len(train)} rows; kind=number is for numbers'
+        raise ConfigError('dataset.label', self.label, expected)
+      task = dataclasses.replace(task, class_names=names)
+    self._fit_lengths(train, task)
+    dev = {'dev': 'validation'}
+    self._open(task, lambda name: opened[dev.get(name, name)], str(root))
+    self.info = dataclasses.replace(self.info, splits=self._about)
+
+  def _table(self, path: Path, task: TextTask) -> Table:
+    """Reads the columns of the fields; ConfigError if one is not there."""
+    table = tables.read(path, task.names | {self.group} - {''})
+    for field in COLUMNS:
+      name = getattr(self, field)
+      if name and name not in table.columns:
+        place, expected = f'dataset.{field}', f'a column of {path}: '
+        expected += fields.unknown(name, table.columns, 'column')
+        raise ConfigError(place, name, expected)
+    if not len(table):
+      raise InvalidDataError(f'{path} has no rows, only names of columns')
+    return table
+
+  def _completed(
+    self, opened: Mapping[str, Table], task: TextTask
+  ) -> dict[str, Table]:
+    """Returns all splits, the missing ones made of rows of train."""
+    given = zip(splits.NAMES, self.split_shares, strict=True)
+    shares = [0.0 if name in opened else share for name, share in given]
+    if not any(shares):
+      return dict(opened)
+    shares[0] = 1 - sum(shares)
+    table, rows, places, bad = opened['train'], [], [], []
+    for place in range(len(table)):
+      try:
+        rows.append(self._row(table[place], task))
+        places.append(place)
+      except BadRecord:
+        bad.append(place)  # train tolerates some
+    made, about = splits.make(rows, shares, self.split_seed)
+    self._about = about | {'group': self.group}
+    taken = {name: [places[row] for row in made[name]] for name in made}
+    taken['train'] += bad
+    return {name: table.take(taken[name]) for name in taken} | {
+      name: one for name, one in opened.items() if name != 'train'
+    }
+
+  def _row(self, values: Mapping[str, str], task: TextTask) -> splits.Row:
+    """Returns what the split of a row depends on; BadRecord of a bad row."""
+    texts, label = task.read(values)
+    names = task.names_in(label)
+    if self.kind == 'number':
+      task.read_label(label)
+    else:
+      require(names, 'illegal_label', 'the label is empty')
+    content = '\0'.join(' '.join(text.split()) for text in texts)
+    group = values[self.group] if self.group else ''
+    return splits.Row(names, group or content, f'{content}\0{label}')
+
+  def _fit_lengths(self, train: Table, task: TextTask) -> None:
+    """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
+    if self.max_length and self.length_buckets:
+      return
+    rows: list[Sequence[str]] = []
+    for row in range(len(train)):
+      with contextlib.suppress(BadRecord):
+        rows.append(task.read(train[row])[0])
+    rows.sort(key=lambda texts: sum(map(len, texts)))
+    # The longest, which is the last, is always there.
+    sample = rows[:: -(len(rows) // SAMPLE + 1)]
+    first, second, *_ = [*zip(*sample, strict=True), None, None]
+    words = tokenizer.load(self.tokenizer)
+    longest = self.max_length or MAX_LENGTH
+    lengths = words.encode(first or (), second, longest).lengths
+    self.max_length = self.max_length or _rounded(lengths.max(initial=1))
+    sizes = map(_rounded, np.quantile(lengths, QUANTILES))
+    # A bucket that saves little is not worth its compilation.
+    self.length_buckets = self.length_buckets or tuple(
+      size for size, longer in itertools.pairwise((*sizes, self.max_length))
+      if size <= 0.75 * longer
+    )  # fmt: skip
+
+
+def _rounded(length: float) -> int:
+  return -(-int(np.ceil(length)) // UNIT) * UNIT
+
+
+def _files(root: Path) -> dict[str, Path]:
+  """Returns the file of each split; a single file is 'train'."""
+  if not root.is_dir() or tables.form_of(root):
+    return {'train': root}
+  found: dict[str, Path] = {}
+  for path in sorted(root.iterdir()):
+    stem = path.name.split('.')[0]
+    split = next((name for name in STEMS if stem in STEMS[name]), '')
+    if split and tables.form_of(path):
+      files.check_inside(path, root)
+      if split in found:
+        got = f'got {found[split].name} and {path.name}'
+        raise InvalidDataError(f'{root}: expected one file of {split}, {got}')
+      found[split] = path
+  if 'train' not in found:
+    expected = 'expected train.csv, .tsv, .jsonl or .parquet, perhaps with '
+    expected += 'validation and test; or give the path of one file'
+    raise MissingDataError(f'{root}: {expected}')
+  return found
