@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import pictures
-from eval_lib import calibration, plots, sweep_plots
+from eval_lib import calibration, plots, run_plots
 from eval_lib.report import Estimate
 
 CURVES = {
@@ -53,8 +53,8 @@ PLOTS = {
   'close': (pictures.plot_frontier, CLOSE, LATENCY, ACCURACY),
   'reliability': (pictures.plot_reliability, {'layer 4': TABLE}),
   'retention': (pictures.plot_retention, LENGTH, KEPT, (2, 4), BY_LAYER),
-  'ranges': (sweep_plots.plot_ranges, RANGES, 'N', ACCURACY),
-  'trials': (sweep_plots.plot_trials, TRIALS, 'max', ['lr']),
+  'ranges': (run_plots.plot_ranges, RANGES, 'N', ACCURACY),
+  'trials': (run_plots.plot_trials, TRIALS, 'max', ['lr']),
   'ablation': (pictures.plot_bars, VARIANTS, 'Ablation'),
   'against': (pictures.plot_against, COST, HARD, 'Cost'),
   'iterations': (pictures.plot_iterations, COSINES, 'here'),
