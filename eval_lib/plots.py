@@ -233,7 +233,8 @@ def _set_log(axes: Any, name: str) -> None:
   axes.set(**{f'{name}scale': 'log'})
   axis = getattr(axes, f'{name}axis')
   low, high = axis.get_view_interval()
-  steps = (1.0,) if high > 1e3 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
+  few = (1.0,) if high > 1e3 * low else (1.0, 2.0, 5.0)
+  steps = few if high > 20 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
   axis.set_major_locator(LogLocator(subs=steps))
   axis.set_minor_locator(NullLocator())
 
@@ -278,7 +279,7 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
   named = [line for line in lines if line.names]
   points = [
     axes.transData.transform(point)
-    for line in named
+    for line in (lines if named else ())
     for point in zip(line.x, line.y, strict=True)
   ]
   taken: list[Any] = []

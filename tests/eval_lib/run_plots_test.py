@@ -128,6 +128,7 @@ def test_panels_and_labels_of_a_tape_run(panels_of):
   }
   train, *_, test = panels['Accuracy'].get_lines()
   np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
+  assert panels['Accuracy'].get_ylim()[1] <= 100  # a share ends there
   np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
 
 
