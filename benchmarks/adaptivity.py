@@ -39,6 +39,12 @@ SHOWN = 60  # characters of a text that are printed
 NUMBERS = 100  # of an input that are shown instead of a text
 DIFFICULTIES = 'length', 'difficulty'  # that batches or outputs may have
 _NO_COST = {*DIFFICULTIES, 'index', 'label', 'flops', 'full_flops'}
+# Labels of the picture, where they are not the names of columns.
+LABELS = {
+  'tape_length': 'tape tokens', 'depth': 'depth (layers)',
+  'entropy_own': 'entropy of the answer (nats)',
+  'entropy_dense': 'entropy of the dense model (nats)',
+}  # fmt: skip
 
 Columns = dict[str, np.ndarray]  # a number of each row `[N]`, by name
 
@@ -96,10 +102,22 @@ def write(flags: Any) -> None:
   title = 'cheapest and most expensive rows'
   report.print_table(title, brief, columns=[*brief[0]])
   with plots.if_installed():
-    title = f'Cost of a row, {len(logits)} rows'
-    drawn = {'GFLOPs': 1e-9 * costs.pop('flops')} | costs
-    pictures.plot_against(out / 'adaptivity', drawn, hard, title)
+    draw(out / 'adaptivity', costs, hard)
   print(f'step {trained.saved.step}, written: {out}')
+
+
+def draw(path: plots.Path, costs: Columns, hard: Columns) -> None:
+  """Draws costs of rows against difficulties, FLOPs in a unit that fits."""
+  flops = costs['flops']
+  thousands = min(max(int(np.log10(np.median(flops)) // 3), 1), 3)
+  unit = {'flops': f'{" kMG"[thousands]}FLOPs'}
+  costs = costs | {'flops': flops / 1e3**thousands}
+  pictures.plot_against(
+    path,
+    {(LABELS | unit).get(k, k): v for k, v in costs.items()},
+    {LABELS.get(k, k): v for k, v in hard.items()},
+    f'Cost of a row, {len(flops)} rows: median and quartiles',
+  )
 
 
 def _read(

@@ -7,7 +7,8 @@
 The run's model decides what is written into --out, and which flags are legal.
 Of an AdaTape summary.csv, lengths.csv, bank.csv, classes.csv and examples.csv,
 and pictures: a heatmap of the patches read, the selection distribution, tape
-lengths, and the images of the shortest and the longest tapes.
+lengths, the images of the shortest and the longest tapes, and of one each the
+patches that its tape has, with their steps (tape.png; not of a learnable bank).
 Of an ALBERT, in pretraining or fine-tuning:
   iterations.csv  by kind of token
   similarity.csv  and a picture: cosine of the states before and after each

@@ -297,18 +297,18 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
   for row in rows:
     name, point = row['candidate'], ''
     if 'share' in row:
-      name = f'AdaTape, bank {100 * row["share"]:.3g} %'
-      point = f'{row["threshold"]:g}/{row["max_steps"]}'
+      name = f'AdaTape, {100 * row["share"]:.3g} % of its bank'
+      point = f'τ {row["threshold"]:g}, T {row["max_steps"]}'
     groups[name, point].append(row)
   counted, timed = dict[str, Any](), dict[str, Any]()
   for (name, point), same in groups.items():
     quality = [100 * row['quality'] for row in same]
-    middle = float(np.mean(quality)), min(quality), max(quality)
+    mean = report.Estimate(np.mean(quality), min(quality), max(quality))
     flops = float(np.mean([row['flops'] for row in same])) / scale
-    counted.setdefault(name, {})[point] = flops, *middle
+    counted.setdefault(name, {})[point] = flops, mean
     if 'speedup' in same[0]:  # of seeds the first is timed
-      speed = same[0]['images_per_second'].median
-      timed.setdefault(name, {})[point] = speed, *middle
+      speed = same[0]['images_per_second']
+      timed.setdefault(name, {})[point] = speed, mean
   for file, label, curves in (
     ('frontier_flops', f'{unit}FLOPs of a row', counted),
     ('frontier_speed', 'images/s', timed),
@@ -316,7 +316,7 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if curves:
       pictures.plot_frontier(
         out / file, curves, label, 'accuracy (%)', label == 'images/s',
-        'Frontier: points are τ/T',
+        'Frontier: thresholds τ, at most T tape tokens',
       )  # fmt: skip
 
 

@@ -156,7 +156,7 @@ def _measure(
 
 def _draw(flags: Any, table: Rows, panels: list[plots.Panel]) -> None:
   if panels:
-    size = 5.4 * len(panels), 4.2
+    size = 4.5 * len(panels), 3.8
     plots.draw_panels(flags.out, panels, size, len(panels))
     return
   bars: dict[str, dict[str, Any]] = {}

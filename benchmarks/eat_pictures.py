@@ -37,13 +37,14 @@ def draw(
       cost = 1e3 * row['latency_mean']
     else:
       label = f'median time of a row at batch {batch} (ms)'
-      picture, cost = ('frontier_batch', label), 1e3 * row['seconds'].median
+      picture = 'frontier_batch', label
+      cost = report.Estimate(*(1e3 * x for x in row['seconds']))
     quality = 100 * row['quality']
-    curve = frontiers[picture].setdefault(run_name, {})
+    curve = frontiers[picture].setdefault(title_of(run_name), {})
     curve[short(rule)] = cost, quality
     is_trained = ours.get(name, {}).get('variant') == 'as trained'
     if batch and is_trained and ('/' in name or name == default.name):
-      bar = bars.setdefault(run_name, {metric: quality})
+      bar = bars.setdefault(title_of(run_name), {metric: quality})
       bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in frontiers.items():
     pictures.plot_frontier(out / file, curves, label, metric)
@@ -76,9 +77,17 @@ def ablation(rows: report.Rows) -> Any:
   }
 
 
+def title_of(run: str) -> str:
+  """Returns what a picture calls a run; `prune_0.5` has other prune ratios."""
+  run = 'EAT unpruned' if run == 'prune_0' else run
+  return run.replace('prune_', 'EAT, prune ratios x ')
+
+
 def short(rule: str) -> str:
   """Shortens a name such as `confidence=0.9` for a point of a plot."""
   name, _, value = rule.partition('=')
+  if name == 'never':
+    return 'all layers'
   symbol = kind_of(name).SYMBOL or f'{name}='
   return f'{symbol}{value}' if value else name
 
@@ -93,13 +102,13 @@ def _draw_model(
   out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
 ) -> None:
   shares = {
-    row['setting']: {
-      f'rows at layer {n} (%)': 100 * row[f'exit_{n}'] for n in model.heads
+    short(row['setting']): {
+      f'layer {n}': 100 * row[f'exit_{n}'] for n in model.heads
     }
     for row in rows
     if '/' not in row['setting'] and kind_of(row['rule']).IS_DRAWN
   }
-  pictures.plot_bars(out / 'exits', shares, 'Where rows exit')
+  pictures.plot_exits(out / 'exits', shares, 'Where rows exit')
   if layers := model.module.prune_layers:
     kept = model.records['length'], model.observed, layers, retention
     pictures.plot_retention(out / 'retention', *kept)
@@ -109,6 +118,6 @@ def _draw_model(
     for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
       head = softmax(model.logits[place] / scale)
       table = calibration.reliability(head[judged], labels[judged])
-      tables[f'T = {scale:.3g}'] = table
+      tables[f'temperature {scale:.3g}'] = table
     title = f'Head at layer {layer}, {judged.sum()} rows'
     pictures.plot_reliability(out / f'reliability_{layer}', tables, title)

@@ -31,6 +31,7 @@ from core.fields import flag
 from eat.chain import EatChain
 from eat.model import EatClassifier
 from eat.policy import ExitPolicy
+from eval_lib import plots
 from eval_lib.plots import Line, Panel
 from launch.command_line import Count, Positive, Sizes
 from model_lib import convert
@@ -112,18 +113,23 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return []
   timed: dict[str, list[Line]] = {}
   counted: dict[str, Line] = {}
+  numbers = plots.numbers(row['candidate'] for row in table)
   names = dict.fromkeys((row['candidate'], row['batch']) for row in table)
   for name, batch in names:
     rows = [r for r in table if (r['candidate'], r['batch']) == (name, batch)]
     x, flops = (np.array([r[k] for r in rows]) for k in ('length', 'flops'))
     middle, *ends = 1e3 * np.array([row['seconds'] for row in rows]).T
-    number = [*counted, name].index(name)
+    number = numbers[name]
     counted[name] = Line(name, x, 1e-9 * flops, number)
     line = Line(name, x, middle, number, (ends[0], ends[1]))
     timed.setdefault(f'Batch {batch}', []).append(line)
   label = 'tokens of a row'
-  times = [Panel(k, 'ms per row', label, lines) for k, lines in timed.items()]
-  return [*times, Panel('FLOPs', 'GFLOPs', label, [*counted.values()])]
+  both: Any = dict(log='xy', at_points=True)
+  times = [
+    Panel(k, 'ms per row', label, lines, **both) for k, lines in timed.items()
+  ]
+  flops = Panel('FLOPs', 'GFLOPs of a row', label, [*counted.values()], **both)
+  return [*times, flops]
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:

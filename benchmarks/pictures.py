@@ -3,7 +3,8 @@
 Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from eval_lib.plots import Line, Panel, Path
 
 # Rows are averaged over this many groups of equally many rows, by length.
 LENGTH_GROUPS = 12
+# A difficulty that spans this factor, as entropies do, is logarithmic.
+VERY_WIDE = 20
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
 DASHED = {'linestyle': '--', 'marker': ''}
@@ -23,7 +26,7 @@ DASHED = {'linestyle': '--', 'marker': ''}
 
 def plot_frontier(
   path: Path,
-  curves: Mapping[str, Mapping[str, tuple[float, ...]]],
+  curves: Mapping[str, Mapping[str, tuple[Any, Any]]],
   cost: str,
   quality: str,
   is_rate: bool = False,
@@ -31,21 +34,35 @@ def plot_frontier(
 ) -> None:
   """Draws quality against cost; lines join the points of each Pareto set.
 
-  `curves` are (cost, quality) or (cost, quality, lowest, highest) by the name
-  of the model and of the point. Of a rate, as images/s, more is less cost.
+  `curves` are (cost, quality), numbers or `Estimate`s, by the name of the model
+  and of the point. Of a rate, as images/s, more is less cost.
   """
-  lines = []
-  for number, (name, points) in enumerate(curves.items()):
-    x, y, *ends = np.array([*points.values()], np.float64).T
-    band = (ends[0], ends[1]) if ends else None
+  lines, numbers = [], plots.numbers(curves)
+  for name, points in curves.items():
+    number, (costs, qualities) = (
+      numbers[name],
+      zip(*points.values(), strict=True),
+    )
+    (left, x, right), (low, y, high) = _parts(costs), _parts(qualities)
     best = np.flatnonzero(pareto(-x if is_rate else x, y))
     best = best[np.argsort(x[best], kind='stable')]
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
     names = [*points] if len(points) > 1 else ()
-    marks = {'linestyle': '', 'markersize': 6}
-    lines.append(Line(name, x, y, number, band, marks, names))
-  panel = Panel(title, quality, cost, lines)
+    ends, marks = (
+      ((low, high), (left, right)),
+      {'linestyle': '', 'markersize': 6},
+    )
+    lines.append(Line(name, x, y, number, *ends, marks, names))
+  every = np.concatenate([line.x for line in lines])
+  log = 'x' if every.max() >= plots.WIDE * every.min() > 0 else ''
+  panel = Panel(title, quality, cost, lines, log=log)
   plots.draw_panels(path, [panel], (6.4, 4.0 + 0.15 * len(curves)))
+
+
+def _parts(values: Sequence[Any]) -> Iterator[Float[np.ndarray, ' P']]:
+  """Yields low ends, medians and high ends of numbers or `Estimate`s."""
+  for end in ('low', 'median', 'high'):
+    yield np.array([getattr(value, end, value) for value in values], float)
 
 
 def plot_reliability(
@@ -119,13 +136,16 @@ def plot_against(
   title: str,
 ) -> None:
   """Draws each cost of rows against each of their difficulties, `grouped`."""
-  panels = [
-    Panel('', name, label, [grouped('', row, difficulty, cost)])
-    for row, (name, cost) in enumerate(costs.items())
-    for label, difficulty in difficulties.items()
-  ]
+  columns, panels = len(difficulties), list[Panel]()
+  for row, (name, cost) in enumerate(costs.items()):
+    for label, difficulty in difficulties.items():
+      line = grouped('', row, difficulty, cost)
+      log = 'x' if 0 < VERY_WIDE * min(line.x) <= max(line.x) else ''
+      panels.append(Panel('', name, label, [line], log=log))
+      name = ''  # the panels of a row share an axis
   panels[0] = panels[0]._replace(title=title)
-  columns = len(difficulties)
+  # So do those of a column.
+  panels[:-columns] = [p._replace(x_label='') for p in panels[:-columns]]
   size = 0.6 + 3.9 * columns, 0.4 + 2.9 * len(costs)
   plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
 
@@ -154,35 +174,58 @@ def plot_bars(
 ) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
-  Values with `median`, `low` and `high` have error bars.
+  An `Estimate` has an error bar; colours are those of `plots.MODELS`.
   """
   columns = list(next(iter(table.values()), ()))
+  colours = [plots.COLOURS[plots.model_of(name) or 0] for name in table]
   size = 1.6 + 3.2 * len(columns), 1.7 + 0.4 * len(table)
   with plots.figure(path, table, size) as drawn:
     panels = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-    for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
-      values = [row[column] for row in table.values()]
-      low, middle, high = (
-        np.array([getattr(value, end, value) for value in values])
-        for end in ('low', 'median', 'high')
-      )
+    for axes, column in zip(panels, columns, strict=True):
+      low, middle, high = _parts([row[column] for row in table.values()])
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
         [*map(plots.shown, table)], middle, height=0.6, xerr=errors,
         error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
-        color=plots.look(number)[0],
+        color=colours,
       )  # fmt: skip
       # The number comes after the error bar.
       axes.bar_label(
-        bars, fmt='{:.4g}', padding=4, color=plots.GREY, fontsize=9
+        bars, fmt='{:.3g}', padding=4, color=plots.GREY, fontsize=9
       )
       ends = min(low.min(), 0), max(high.max(), 1e-9)
       axes.set_xlim(*(1.22 * end for end in ends))
+      if '%' in column and ends[1] <= 100:  # its number needs room, no tick
+        axes.set_xticks([x for x in axes.get_xticks() if x <= 100])
       axes.set_xlabel(column)
       axes.grid(visible=True, axis='x')
       axes.grid(visible=False, axis='y')
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(table) - 0.5, -0.5)
     drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
+
+
+def plot_exits(
+  path: Path, shares: Mapping[str, Mapping[str, float]], title: str
+) -> None:
+  """Draws shares of rows (%) by rule and by head, a bar for each rule."""
+  size = 6.4, 1.9 + 0.3 * len(shares)
+  with plots.figure(path, shares, size) as drawn:
+    from matplotlib import colormaps
+
+    axes, left = drawn.subplots(), np.zeros(len(shares))
+    heads = list(next(iter(shares.values())))
+    for head, place in zip(heads, np.linspace(0, 1, len(heads)), strict=True):
+      share = np.array([row[head] for row in shares.values()])
+      look: Any = dict(height=0.75, color=colormaps['cividis'](place))
+      bars = axes.barh([*shares], share, left=left, label=head, **look)
+      texts = [f'{x:.0f}' if x >= 7 else '' for x in share]  # where it fits
+      ink = 'black' if place > 0.5 else 'white'
+      axes.bar_label(bars, texts, label_type='center', color=ink, fontsize=8)
+      left += share
+    axes.set(xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel='rows (%)')
+    axes.grid(visible=False)
+    axes.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=6)
+    axes.set_title(title, pad=8 + 15 * math.ceil(len(heads) / 6))
 
 
 def plot_heatmap(
@@ -204,9 +247,35 @@ def plot_heatmap(
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis):
       axis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
-    axes.set(xlabel='X-Index', ylabel='Y-Index', title=title)
+    axes.set(xlabel='column', ylabel='row', title=title)
+    axes.yaxis.set_visible(rows > 1)
     bar = drawn.colorbar(mesh, ax=axes, label=label)
     bar.outline.set_visible(False)
+
+
+def plot_tapes(
+  path: Path, tapes: Sequence[tuple[Any, Any, str]], grid: tuple[int, int]
+) -> None:
+  """Draws (image `[Y, X, E]`, patches `[T, K]`, title) of some tapes.
+
+  Patches, places in the grid of (rows, columns) or -1, have the number of their
+  step; the others are pale.
+  """
+  place: Any = dict(extent=(0, grid[1], grid[0], 0), interpolation='nearest')
+  with plots.figure(path, tapes, (4.0 * len(tapes), 4.4)) as drawn:
+    panels = drawn.subplots(1, len(tapes), squeeze=False)[0]
+    for axes, (image, patches, title) in zip(panels, tapes, strict=True):
+      veil = np.ones((*grid, 4)) * (1, 1, 1, 0.8)
+      axes.imshow(image, **place)
+      for step, patch in np.argwhere(patches >= 0):
+        y, x = divmod(patches[step, patch], grid[1])
+        veil[y, x, 3] = 0
+        look: Any = dict(boxstyle='circle,pad=0.15', color='black', alpha=0.7)
+        centred: Any = dict(ha='center', va='center', color='white', fontsize=8)
+        axes.text(x + 0.5, y + 0.5, step + 1, bbox=look, **centred)
+      axes.imshow(veil, **place)
+      axes.set_axis_off()
+      axes.set_title(title, fontsize=10, weight='normal')
 
 
 def plot_examples(

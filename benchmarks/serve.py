@@ -158,15 +158,17 @@ def measure(
 def draw(path: plots.Path, table: Sequence[Mapping[str, Any]]) -> None:
   panels = []
   names = [*dict.fromkeys(row['candidate'] for row in table)]
-  labels = {'latency_p95': 'p95 (s)', 'goodput': 'goodput (rows/s)'}
+  numbers = plots.numbers(names)
+  labels = {'latency_p95': 'p95 latency (s)', 'goodput': 'goodput (rows/s)'}
   for column, kind in itertools.product(labels, BURSTS):
     lines = []
-    for number, key in enumerate(itertools.product([kind], names)):
+    for key in itertools.product([kind], names):
       own = [r for r in table if (r['arrivals'], r['candidate']) == key]
       x, y = (np.array([r[axis] for r in own]) for axis in ('rate', column))
-      lines.append(plots.Line(key[1], x, y, number))
-    title = f'{kind} arrivals'
-    panels.append(plots.Panel(title, labels[column], 'rate (rows/s)', lines))
+      lines.append(plots.Line(key[1], x, y, numbers[key[1]]))
+    title, log = f'{kind} arrivals', 'xy' if 'latency' in column else 'x'
+    label = 'rate (rows/s)'
+    panels.append(plots.Panel(title, labels[column], label, lines, log=log))
   plots.draw_panels(path, panels, (10.8, 7.4), 2)
 
 

@@ -119,7 +119,29 @@ def write(
   with plots.if_installed():
     draw(out, tapes, grid)
     pictures.plot_examples(out / 'examples', shown)
+    draw_tapes(out, tapes, grid, shown)
   return [*tables(tapes, grid, names), Table('examples', '', rows)]
+
+
+def draw_tapes(
+  out: pathlib.Path,
+  tapes: Tapes,
+  grid: tuple[int, int],
+  shown: dict[str, list[Any]],
+) -> None:
+  """Draws the patches of the shortest and of the longest tape of `examples`."""
+  if not grid[0]:
+    print(
+      "no tape.png: bank='learnable' reads trained vectors, not patches; a run "
+      "with model.bank='input' reads patches"
+    )
+  elif grid[0] > 1:
+    ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
+    drawn = [
+      (image, tapes.picks[row], title.replace('\n', ', ') + ' tokens')
+      for row, ((image, title), *_) in zip(ends, shown.values(), strict=True)
+    ]
+    pictures.plot_tapes(out / 'tape', drawn, grid)
 
 
 def tables(
@@ -222,7 +244,9 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
     pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
   ranks, uniform = np.arange(1, len(percent) + 1), np.full(2, percent.mean())
   ordered, dashed = np.sort(percent)[::-1], pictures.DASHED
-  lengths = np.bincount(tapes.length, minlength=tapes.length.max() + 2)
+  # An empty place at both ends.
+  places = np.arange(tapes.length.min() - 1, tapes.length.max() + 2)
+  lengths = (tapes.length == places[:, None]).mean(1)
   mean, bars = tapes.length.mean(), {'marker': '', 'drawstyle': 'steps-mid'}
   panels = {
     'distribution': Panel(
@@ -232,8 +256,7 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
     ),
     'lengths': Panel(
       f'Tape length, mean {mean:.2f}', 'rows (%)', 'tape tokens of a row',
-      [Line('', np.arange(len(lengths)), 100 * lengths / len(tapes.length), 0,
-            style=bars)],
+      [Line('', places, 100 * lengths, 0, style=bars)],
     ),
   }  # fmt: skip
   for name, panel in panels.items():

@@ -26,6 +26,7 @@ EVALUATORS = {
   'calibration': 'eval_lib.calibration:Evaluator',
   'certificate': 'eval_lib.certificate:Evaluator',
   'classification': 'eval_lib.evaluator:Classification',
+  'confusion': 'eval_lib.confusion:Evaluator',
   'fewshot': 'eval_lib.fewshot:Evaluator',
   'frontier': 'eval_lib.frontier:Evaluator',
   'glue': 'eval_lib.glue:Evaluator',

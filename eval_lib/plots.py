@@ -1,24 +1,22 @@
-"""Figures of panels of lines, written as PNG and PDF, and that of a run.
+"""Figures of panels of lines, written as PNG and PDF.
 
 Matplotlib is an optional extra, imported when the first figure is made.
 """
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.ndimage
-from jaxtyping import Float
 
 from core import files
-from eval_lib import report
 
 Path = str | os.PathLike[str]
 
@@ -26,7 +24,17 @@ Path = str | os.PathLike[str]
 COLOURS = (
   '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000',
 )  # fmt: skip
-_MARKERS = 'osD^vPX'
+_MARKERS, _DASHES = 'osD^vPX', ('-', '--', ':', '-.')
+# The colour of a model in every picture. Those of one colour are compared with
+# the others, not with each other.
+MODELS: Mapping[str, int] = {
+  'AdaTape': 0, 'EAT': 0, 'ALBERT': 0,
+  'dense': 1, 'ViT': 1, 'PlainViT': 1, 'BERT': 1, 'Transformer': 1,
+  'student': 2, 'DistilBERT': 2, 'DeiT': 2,
+  'UT': 3, 'U2T': 3, 'Universal Transformer': 3,
+  'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
+}  # fmt: skip
+LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
 GREY = '#5A5A5A'
 _STYLE: Any = {
   'axes.axisbelow': True, 'axes.edgecolor': GREY, 'axes.grid': True,
@@ -36,7 +44,7 @@ _STYLE: Any = {
   'axes.titleweight': 'bold', 'axes.ymargin': 0.08, 'errorbar.capsize': 2,
   'figure.constrained_layout.h_pad': 0.1,
   'figure.constrained_layout.w_pad': 0.14, 'font.size': 10,
-  'grid.color': '#E4E4E4', 'legend.borderaxespad': 0.1, 'legend.borderpad': 0.2,
+  'grid.color': '#E4E4E4', 'legend.borderaxespad': 0.5, 'legend.borderpad': 0.2,
   'legend.columnspacing': 1.4, 'legend.fontsize': 9,
   'legend.frameon': False, 'legend.handlelength': 1.6,
   'pdf.fonttype': 42,  # text stays text
@@ -45,21 +53,11 @@ _STYLE: Any = {
 }  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 66  # in a row; a line counts as 6
 _LINES, _CHARACTERS = 12, 120  # of a text
-
-# Names of points closer than this, in pixels of the figure, are left out.
-NAME_DISTANCE = 34.0
-# A longer curve is drawn pale, under its moving average.
-SMOOTH_ABOVE, SMOOTH_SHARE = 100, 0.03
-# Panels of every run; see `train_lib.task.Task.PANELS`.
-_PANELS: tuple[Any, ...] = (
-  ('Loss', 'nats per example', 1.0,
-   {'loss': '', 'cross_entropy': 'cross-entropy'}),
-  ('Accuracy', '%', 100.0, {r'accuracy|\d+shot': ''}),
-)  # fmt: skip
-_RATE = 'Learning rate', '', 1.0, {'learning_rate': ''}
-
-# Steps `[P]` and values `[P]` of metrics, by name.
-Curves = Mapping[str, Sequence[Float[np.ndarray, ' P']]]
+NAME_DISTANCE = 8.0  # between names of points, in pixels
+# A panel whose x spans this factor is logarithmic, if it may be.
+WIDE = 4.0
+# Places of the name of a point, in points of the page; the first free one.
+_PLACES = (5, -3), (5, 3), (-5, 3), (-5, -3)
 
 
 class Line(NamedTuple):
@@ -69,8 +67,9 @@ class Line(NamedTuple):
   x: Any
   y: Any
   number: int = 0  # of colour and marker, see `look`
-  # Lower and upper ends `[P]`; the error bar of a single point.
+  # Lower and upper ends `[P]`; the error bars of points without a line.
   band: tuple[Any, Any] | None = None
+  x_band: tuple[Any, Any] | None = None  # the same of x, always error bars
   style: Mapping[str, Any] = {}  # options of matplotlib
   names: Sequence[str] = ()  # of the points; written where there is room
 
@@ -85,8 +84,8 @@ class Panel(NamedTuple):
   x_limits: Any = None
   y_limits: Any = None
   ticks: int = 0  # limits x to as many integers
-  doubles: bool = False  # x is 4, 8, 16, ...: equal factors, equal distances
-  log: bool = False  # the same for powers of 10
+  log: str = ''  # 'x', 'y' or 'xy': equal factors are equal distances
+  at_points: bool = False  # ticks of x are those of the points
 
 
 @contextlib.contextmanager
@@ -150,6 +149,29 @@ def look(number: int) -> tuple[str, str]:
   return COLOURS[number % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
 
 
+def model_of(name: str) -> int | None:
+  """Returns the value in `MODELS` of the model that a name has, or None."""
+  found = [m for m in MODELS if re.search(rf'(?<![\w-]){m}(?!\w)', name)]
+  return MODELS[max(found, key=len)] if found else None
+
+
+def numbers(names: Iterable[str]) -> dict[str, int]:
+  """Returns a number for `look` of each name, by `MODELS` if it has one.
+
+  Other libraries, and further forms of a model, have its colour and another
+  marker. Names of no model get the first numbers that are left.
+  """
+  result: dict[str, int] = {}
+  for name in sorted(dict.fromkeys(names), key=lambda n: model_of(n) is None):
+    first, step = 0, 1
+    if (model := model_of(name)) is not None:
+      library = max(n for n, word in enumerate(LIBRARIES) if word in name)
+      first, step = model + library * len(COLOURS), len(COLOURS)
+    every = itertools.count(first, step)
+    result[name] = next(n for n in every if n not in result.values())
+  return result
+
+
 def draw_panels(
   path: Path,
   panels: Sequence[Panel],
@@ -172,6 +194,7 @@ def draw_panels(
     drawn.draw_without_rendering()
     for place, panel in zip(axes, panels, strict=False):
       _write_names(place, panel.lines)
+      _thin(place)
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:
@@ -180,20 +203,14 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     _draw_line(axes, line)
   if panel.ticks:
     axes.locator_params(axis='x', nbins=panel.ticks, integer=True)
-    axes.xaxis.set_major_formatter('{x:,.0f}')
-  if panel.doubles:
-    axes.set_xscale('log', base=2)
-    axes.xaxis.set_major_formatter('{x:g}')
-  if panel.log:
-    from matplotlib.ticker import LogFormatter
-
-    axes.set_xscale('log')
-    # The default writes mathematics.
-    axes.xaxis.set_major_formatter(LogFormatter())
-    axes.xaxis.set_minor_formatter(LogFormatter())
-  axes.yaxis.set_major_formatter('{x:g}')
-  axes.set_xlim(panel.x_limits)
-  axes.set_ylim(panel.y_limits)
+  for name in panel.log:
+    _set_log(axes, name)
+  if panel.at_points:
+    axes.set_xticks(sorted({x for line in panel.lines for x in line.x}))
+  if all(np.asarray(line.x).dtype.kind in 'iuf' for line in panel.lines):
+    axes.xaxis.set_major_formatter('{x:,.0f}' if panel.ticks else '{x:,g}')
+  axes.yaxis.set_major_formatter('{x:,g}')
+  _set_limits(axes, panel)
   axes.set_xlabel(panel.x_label)
   axes.set_ylabel(panel.y_label)
   # The title, and below it the legend, are above all data.
@@ -207,132 +224,89 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     place = dict(loc='lower left', bbox_to_anchor=(0.0, 1.0))
     # The title leaves it room; a wide one must not narrow the panels.
     axes.legend(**place, ncols=columns).set_in_layout(False)
-  axes.set_title(panel.title, pad=6 + 15 * rows)
+  axes.set_title(panel.title, pad=8 + 15 * rows)
+
+
+def _set_log(axes: Any, name: str) -> None:
+  from matplotlib.ticker import LogLocator, NullLocator
+
+  axes.set(**{f'{name}scale': 'log'})
+  axis = getattr(axes, f'{name}axis')
+  low, high = axis.get_view_interval()
+  few = (1.0,) if high > 1e3 * low else (1.0, 2.0, 5.0)
+  steps = few if high > 20 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
+  axis.set_major_locator(LogLocator(subs=steps))
+  axis.set_minor_locator(NullLocator())
+
+
+def _set_limits(axes: Any, panel: Panel) -> None:
+  """Sets the limits that are given; shares end at 100 %, if all are below."""
+  for name, label in (('x', panel.x_label), ('y', panel.y_label)):
+    if (limits := getattr(panel, f'{name}_limits')) is not None:
+      axes.set(**{f'{name}lim': limits})
+    elif '%' in label:
+      values = [np.ravel(getattr(line, name)) for line in panel.lines]
+      low, high = getattr(axes, f'get_{name}lim')()
+      if high > 100 >= np.nanmax(np.concatenate(values)):
+        axes.set(**{f'{name}lim': (low, 100)})
 
 
 def _draw_line(axes: Any, line: Line) -> None:
   colour, marker = look(line.number)
   x, y = line.x, line.y
-  if line.band is not None and len(x) > 1:
-    axes.fill_between(x, *line.band, color=colour, alpha=0.15, linewidth=0)
-  elif line.band is not None:
-    low, high = line.band
-    axes.errorbar(x, y, (y - low, high - y), fmt='none', ecolor=colour)
+  dash = _DASHES[line.number // len(COLOURS) % len(_DASHES)]
   is_dense = len(x) > 40
   options = dict(
     color=colour, label=line.label or None, linewidth=1.8, marker=marker,
-    markersize=3 if is_dense else 5, markevery=len(x) // 20 if is_dense else 1,
+    linestyle=dash, markersize=3 if is_dense else 5,
+    markevery=len(x) // 20 if is_dense else 1,
     # The last point is on the edge of the panel.
     clip_on=False,
-  )  # fmt: skip
-  axes.plot(x, y, **(options | dict(line.style)))
+  ) | dict(line.style)  # fmt: skip
+  is_filled = len(x) > 1 and options['linestyle']
+  if line.band is not None and is_filled:
+    axes.fill_between(x, *line.band, color=colour, alpha=0.15, linewidth=0)
+  bars = {'xerr': (x, line.x_band), 'yerr': (y, not is_filled and line.band)}
+  for name, (middle, ends) in bars.items():
+    if ends and np.any(ends[1] > ends[0]):
+      sizes = {name: (middle - ends[0], ends[1] - middle)}
+      axes.errorbar(x, y, **sizes, fmt='none', ecolor=colour)
+  axes.plot(x, y, **options)
 
 
 def _write_names(axes: Any, lines: Sequence[Line]) -> None:
+  """Writes names of points where they cover nothing; others are left out."""
+  named = [line for line in lines if line.names]
+  points = [
+    axes.transData.transform(point)
+    for line in (lines if named else ())
+    for point in zip(line.x, line.y, strict=True)
+  ]
   taken: list[Any] = []
-  for line in lines:
-    for x, y, name in zip(line.x, line.y, line.names, strict=False):
-      place = axes.transData.transform((x, y))
-      if all(np.hypot(*(place - other)) > NAME_DISTANCE for other in taken):
-        taken.append(place)
-        axes.annotate(
-          name, (x, y), (5, -3), textcoords='offset points', ha='left',
-          va='top', color=GREY, fontsize=8,
+  for line in named:
+    for x, y, name in zip(line.x, line.y, line.names, strict=True):
+      for place in _PLACES:
+        text = axes.annotate(
+          name, (x, y), place, textcoords='offset points', color=GREY,
+          ha='left' if place[0] > 0 else 'right',
+          va='bottom' if place[1] > 0 else 'top', fontsize=8,
         )  # fmt: skip
+        box = text.get_window_extent()
+        inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+        if inside and not box.count_contains(points) + box.count_overlaps(
+          taken
+        ):
+          taken.append(box.padded(NAME_DISTANCE))
+          break
+        text.remove()
 
 
-def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
-  """Draws the `metrics.jsonl` of a directory; returns the path of `run.png`.
-
-  `panels` are the `Task.PANELS` of the run. Raises ValueError if there is
-  nothing to draw, or a damaged line; see also `figure`.
-  """
-  workdir = pathlib.Path(workdir)
-  curves = report.read_curves(workdir / 'metrics.jsonl')
-  rows = *_PANELS, *panels, _RATE
-  panels = [_panel(curves, *row) for row in rows]
-  panels = [panel for panel in panels if panel.lines]
-  if not panels:
-    raise ValueError(
-      f'{workdir / "metrics.jsonl"}: expected train/loss or another metric '
-      f'that is drawn, got {sorted(curves)}'
-    )
-  columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-  size = 5.4 * columns, 3.5 * math.ceil(len(panels) / columns) + 0.3
-  path = workdir / 'run.png'
-  draw_panels(path, panels, size, columns, workdir.resolve().name)
-  return path
-
-
-def _window(points: int) -> int:
-  return max(3, int(points * SMOOTH_SHARE)) if points > SMOOTH_ABOVE else 1
-
-
-def smooth(values: Float[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
-  """Returns a centred moving average; gaps (NaN) stay."""
-  kernel = np.ones(_window(len(values)))
-  finite = np.isfinite(values)
-  total = np.convolve(np.where(finite, values, 0.0), kernel, mode='same')
-  # At the ends the window holds fewer points.
-  count = np.convolve(finite.astype(float), kernel, mode='same')
-  return np.where(finite, total / np.maximum(count, 1.0), np.nan)
-
-
-def _panel(
-  curves: Curves, title: str, unit: str, scale: float, labels: Mapping[str, str]
-) -> Panel:
-  """Returns a panel: a colour per source, a line style per metric."""
-  lines: list[Line] = []
-  numbers = {'train': 0}
-  for (metric, word), style in zip(labels.items(), '-:', strict=False):
-    names = [name for name in curves if re.fullmatch(f'.+/({metric})', name)]
-    # Training before evaluations, and few shots before more.
-    names.sort(key=lambda name: (name.rpartition('/')[0], len(name), name))
-    names.sort(key=lambda name: not name.startswith('train/'))
-    for name in names:
-      source, _, last = name.rpartition('/')
-      shots = f'{last[:-4]}-shot' if last.endswith('shot') else ''
-      label = ', '.join(filter(None, (source, word or shots)))
-      number = numbers.setdefault(source if word else label, len(numbers))
-      values = scale * curves[name][1]
-      line = Line(label, curves[name][0], values, number)
-      # A loss may be the cross-entropy, which is drawn already.
-      if not any(_same(line, other) for other in lines):
-        lines += _with_spread(curves, name, scale, line, style)
-  last_step = max((steps[-1] for steps, _ in curves.values()), default=0)
-  limits = 0, max(last_step * 1.02, 1)
-  bottom = (0, None) if title == 'Learning rate' else None
-  return Panel(title, unit, 'step', lines, limits, bottom, 6)
-
-
-def _same(line: Line, other: Line) -> bool:
-  is_alike = line.number == other.number and len(line.y) == len(other.y)
-  return is_alike and np.allclose(line.y, other.y, rtol=1e-3, equal_nan=True)
-
-
-def _with_spread(
-  found: Curves, name: str, scale: float, line: Line, style: str
-) -> Iterator[Line]:
-  """Yields a metric with its band, smoothed if it is one of training.
-
-  `x_std` gives a band around `x`, `x_min` and `x_max` around `x_mean`.
-  """
-  window, values = _window(len(line.y)), line.y
-  stem = name.removesuffix('_mean')
-  is_training = line.number == 0
-  if f'{name}_std' in found:
-    std = scale * found[f'{name}_std'][1]
-    line = line._replace(band=(values - std, values + std))
-  elif is_training and {f'{stem}_min', f'{stem}_max'} <= {*found}:
-    least, most = (scale * found[f'{stem}_{end}'][1] for end in ('min', 'max'))
-    least = scipy.ndimage.minimum_filter1d(least, window)
-    most = scipy.ndimage.maximum_filter1d(most, window)
-    line = line._replace(label=f'{line.label}, min to max', band=(least, most))
-  # A schedule is exact: nothing to smooth.
-  if is_training and window > 1 and not name.endswith('/learning_rate'):
-    pale = {'alpha': 0.25, 'linewidth': 0.8, 'marker': ''}
-    yield Line('', line.x, values, style=pale)
-    line = line._replace(y=smooth(values))
-  # A line through a single point is drawn by its marker.
-  plain = {'marker': ''} if is_training and len(values) > 1 else {}
-  yield line._replace(style={'linestyle': style, **plain})
+def _thin(axes: Any) -> None:
+  """Hides labels of x that would touch the one before."""
+  end = -math.inf
+  for label in axes.get_xticklabels():
+    box = label.get_window_extent()
+    if box.x0 < end + 3:
+      label.set_visible(False)
+    elif label.get_visible():
+      end = box.x1

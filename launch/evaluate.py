@@ -12,6 +12,9 @@ features, on the run's images or others:
       --dataset=name=folder,root=/data/caltech101,image_size=224 \\
       --config.evals.fewshot.shots=1,5,10
 
+--evals=confusion prints precision, recall and F1 of each class, and writes them
+(classes.csv) and a confusion matrix (confusion.csv, .png, .pdf) into the run.
+
 --datasets prints one table of several, prepared as the run's unless given;
 `train_split` and `test_split` replace train and test:
 
@@ -53,7 +56,9 @@ class Flags:
     'latest, best, all, or a number', 'latest'
   )
   evals: str | None = flag(
-    "entries of config.evals or 'fewshot'; default: all", None, 'NAMES'
+    "entries of config.evals, 'fewshot' or 'confusion'; default: all",
+    None,
+    'NAMES',
   )
   dataset: str | None = flag('another data set', None, 'name=...,KEY=...')
   datasets: str = flag(
@@ -99,6 +104,8 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   if 'certificate' in names:
     kind = registry.locate(config['task'], 'task').CERTIFICATE
     evals.setdefault('certificate', dict(type=kind, split=split))
+  if 'confusion' in names:
+    evals.setdefault('confusion', dict(type='confusion', split=split))
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'

@@ -261,7 +261,7 @@ class Search:
 
   def report(self) -> None:
     """Prints the table, writes the files and the picture."""
-    from eval_lib import plots, sweep_plots
+    from eval_lib import plots, run_plots
 
     flags, runs = self.flags, []
     for trial in self.trials():
@@ -275,7 +275,7 @@ class Search:
     logs = [key for key, (kind, _) in self.space.items() if kind == 'log']
     path = pathlib.Path(flags.workdir, 'sweep.png')
     with plots.if_installed():
-      sweep_plots.plot_trials(path, columns, flags.mode, logs)
+      run_plots.plot_trials(path, columns, flags.mode, logs)
       print(f'picture: {path}')
 
 

@@ -191,7 +191,7 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
   sweep_runs.report(flags, [(run, row, {}) for run, row in results])
   if not flags.x:
     return
-  from eval_lib import plots, report, sweep_plots
+  from eval_lib import plots, report, run_plots
 
   shown = report.names(flags.names)
   # A share is drawn in percent.
@@ -208,7 +208,7 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
   path = pathlib.Path(flags.workdir, 'sweep.png')
   with plots.if_installed():
     label = shown.get(metric, metric) + ' (%)' * is_share
-    sweep_plots.plot_ranges(path, points, shown.get(flags.x, flags.x), label)
+    run_plots.plot_ranges(path, points, shown.get(flags.x, flags.x), label)
     print(f'picture: {path}')
 
 

@@ -131,7 +131,9 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 def draw(path: plots.Path, solved: list[Line], steps: Line) -> None:
   """Draws what rules solve (%, by iterations), and iterations by difficulty."""
   panels = [
-    Panel('What rules solve', '% of the puzzles', 'mean iterations', solved),
+    Panel(
+      'Solved puzzles', '% of the puzzles', 'mean iterations', solved, log='x'
+    ),
     Panel('Iterations to score > 0', 'iterations', 'difficulty', [steps]),
   ]
   plots.draw_panels(path, panels, (10.0, 4.0), columns=2)

@@ -18,6 +18,10 @@ def made(monkeypatch):
 def assert_readable():
   """Checks that its texts are inside the picture and do not overlap."""
 
+  def is_drawn(axes, tick):
+    low, high = sorted(axes.get_xlim())
+    return tick.get_visible() and low <= tick.get_position()[0] <= high
+
   def check(figure, least):
     figure.draw_without_rendering()
     texts = []
@@ -26,6 +30,7 @@ def assert_readable():
       texts += [axes.title, *axes.texts]
       if axes.get_legend():
         texts += axes.get_legend().get_texts()
+      texts += [t for t in axes.get_xticklabels() if is_drawn(axes, t)]
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
     assert len(boxes) >= least
     for number, box in enumerate(boxes):

@@ -153,7 +153,7 @@ class Console(contextlib.ExitStack):
 
   def finish(self, result: Mapping[str, Any]) -> None:
     """Prints the final metrics, the time and the path of the plot."""
-    from eval_lib import plots
+    from eval_lib import run_plots
 
     self._bar.stop()
     if self._primary:
@@ -161,7 +161,8 @@ class Console(contextlib.ExitStack):
       self._console.print(_table(result))
       self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
       try:
-        self.print(f'plot: {plots.plot_run(workdir, self._setup.task.PANELS)}')
+        panels = self._setup.task.PANELS
+        self.print(f'plot: {run_plots.plot_run(workdir, panels)}')
       except (ImportError, OSError, ValueError) as error:
         self.print(f'no plot: {error}')
 

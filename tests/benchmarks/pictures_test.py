@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import pictures
-from eval_lib import calibration, plots, sweep_plots
+from eval_lib import calibration, plots, run_plots
 from eval_lib.report import Estimate
 
 CURVES = {
@@ -31,6 +31,10 @@ VARIANTS = {
   'dense': {ACCURACY: 92.2, LATENCY: Estimate(156.0, 150.0, 170.0)},
   'all': {ACCURACY: 91.4, LATENCY: Estimate(61.0, 60.0, 63.0)},
 }
+EXITS = {
+  'all layers': {'layer 2': 0.0, 'layer 6': 100.0},
+  'P≥0.9': {'layer 2': 60.0, 'layer 6': 40.0},
+}
 RANGES = {
   'AdaTape': {8: [98.0, 99.0], 4: [100.0]},
   'UT': {4: [50.0, 60.0], 8: [50.0]},
@@ -53,9 +57,10 @@ PLOTS = {
   'close': (pictures.plot_frontier, CLOSE, LATENCY, ACCURACY),
   'reliability': (pictures.plot_reliability, {'layer 4': TABLE}),
   'retention': (pictures.plot_retention, LENGTH, KEPT, (2, 4), BY_LAYER),
-  'ranges': (sweep_plots.plot_ranges, RANGES, 'N', ACCURACY),
-  'trials': (sweep_plots.plot_trials, TRIALS, 'max', ['lr']),
+  'ranges': (run_plots.plot_ranges, RANGES, 'N', ACCURACY),
+  'trials': (run_plots.plot_trials, TRIALS, 'max', ['lr']),
   'ablation': (pictures.plot_bars, VARIANTS, 'Ablation'),
+  'exits': (pictures.plot_exits, EXITS, 'Exits'),
   'against': (pictures.plot_against, COST, HARD, 'Cost'),
   'iterations': (pictures.plot_iterations, COSINES, 'here'),
 }
@@ -92,6 +97,10 @@ SHOWN = {
     texts=['0.90', '0.80', '0.85', '0.94', '0.95'],
   )],
   'close': [dict(labels=['one'], texts=['a', 'c'])],
+  'exits': [dict(
+    x='rows (%)', labels=['layer 2', 'layer 6'], texts=['60', '100', '40'],
+    bars=[(0, 0), (0, 60), (0, 100), (60, 40)],
+  )],
   'reliability': [
     # Bins without rows are left out.
     dict(y=ACCURACY, labels=[f'layer 4: ECE {100 * TABLE.error:.1f} %'],
@@ -105,10 +114,11 @@ SHOWN = {
     lines=[[100.0, 98.5], [55.0, 50.0]],
   )],
   'trials': [
-    dict(x='trial', y=ACCURACY, labels=['best so far', 'a trial'],
-         lines=[[50, 50, 70, 70], [50, NAN, 70, 60]]),
-    dict(x='lr', lines=[[50, NAN, 70, 60]]),
-    dict(x='name', lines=[[50, NAN, 70, 60]]),
+    # The best of all has a star.
+    dict(x='trial', y=ACCURACY, labels=['best so far', 'a trial', 'best: 70'],
+         lines=[[50, 50, 70, 70], [50, NAN, 70, 60], [70]]),
+    dict(x='lr', lines=[[50, NAN, 70, 60], [70]]),
+    dict(x='name', lines=[[50, NAN, 70, 60], [70]]),
   ],
   'ablation': [
     dict(x=ACCURACY, bars=[(0, 92.2), (0, 91.4)],
@@ -158,7 +168,10 @@ def test_retention_is_the_median_over_groups_of_lengths(drawn):
 def test_each_cost_is_drawn_against_each_difficulty(drawn):
   found = drawn('against')
   labels = [(axes.get_ylabel(), axes.get_xlabel()) for axes in found]
-  assert labels == [(cost, hard) for cost in COST for hard in HARD]
+  # Panels share the axes of their row and their column.
+  assert labels == [
+    ('flops', ''), ('', ''), ('depth', 'length'), ('', 'entropy_dense')
+  ]  # fmt: skip
   (line,) = found[0].get_lines()
   np.testing.assert_array_equal(line.get_ydata(), np.arange(4, 62, 5) ** 2)
 
@@ -185,7 +198,8 @@ def test_a_heatmap_shows_every_cell(values, made, tmp_path, assert_readable):
   assert axes.get_xlim() == (-0.5, columns - 0.5)
   assert axes.get_ylim() == (rows - 0.5, -0.5)
   labels = axes.get_xlabel(), axes.get_ylabel(), bar.get_ylabel()
-  assert labels == ('X-Index', 'Y-Index', 'rows (%)')
+  assert labels == ('column', 'row', 'rows (%)')
+  assert axes.yaxis.get_visible() == (rows > 1)
   assert_readable(made[0], 4)
   assert axes.bbox.height > 40
 
@@ -210,6 +224,26 @@ def test_a_frontier_of_rates_is_the_upper_right(made, tmp_path):
   pictures.plot_frontier(tmp_path / 'x', *given, is_rate=True)
   line = made[0].axes[0].get_lines()[0]
   assert line.get_xdata().tolist() == [1.0, 2.0]
+
+
+def test_a_model_has_one_colour_and_each_library_a_marker():
+  names = 'other', 'dense', 'EAT 80 %', 'PyTorch dense', 'ViT-B/16', 'UViT'
+  looks = {n: plots.look(k) for n, k in plots.numbers(names).items()}
+  assert len({*looks.values()}) == len(names)
+  colours = {name: colour for name, (colour, _) in looks.items()}
+  assert colours['dense'] == colours['PyTorch dense'] == colours['ViT-B/16']
+  assert len({*colours.values()}) == 4
+
+
+def test_a_wide_frontier_is_logarithmic_with_error_bars(drawn, made, tmp_path):
+  (axes,) = drawn('frontier')
+  assert axes.get_xscale() == 'log'
+  low = {'a': {'': (Estimate(2.0, 1.5, 2.5), 90.0)}, 'b': {'': (3.0, 80.0)}}
+  pictures.plot_frontier(tmp_path / 'x', low, LATENCY, ACCURACY)
+  (axes,) = made[-1].axes
+  assert axes.get_xscale() == 'linear'
+  ((bar,),) = [lines.get_segments() for lines in axes.collections]
+  assert bar.tolist() == [[1.5, 90.0], [2.5, 90.0]]
 
 
 def test_without_matplotlib_there_is_a_note(tmp_path, monkeypatch, capsys):

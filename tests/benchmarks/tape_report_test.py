@@ -108,6 +108,25 @@ def test_examples_are_the_shortest_and_longest():
   assert [len(group) for group in shown.values()] == [10, 10]
 
 
+def test_patches_have_the_number_of_their_step(made, tmp_path, capsys):
+  task, variables, tapes = read(serving_test.IMAGE, IMAGES, 20)
+  source = builder.build_source(IMAGES, 'test')
+  _, shown = tape_report.examples(tapes, source, 1, task.label_names)
+  tape_report.draw_tapes(tmp_path, tapes, (4, 4), shown)
+  ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
+  read_alone = one_by_one(task, variables, IMAGES, tapes.index[ends])
+  for axes, (length, picks, _) in zip(made[0].axes, read_alone, strict=True):
+    places = [(n % 4 + 0.5, n // 4 + 0.5) for n in picks]
+    steps = np.repeat(np.arange(1, length + 1), len(picks) // length)
+    assert {t.get_position(): t.get_text() for t in axes.texts} == dict(
+      zip(places, map(str, steps), strict=True)
+    )
+    assert f'tape {length} tokens' in axes.get_title(loc='left')
+  tape_report.draw_tapes(tmp_path, tapes, (0, 0), shown)
+  assert len(made) == 1
+  assert "bank='learnable' reads trained vectors" in capsys.readouterr().out
+
+
 def test_symbols_are_written_in_lines():
   tokens = np.array([0, 1, 2, 0, 3, 28], np.int32)
   assert tape_report._lines(tokens) == '1 - 0 1\na z'

@@ -14,7 +14,7 @@ TINY = [
   'model.mlp_dim=16', 'phases.0.steps=6', 'phases.0.epochs=0',
   'optimizer.lr=0.01', 'log_every=3', 'tensorboard=false',
 ]  # fmt: skip
-PICTURES = ('heatmap', 'distribution', 'lengths', 'examples')
+PICTURES = ('heatmap', 'distribution', 'lengths', 'examples', 'tape')
 TABLES = ('summary', 'lengths', 'classes', 'bank', 'examples')
 
 

@@ -112,6 +112,9 @@ def test_table_and_file_agree_with_training(workdir, capsys):
     assert row[name] == pytest.approx(result[name], rel=1e-6)
   assert 0.0 <= row['fewshot/5shot'] <= 1.0
   assert 'fewshot/5shot' in capsys.readouterr().out
+  (row,) = rows_of(workdir, '--evals=confusion')  # needs no entry of the config
+  assert 0.0 <= row['confusion/macro_f1'] <= 1.0
+  assert (workdir / 'confusion.png').is_file()
 
 
 def test_all_checkpoints_and_the_best(workdir):

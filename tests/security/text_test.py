@@ -103,7 +103,7 @@ HOSTILE = {
 def test_names_are_drawn(tmp_path):
   pytest.importorskip('matplotlib')
   from benchmarks import pictures as plots
-  from eval_lib import sweep_plots
+  from eval_lib import run_plots
 
   names, name = [*HOSTILE.values()], r'$\frac{$' + '\x1b\n\0\udc80'
   plots.plot_bars(tmp_path / 'bars', {k: {name: 1.0} for k in names}, name)
@@ -111,7 +111,7 @@ def test_names_are_drawn(tmp_path):
   plots.plot_frontier(tmp_path / 'lines', points, name, name)
   columns = {name: [1.0] * len(names), 'x$\0': names}
   columns['lr'] = [10.0**-n for n in range(len(names))]
-  sweep_plots.plot_trials(tmp_path / 'trials', columns, 'max', logs=['lr'])
+  run_plots.plot_trials(tmp_path / 'trials', columns, 'max', logs=['lr'])
   plots.plot_examples(tmp_path / 'texts', {name: [(k, k) for k in names]})
   plots.plot_heatmap(tmp_path / 'map', np.ones((2, 2)), name, name)
   assert len([*tmp_path.glob('*.png'), *tmp_path.glob('*.pdf')]) == 10

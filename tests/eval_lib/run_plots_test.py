@@ -8,7 +8,7 @@ import pytest
 
 from adatape.task import PonderClassification, TapeClassification
 from albert_act.pretraining import Pretraining
-from eval_lib import plots, report
+from eval_lib import report, run_plots
 from recurrent_act.task import SequenceTask
 
 TASKS = TapeClassification, PonderClassification, Pretraining, SequenceTask
@@ -40,7 +40,7 @@ def full_run(steps):
 @pytest.mark.parametrize('steps', [1, 150])
 def test_draws_png_and_pdf(tmp_path, steps):
   write(tmp_path, full_run(steps), tail='{"step": 4, "train/lo')
-  path = plots.plot_run(str(tmp_path), PANELS)
+  path = run_plots.plot_run(str(tmp_path), PANELS)
   assert path == tmp_path / 'run.png'
   assert path.read_bytes().startswith(b'\x89PNG\r\n\x1a\n')
   assert (tmp_path / 'run.pdf').read_bytes().startswith(b'%PDF')
@@ -52,7 +52,7 @@ def panels_of(tmp_path, made):
 
   def draw(rows):
     write(tmp_path, rows)
-    plots.plot_run(tmp_path, PANELS)
+    run_plots.plot_run(tmp_path, PANELS)
     return {axes.get_title(loc='left'): axes for axes in made[-1].axes}
 
   return draw
@@ -128,6 +128,7 @@ def test_panels_and_labels_of_a_tape_run(panels_of):
   }
   train, *_, test = panels['Accuracy'].get_lines()
   np.testing.assert_allclose(train.get_ydata(), [50.0, 75.0, 100 - 50 / 3])
+  assert panels['Accuracy'].get_ylim()[1] <= 100  # a share ends there
   np.testing.assert_allclose(test.get_xydata(), [[3, 90]])
 
 
@@ -137,7 +138,7 @@ def test_a_long_curve_is_smoothed_over_its_pale_values(panels_of):
   assert pale.get_alpha() == 0.25
   values = 1 / np.arange(1, 151)
   np.testing.assert_allclose(pale.get_ydata(), values)
-  np.testing.assert_array_equal(line.get_ydata(), plots.smooth(values))
+  np.testing.assert_array_equal(line.get_ydata(), run_plots.smooth(values))
   # A schedule is exact.
   assert len(panels['Learning rate'].get_lines()) == 1
 
@@ -155,7 +156,7 @@ def test_unusable_metrics_are_errors(tmp_path, text, error, match):
   if text:
     (tmp_path / 'metrics.jsonl').write_text(text)
   with pytest.raises(error, match=match):
-    plots.plot_run(tmp_path)
+    run_plots.plot_run(tmp_path)
 
 
 def test_reading_resumed_and_nonfinite_rows(tmp_path):
@@ -174,8 +175,8 @@ def test_moving_average_by_a_plain_loop():
   # 3 % of 210 is a window of 6: i - 3 ... i + 2
   want = [np.nanmean(values[max(0, i - 3) : i + 3]) for i in range(210)]
   want[50] = np.nan
-  np.testing.assert_allclose(plots.smooth(values), want, rtol=1e-9)
-  np.testing.assert_array_equal(plots.smooth(values[:100]), values[:100])
+  np.testing.assert_allclose(run_plots.smooth(values), want, rtol=1e-9)
+  np.testing.assert_array_equal(run_plots.smooth(values[:100]), values[:100])
 
 
 def test_the_band_holds_every_value(panels_of):

@@ -1,0 +1,126 @@
+"""Confusion of classes: which are taken for which, how well each is found."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from core.errors import ConfigError
+from eval_lib import evaluator, plots, report
+from eval_lib.predictions import Labels
+
+FILE = 'confusion.csv'
+MOST = 30  # classes that are drawn or printed
+
+
+def order(names: Sequence[str]) -> list[int]:
+  """Returns class ids sorted by name, numbers by value."""
+  keys = [(name.isdecimal() and len(name), name) for name in names]
+  return sorted(range(len(names)), key=keys.__getitem__)
+
+
+def counts(
+  labels: Labels, predicted: Labels, names: Sequence[str]
+) -> Int[np.ndarray, 'K K']:
+  """Counts rows by label (first axis) and prediction, in `order`."""
+  from sklearn import metrics  # slow to import
+
+  return metrics.confusion_matrix(labels, predicted, labels=order(names))
+
+
+def table(
+  labels: Labels, predicted: Labels, names: Sequence[str]
+) -> list[dict[str, Any]]:
+  """Returns a row for each class, in `order`; labels are class ids `[N]`.
+
+  'class', 'precision', 'recall', 'f1' in [0, 1], where 0 / 0 is 0, and
+  'support', the number of rows with this label.
+  """
+  from sklearn import metrics
+
+  columns = metrics.precision_recall_fscore_support(
+    labels, predicted, labels=order(names), zero_division=0.0
+  )
+  ordered = [names[n] for n in order(names)], *map(np.ndarray.tolist, columns)
+  keys = 'class', 'precision', 'recall', 'f1', 'support'
+  rows = zip(*ordered, strict=True)
+  return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def plot(
+  axes: Any, labels: Labels, predicted: Labels, names: Sequence[str]
+) -> None:
+  """Draws `counts`, coloured by their share of the rows of the label.
+
+  Of more than `MOST` classes, those with most errors as label or prediction.
+  """
+  rows, every = counts(labels, predicted, names), order(names)
+  errors = rows.sum(0) + rows.sum(1) - 2 * rows.diagonal()
+  chosen = np.sort(np.argsort(-errors, kind='stable')[:MOST])
+  shares = rows / np.maximum(rows.sum(1, keepdims=True), 1)
+  rows, shares = (x[np.ix_(chosen, chosen)] for x in (rows, shares))
+  edges, places = np.arange(len(chosen) + 1) - 0.5, range(len(chosen))
+  axes.pcolormesh(edges, edges, shares, cmap='Blues', vmin=0, vmax=1)
+  look: Any = dict(ha='center', va='center', fontsize=7)
+  for y, x in np.argwhere(rows):
+    ink = 'white' if shares[y, x] > 0.5 else 'black'
+    axes.text(x, y, rows[y, x], color=ink, **look)
+  shown = [plots.shown(names[every[n]])[:24] for n in chosen]
+  axes.set_xticks(places, shown, rotation=90)
+  axes.set_yticks(places, shown)
+  part = f': {len(chosen)} most confused of {len(names)} classes'
+  title = f'Rows{part if len(chosen) < len(names) else " by class"}'
+  axes.set(xlabel='predicted', ylabel='label', title=title, aspect='equal')
+  axes.invert_yaxis()
+  axes.grid(visible=False)
+
+
+def draw(path: plots.Path, *rows: Any) -> None:
+  """Writes the picture of `plot`; see `plots.figure`."""
+  side = 2.4 + 0.3 * np.clip(len(rows[-1]), 6, MOST)
+  with plots.figure(path, rows[0], (side, side)) as drawn:
+    plot(drawn.subplots(), *rows)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Evaluator(evaluator.Evaluator):
+  """Prints `table`; writes classes.csv and confusion.csv, .png and .pdf."""
+
+  NEEDS_OUTPUTS: ClassVar[bool] = True
+  METRICS = 'macro_precision', 'macro_recall', 'macro_f1'
+  split: evaluator.Split = 'test'
+
+  def __post_init__(self):
+    super().__post_init__()
+    info = self.splits['split'].info
+    if info.num_classes < 2 or info.label_kind not in ('', 'class'):
+      kind = info.label_kind or 'number'
+      raise ConfigError('dataset.label_kind', kind, "'class', one for each row")
+    self._names = [*map(str, info.class_names or range(info.num_classes))]
+
+  def run(self, variables: Any) -> dict[str, float]:
+    """Returns means over the classes that have rows, of the last head."""
+    rows = self.collect('split', variables, self.context.outputs)
+    found = rows['label'], rows['logits'][:, -1].argmax(-1), self._names
+    classes = table(*found)
+    if jax.process_index() == 0:
+      worst = sorted(classes, key=lambda row: row['f1'])[:MOST]
+      title = f'{len(worst)} of {len(classes)} classes, lowest F1 first'
+      report.print_table(title, worst, columns=[*worst[0]])
+    if path := self.file(FILE):
+      report.write_csv(path.with_stem('classes'), classes)
+      names = [row['class'] for row in classes]
+      report.write_csv(path, [
+        {'label, then predicted': name, **dict(zip(names, line, strict=True))}
+        for name, line in zip(names, counts(*found).tolist(), strict=True)
+      ])  # fmt: skip
+      with plots.if_installed():
+        draw(path, *found)
+    there = [row for row in classes if row['support']]
+    return {
+      name: float(np.mean([row[name.removeprefix('macro_')] for row in there]))
+      for name in self.METRICS
+    }
