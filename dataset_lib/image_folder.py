@@ -94,6 +94,10 @@ class ImageFolder(ImageOptions):
     """Returns the path of the image."""
     return self._rows[index][1]
 
+  def item(self, index: int) -> dict[str, str]:
+    """See `Source`."""
+    return {'image': self.where(index)}
+
   def _images(self, folder: str) -> list[str]:
     """Returns the sorted names of the images of a class."""
     entries = self._entries(folder)

@@ -145,6 +145,10 @@ class Source(abc.ABC):
     """Returns the place of each record, which tells splits apart."""
     return {self.where(index) for index in range(len(self))}
 
+  def item(self, index: int) -> dict[str, Any]:
+    """Returns a record as a request: {'text'}, perhaps 'pair', or {'image'}."""
+    raise NotImplementedError
+
   @abc.abstractmethod
   def record(self, index: int) -> dict[str, Any]:
     """Returns {input_key: value, 'label'}; may raise BadRecord.

@@ -260,6 +260,7 @@ class LabelledTexts(TextRows):
       origin = next((fields[n] for n in task.sources if n in fields), '')
       return texts, task.read_label(label), sys.intern(origin)
 
+    self._task = task
     loaded = tokenizer.load(self.tokenizer)
     rows = self._read(name, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
@@ -271,6 +272,12 @@ class LabelledTexts(TextRows):
     encoded = loaded.encode(first, second, self.max_length)
     kind: Any = 'classes' if several else ''
     self._hold(loaded, task.class_names, encoded, np.asarray(labels), kind)
+
+  def item(self, index: int) -> dict[str, str]:
+    """See `Source`."""
+    records, row = self._places[index]
+    texts, _ = self._task.read(records[row])
+    return dict(zip(('text', 'pair'), texts, strict=False))
 
 
 def _subset(size: int, part: range) -> list[int]:

@@ -27,7 +27,7 @@ def write(out: pathlib.Path, pretrained: str) -> None:
 
   Raises the errors of reading the runs in `out`.
   """
-  rows, sizes = answers(str(out / ADAPTIVE))
+  rows, sizes, names = answers(str(out / ADAPTIVE))
   summary = {
     'rows': sizes,
     'accuracy': accuracies(out, pretrained, rows),
@@ -37,9 +37,7 @@ def write(out: pathlib.Path, pretrained: str) -> None:
       for name, value in certified(out / ADAPTIVE).items()
       if name not in ('dataset', 'drift')
     },
-    'of_classes': confusion.table(
-      [row['label'] for row in rows], [row['answer'] for row in rows]
-    ),
+    'classes': confusion.table(*ids(rows, names), names),
   }
   files.write_json(out / 'report.json', summary)
   report.write_csv(out / 'test_answers.csv', rows)
@@ -48,11 +46,13 @@ def write(out: pathlib.Path, pretrained: str) -> None:
   said = words(summary['certificate'])
   report.print_table(f'{sizes[SPLIT]} test rows', table, said)
   with plots.if_installed():
-    draw(out / 'report.png', summary, rows)
+    draw(out / 'report.png', summary, rows, names)
 
 
-def answers(workdir: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-  """Returns the certified answers of the test rows, and rows of the splits.
+def answers(
+  workdir: str,
+) -> tuple[list[dict[str, Any]], dict[str, int], tuple[str, ...]]:
+  """Returns the certified answers of the test rows, sizes of splits, classes.
 
   Rows have the columns `COLUMNS`; 'depth' is the number of layers.
   """
@@ -78,7 +78,7 @@ def answers(workdir: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
     }
     for index, (item, answer) in enumerate(zip(items, given, strict=True))
   ]
-  return rows, {name: len(source) for name, source in sources.items()}
+  return rows, {name: len(one) for name, one in sources.items()}, names
 
 
 def accuracies(
@@ -149,8 +149,20 @@ def _read_csv(path: pathlib.Path) -> list[dict[str, str]]:
     return [*csv.DictReader(file)]
 
 
+def ids(
+  rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the class ids of labels and answers, both `[N]`."""
+  of = {name: number for number, name in enumerate(names)}
+  labels, given = ([of[r[k]] for r in rows] for k in ('label', 'answer'))
+  return np.array(labels), np.array(given)
+
+
 def draw(
-  path: pathlib.Path, summary: Mapping[str, Any], rows: Sequence[Any]
+  path: pathlib.Path,
+  summary: Mapping[str, Any],
+  rows: Sequence[Any],
+  names: Sequence[str],
 ) -> None:
   """Draws the page as PNG and PDF."""
   with plots.figure(path, rows, (11, 13)) as figure:
@@ -169,10 +181,7 @@ def draw(
       })  # fmt: skip
     else:
       right.remove()
-    confusion.plot(
-      middle.subplots(),
-      [row['label'] for row in rows], [row['answer'] for row in rows],
-    )  # fmt: skip
+    confusion.plot(middle.subplots(), *ids(rows, names), names)
     _texts(bottom, rows)
 
 
