@@ -78,6 +78,12 @@ class PuzzleReader(ItemReader):
     except ValueError as error:
       raise InputError(f'puzzle: {error}') from error
 
+  @functools.cached_property
+  def sample(self) -> dict[str, Any]:
+    """A puzzle."""
+    example = self.puzzle.generate(np.random.default_rng(SEED))
+    return {self.NAME: self.puzzle.write(example.question)}
+
   @property
   def example(self) -> Int[np.ndarray, 'K S']:
     """A question of padding."""
@@ -90,6 +96,7 @@ class LoopedPolicy(ClassifierPolicy):
 
   _: dataclasses.KW_ONLY
   limit: Size = 1  # iterations
+  rule: str = ''  # of the trained model or the options, for people
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]

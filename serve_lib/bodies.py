@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -10,26 +11,28 @@ from annotated_types import Interval, MinLen
 from starlette.exceptions import HTTPException
 
 from core import fields, files
-from core.errors import ConfigError
-from serve_lib import items
-from serve_lib.chain import InputError
+from core.errors import BadRecord, ConfigError
+from serve_lib.chain import ILLEGAL_ID, InputError, take_id
 
 # Values, containers and strings of a body: 256 rows of 512 tokens with types.
 MAX_VALUES = 300_000
 _MARKS = '",[{'  # a value has one or two of them
+PIXELS = 64  # decoded in the time in which a character is tokenized
+DEADLINE_MS = Interval(gt=0.0, le=3.6e6)
 
 
 @dataclasses.dataclass
 class _Batch:
   items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
-  deadline_ms: Annotated[float, Interval(gt=0.0, le=3.6e6)] = math.inf
+  deadline_ms: Annotated[float, DEADLINE_MS] = math.inf
 
 
 class Body(NamedTuple):
   """The content of a request."""
 
   items: list[Any]  # as the engine takes them
-  work: list[int]  # of reading each, see `items.work`
+  ids: list[dict[str, Any]]  # of each, see `take_id`
+  work: list[int]  # of reading each, see `work_of`
   seconds: float  # that they may take
   is_batch: bool
 
@@ -59,13 +62,13 @@ def read(body: bytearray, limits: Any) -> Body:
     content, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
-  rows = [*map(read_item, content)]
-  pixels = [*map(items.pixels, rows)]
+  ids, rows = [*map(take_id, content)], [*map(read_item, content)]
+  pixels = [*map(pixels_of, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'
     raise HTTPException(413, f'image: expected {legal}, got {total}')
   return Body(
-    rows, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
+    rows, ids, [*map(work_of, rows, pixels)], milliseconds / 1e3, is_batch
   )
 
 
@@ -96,6 +99,8 @@ def read_item(value: Any) -> Any:
   if not isinstance(value, dict):
     legal = 'an object such as {"text": ...} or {"image": ...}'
     return InputError(f'item: expected {legal}, got {type(value).__name__}')
+  if 'id' in value:  # which `take_id` has left
+    return InputError(ILLEGAL_ID)
   if 'image' not in value:
     return value
   try:
@@ -103,3 +108,23 @@ def read_item(value: Any) -> Any:
   except (TypeError, ValueError) as error:
     legal = 'the bytes of a file in base64'
     return InputError(f'image: expected {legal}, got {error}')
+
+
+def pixels_of(item: Any) -> int:
+  """Returns the pixels to decode of an image; 0 for any other item."""
+  data = item.get('image') if isinstance(item, Mapping) else None
+  if not isinstance(data, bytes):
+    return 0
+  from dataset_lib import image_header
+
+  try:
+    return image_header.count_pixels(data)
+  except BadRecord:  # which `read` reports
+    return 0
+
+
+def work_of(item: Any, pixels: int) -> int:
+  """Returns the work of reading an item of `pixels` pixels, in characters."""
+  values = item.values() if isinstance(item, Mapping) else ()
+  texts = (len(one) for one in values if isinstance(one, (str, list)))
+  return pixels // PIXELS + sum(texts)

@@ -82,7 +82,7 @@ def test_a_row_is_answered_as_if_it_were_alone(backend, kind, options):
   different = len({n for n, _ in expected})
   assert different >= 3 or options['rule'] == 'all'
   with engine_of(served(kind, **options), backend, max_pending=9) as engine:
-    policy, mixed = engine._policy, []
+    policy, mixed = engine.policy, []
     plain = policy.decide
 
     def decide(stage, rows, outputs):

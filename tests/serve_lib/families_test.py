@@ -146,7 +146,7 @@ def served(request):
 def with_programs_of(engine, **settings):
   """Another engine with the compiled programs of one."""
   other = Engine(
-    engine._programs.chain, engine._policy, engine.grid.lengths,
+    engine._programs.chain, engine.policy, engine.grid.lengths,
     engine.grid.batches, backend='xla', **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__

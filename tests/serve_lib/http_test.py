@@ -67,13 +67,13 @@ def engine():
 @pytest.fixture
 async def service(engine, request):
   """A service that is ready; see `limited`."""
-  for event in (engine._policy.open, engine._policy.reached):
+  for event in (engine.policy.open, engine.policy.reached):
     event.clear()
   limits = LIMITS | getattr(request, 'param', {})
   service = http.Service(engine, types.SimpleNamespace(**limits))
   service.is_ready = True
   yield service
-  engine._policy.open.set()
+  engine.policy.open.set()
   await until(lambda: service._places.taken == 0)
   assert service._waiting == service._bytes == 0
   service.close()
@@ -212,7 +212,7 @@ async def held(client, policy):
 async def test_overload_is_refused_and_others_are_answered(
   client, service, engine
 ):
-  first = await held(client, engine._policy)
+  first = await held(client, engine.policy)
   rows = {'items': [GOOD, OTHER]}
   tasks = [send(client, rows) for _ in range(3)]
   await until(lambda: service._waiting == 3)  # of 4 + 4 rows, 4 run
@@ -220,7 +220,7 @@ async def test_overload_is_refused_and_others_are_answered(
   refused = await send(client, rows)
   assert (refused.status_code, refused.headers['Retry-After']) == (503, '1')
   assert 'max_waiting: 8 rows' in refused.text
-  engine._policy.open.set()
+  engine.policy.open.set()
   assert (await first).status_code == 200
   for answers in [(await task).json()['answers'] for task in tasks]:
     assert [one['label'] for one in answers] == [[2, 0], [1, 2, 3]]
@@ -231,7 +231,7 @@ async def test_overload_is_refused_and_others_are_answered(
 async def test_rows_of_an_ended_request_leave_every_line(
   how, client, service, engine
 ):
-  policy = engine._policy
+  policy = engine.policy
   first, before = await held(client, policy), engine.monitor.snapshot()
   encoded = policy.encoded
   for _ in range(3):  # one row in the engine, one in the line
@@ -256,7 +256,7 @@ async def test_rows_of_an_ended_request_leave_every_line(
 
 
 async def test_a_small_request_is_not_behind_a_large_one(client, engine):
-  policy, order = engine._policy, []
+  policy, order = engine.policy, []
   first, decide = await held(client, policy), policy.decide
 
   def decided(stage, rows, outputs):
