@@ -56,7 +56,7 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
     name: text if isinstance(value, str) else {'type': 'array'}
     for name, value in sample.items()
   }
-  item = _object([], **kinds, **identity)
+  item = _object([*sample], **kinds, **identity)
   some = {'type': 'array', 'items': item, 'minItems': 1, 'maxItems': most}
   shares = {'type': 'object', 'additionalProperties': {'type': 'number'}}
   label = {'enum': about['labels']} if about.get('labels') else {}
@@ -65,7 +65,7 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
     ['label', 'probabilities'], label=label, probabilities=shares, **identity
   )
   each = {'type': 'array', 'items': {'anyOf': [answer, error]}}
-  item = _object([], **item['properties'], deadline_ms=late)
+  item = _object([*sample], **item['properties'], deadline_ms=late)
   batch = _object(['items'], items=some, deadline_ms=late)
   answers = {'anyOf': [answer, _object(['answers'], answers=each)]}
   paths: dict[str, Any] = {}

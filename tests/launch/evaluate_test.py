@@ -114,6 +114,15 @@ def test_table_and_file_agree_with_training(workdir, capsys):
   assert 'fewshot/5shot' in capsys.readouterr().out
 
 
+def test_an_empty_certificate_is_told_after_the_table(workdir, capsys):
+  split = '--config.evals.certificate.split=test[:40]'
+  rows_of(workdir, '--evals=certificate', split)
+  line = 'step 4: certificate certifies nothing: 40 rows; at least 153 are'
+  table, _, last = capsys.readouterr().out.rpartition(line)
+  assert 'certificate/rows_needed' in table
+  assert last.startswith(' needed, and more for each row that gets worse\n')
+
+
 def test_all_checkpoints_and_the_best(workdir):
   rows = rows_of(workdir, '--step=all', '--evals=test')
   assert [row['step'] for row in rows] == [2, 4]

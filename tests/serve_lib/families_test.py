@@ -12,6 +12,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
+import types
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
+from serve_lib import description
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
 from serve_lib.items import TokenReader
@@ -32,6 +34,7 @@ from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
 from tests.eat import small as small_eat
+from tests.serve_lib.http_test import LIMITS
 from train_lib.task import ServedRun
 from train_lib.text_classification import TextClassification
 
@@ -141,6 +144,15 @@ def served(request):
     chain, policy = family.serve()
     with Engine(chain, policy, policy.lengths, (1, 4), backend='xla') as engine:
       yield family, engine
+
+
+def test_it_describes_itself_with_an_item_that_it_answers(served):
+  _, engine = served
+  about = description.about(engine, types.SimpleNamespace(**LIMITS), 'run')
+  assert about['model'].endswith(('Classifier', 'Vit'))
+  sample = about['example']['POST /predict']
+  answer = engine.predict([sample])[0]
+  assert isinstance(answer, Prediction) or 'image' in sample
 
 
 def with_programs_of(engine, **settings):

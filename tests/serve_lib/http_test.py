@@ -329,17 +329,20 @@ async def test_metrics_are_those_of_monitor_and_engine(client, engine):
   await until(lambda: not engine.status()['pending'])  # after the answer
   found = await client.get('/metrics')
   assert 'text/plain; version=' in found.headers['Content-Type']
+  found = [*text_string_to_metric_families(found.text)]
+  assert all(family.documentation for family in found)
   values = {
     (sample.name, *sample.labels.values()): sample.value
-    for family in text_string_to_metric_families(found.text)
-    for sample in family.samples
-  }
+    for family in found for sample in family.samples
+  }  # fmt: skip
   seen = engine.monitor.snapshot()
   depths = seen['depth'].items()
   expected = {('engine_depth_total', str(key)): n for key, n in depths} | {
     ('engine_answers_total',): seen['answers'],
     ('engine_failures_total', 'encode'): seen['failures']['encode'],
-    ('engine_latency', '0.95'): seen['latency']['p95'],
+    ('engine_latency_seconds', '0.95'): seen['latency']['p95'],
+    ('http_latency_seconds_bucket', '+Inf'): 3.0,
+    ('http_latency_seconds_bucket', '30.0'): 3.0,
     ('engine_retention', '0.05'): 1.0,
     ('engine_reasons_total', 'toy'): seen['answers'],
     ('engine_fill', '2'): 1.0, ('engine_drift_drifted',): 0.0,
