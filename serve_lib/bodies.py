@@ -100,7 +100,7 @@ def read_item(value: Any) -> Any:
     legal = 'an object such as {"text": ...} or {"image": ...}'
     return InputError(f'item: expected {legal}, got {type(value).__name__}')
   if 'id' in value:  # which `take_id` has left
-    return InputError(ILLEGAL_ID)
+    return InputError(f'item: {ILLEGAL_ID}')
   if 'image' not in value:
     return value
   try:

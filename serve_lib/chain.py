@@ -22,7 +22,7 @@ from core.errors import ConfigError
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
-ILLEGAL_ID = 'id: expected a text or a number'
+ILLEGAL_ID = 'expected an id that is a text or a number'
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 

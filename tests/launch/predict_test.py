@@ -74,7 +74,7 @@ NESTED = b'{"id": %s, "text": "a"}'
     b'{"id": ' + b'9' * 5000 + b', "text": "b"}',
   )] + [
     (NESTED % (b'[' * 900 + b']' * 900), 'line: expected '),
-    (NESTED % b'[]', 'line: id: expected a text'),
+    (NESTED % b'[]', 'line: expected an id'),
     (b'"' + b'x' * 100_001 + b'"', 'expected at most 100001 bytes'),
   ],
 )  # fmt: skip

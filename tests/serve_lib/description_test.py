@@ -105,7 +105,7 @@ async def test_the_id_of_an_item_comes_back(client):
   first, second, third, last = many['answers']
   assert (first, second) == ({'id': 0} | one, one)
   assert (third['id'], [*last]) == ('b', ['error'])
-  assert last['error'] == 'id: expected a text or a number'
+  assert last['error'] == 'item: expected an id that is a text or a number'
 
 
 def test_the_metrics_of_the_page_exist():
