@@ -164,10 +164,7 @@ def run(flags: Flags) -> None:
         name: evaluation.measure(loaded.variables)
         for name, evaluation in evaluators.items()
       }
-      notes += [
-        f'step {loaded.saved.step}: {name} {one.note}'
-        for name, one in evaluators.items() if one.note
-      ]  # fmt: skip
+      notes += [f'{k} {one.note}' for k, one in evaluators.items() if one.note]
       row = {'step': loaded.saved.step} | {
         f'{name}/{key}': value
         for name, values in results.items() for key, value in values.items()

@@ -78,12 +78,6 @@ class PuzzleReader(ItemReader):
     except ValueError as error:
       raise InputError(f'puzzle: {error}') from error
 
-  @functools.cached_property
-  def sample(self) -> dict[str, Any]:
-    """A puzzle."""
-    example = self.puzzle.generate(np.random.default_rng(SEED))
-    return {self.NAME: self.puzzle.write(example.question)}
-
   @property
   def example(self) -> Int[np.ndarray, 'K S']:
     """A question of padding."""

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -11,20 +10,19 @@ from annotated_types import Interval, MinLen
 from starlette.exceptions import HTTPException
 
 from core import fields, files
-from core.errors import BadRecord, ConfigError
+from core.errors import ConfigError
+from serve_lib import items
 from serve_lib.chain import ILLEGAL_ID, InputError, take_id
 
 # Values, containers and strings of a body: 256 rows of 512 tokens with types.
 MAX_VALUES = 300_000
 _MARKS = '",[{'  # a value has one or two of them
-PIXELS = 64  # decoded in the time in which a character is tokenized
-DEADLINE_MS = Interval(gt=0.0, le=3.6e6)
 
 
 @dataclasses.dataclass
 class _Batch:
   items: Annotated[tuple[Any, ...], MinLen(1), 'a list of one item or more']
-  deadline_ms: Annotated[float, DEADLINE_MS] = math.inf
+  deadline_ms: Annotated[float, Interval(gt=0.0, le=3.6e6)] = math.inf
 
 
 class Body(NamedTuple):
@@ -32,7 +30,7 @@ class Body(NamedTuple):
 
   items: list[Any]  # as the engine takes them
   ids: list[dict[str, Any]]  # of each, see `take_id`
-  work: list[int]  # of reading each, see `work_of`
+  work: list[int]  # of reading each, see `items.work`
   seconds: float  # that they may take
   is_batch: bool
 
@@ -63,12 +61,12 @@ def read(body: bytearray, limits: Any) -> Body:
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
   ids, rows = [*map(take_id, content)], [*map(read_item, content)]
-  pixels = [*map(pixels_of, rows)]
+  pixels = [*map(items.pixels, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'
     raise HTTPException(413, f'image: expected {legal}, got {total}')
   return Body(
-    rows, ids, [*map(work_of, rows, pixels)], milliseconds / 1e3, is_batch
+    rows, ids, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
   )
 
 
@@ -108,23 +106,3 @@ def read_item(value: Any) -> Any:
   except (TypeError, ValueError) as error:
     legal = 'the bytes of a file in base64'
     return InputError(f'image: expected {legal}, got {error}')
-
-
-def pixels_of(item: Any) -> int:
-  """Returns the pixels to decode of an image; 0 for any other item."""
-  data = item.get('image') if isinstance(item, Mapping) else None
-  if not isinstance(data, bytes):
-    return 0
-  from dataset_lib import image_header
-
-  try:
-    return image_header.count_pixels(data)
-  except BadRecord:  # which `read` reports
-    return 0
-
-
-def work_of(item: Any, pixels: int) -> int:
-  """Returns the work of reading an item of `pixels` pixels, in characters."""
-  values = item.values() if isinstance(item, Mapping) else ()
-  texts = (len(one) for one in values if isinstance(one, (str, list)))
-  return pixels // PIXELS + sum(texts)

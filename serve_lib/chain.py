@@ -84,11 +84,9 @@ class Failure:
 
 def take_id(item: Any) -> dict[str, Any]:
   """Removes a legal 'id' from an item; returns it as `{'id': ...}`, else {}."""
+  own = item.get('id', {}) if isinstance(item, dict) else {}
   # The answer repeats it; a nested one could be too deep to write.
-  is_legal = isinstance(item, dict) and not isinstance(
-    item.get('id', {}), (dict, list)
-  )
-  return {'id': item.pop('id')} if is_legal else {}
+  return {} if isinstance(own, (dict, list)) else {'id': item.pop('id')}
 
 
 def checked(answers: Sequence[Any]) -> Sequence[Any]:

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core import machine
-from serve_lib import bodies, description, metrics, pool, process, turns
+from serve_lib import bodies, description, items, metrics, pool, process, turns
 from serve_lib.chain import ClosedError, Failure, InputError
 
 RETRY = {'Retry-After': '1'}  # seconds
@@ -66,7 +66,7 @@ class Service(registry.Collector):
       cores + 1, cores + 1, reserve=1, yields=self._is_shared
     )
     # Photos and long bodies, which others need not wait for.
-    places = limits.max_pixels // bodies.PIXELS
+    places = limits.max_pixels // items.PIXELS
     self._slow = turns.Lane(
       max(places, SLICE), max(cores // 2, 1), self._return_soon,
       yields=self._is_shared,
@@ -74,8 +74,11 @@ class Service(registry.Collector):
     self._returns = False  # memory, soon
     # Of the answers to /predict.
     self._statuses = collections.Counter[int]()
-    self._latency = metrics.latency()
-    self._about = description.about(engine, limits, name)
+    self._latency = prometheus_client.Histogram(
+      'http_latency_seconds', 'seconds from a request to its answer',
+      buckets=metrics.SECONDS, registry=None,
+    )  # fmt: skip
+    self._about = description.about(engine, name)
     self.app = Starlette(
       routes=[
         Route('/', self._describe),

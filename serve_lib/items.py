@@ -26,6 +26,7 @@ _WRONG = {
   2: 'a second text, got none; the model was trained on pairs: '
   "{'text': ..., 'pair': ...}",
 }
+PIXELS = 64  # decoded in the time in which a character is tokenized
 _TEXT_KEYS = ('text', 'pair', 'source')
 _TOKEN_KEYS = ('tokens', 'token_types', 'source')
 
@@ -47,11 +48,6 @@ class Reader(abc.ABC):
   @abc.abstractmethod
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; raises InputError."""
-
-  @property
-  def sample(self) -> dict[str, Any]:
-    """An item as JSON, for people."""
-    return {}
 
   @property
   def recipe(self) -> dict[str, Any]:
@@ -112,7 +108,6 @@ class ImageReader(ItemReader):
   """
 
   KIND, NAME = 'images', 'image'
-  sample = {'image': 'the bytes of a file in base64'}
   image_size: Pixels
   resize_small: Pixels
   max_pixels: Size = files.MAX_PIXELS
@@ -164,10 +159,25 @@ class TokenReader(ItemReader):
     """A row of zeros."""
     return np.zeros(self.count, np.int32)
 
-  @property
-  def sample(self) -> dict[str, Any]:
-    """A row of zeros."""
-    return {'tokens': self.example.tolist()}
+
+def pixels(item: Any) -> int:
+  """Returns the pixels to decode of an image; 0 for any other item."""
+  data = item.get('image') if isinstance(item, Mapping) else None
+  if not isinstance(data, bytes):
+    return 0
+  from dataset_lib import image_header
+
+  try:
+    return image_header.count_pixels(data)
+  except BadRecord:  # which `read` reports
+    return 0
+
+
+def work(item: Any, pixels: int) -> int:
+  """Returns the work of reading an item of `pixels` pixels, in characters."""
+  values = item.values() if isinstance(item, Mapping) else ()
+  texts = (len(one) for one in values if isinstance(one, (str, list)))
+  return pixels // PIXELS + sum(texts)
 
 
 def _token_ids(name: str, value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
@@ -218,14 +228,6 @@ class TextReader(Reader):
   def pad_id(self) -> int:
     """Token id of padding."""
     return 0 if self.tokenizer is None else self.tokenizer.pad_id
-
-  @property
-  def sample(self) -> dict[str, Any]:
-    """A text, or a pair of them."""
-    texts = {'text': 'A good film.', 'pair': 'It is fun.'}
-    if self.num_texts != 2:
-      del texts['pair']
-    return texts if self.tokenizer else {'tokens': [0]}
 
   def read(self, item: Any, variant: str) -> Encoded:
     """Reads an item; the context has 'source' and 'truncated'."""

@@ -3,21 +3,24 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import prometheus_client
 from prometheus_client import core
 
-_RECENT = 'of the last 4096 rows'
+# Upper limits of the buckets of a histogram, which adds up over servers.
+SECONDS = (
+  .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30,
+)  # fmt: skip
+_RECENT = 'last 4096 rows'
 # Suffixes: `_total` of counts, `{label}` of several values.
 METRICS = {
   'engine_answers_total': 'rows answered',
   'engine_failures_total{during}': 'rows that failed, by the step that failed',
   'engine_truncated_total': 'rows whose text was cut off',
-  'engine_rows_per_second': f'rate of answers {_RECENT}',
-  'engine_latency_seconds{quantile}': f'seconds in the engine {_RECENT}',
+  'engine_rows_per_second': f'rate of answers, {_RECENT}',
+  'engine_latency_seconds{quantile}': f'seconds in the engine, {_RECENT}',
   'engine_depth_total{depth}': 'rows by layers, iterations or tape tokens run',
   'engine_mean_depth': 'mean depth of all rows',
   'engine_reasons_total{reason}': 'rows by the reason for which they left',
-  'engine_retention{quantile}': f'share of tokens kept, or steps run {_RECENT}',
+  'engine_retention{quantile}': f'share of tokens kept or steps run, {_RECENT}',
   'engine_fill{stage}': 'share of the slots of batches in use, 0 to 1',
   'engine_rows_by_difficulty_total{least}': 'puzzles by least difficulty',
   'engine_mean_depth_by_difficulty{least}': 'mean depth of these puzzles',
@@ -42,15 +45,6 @@ METRICS = {
 }
 _BY_SOURCE = 'drift_by_source_'
 _SHOWN = {name.partition('{')[0]: name for name in METRICS}
-
-
-def latency() -> prometheus_client.Histogram:
-  """Returns the histogram of answers, which adds up over servers."""
-  return prometheus_client.Histogram(
-    'http_latency_seconds', 'seconds from a request to /predict to its answer',
-    buckets=(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-    registry=None,
-  )  # fmt: skip
 
 
 def families(engine: Any, own: Mapping[str, Any]) -> Iterator[core.Metric]:

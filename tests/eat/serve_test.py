@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from serve_lib.programs import Programs
 from tests import wrong_values
 from tests.eat import calibrated, small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
-from tests.serve_lib.http_test import LIMITS
 
 TEXT = 'w0 w1 w2 w3 w4 w5 w6'
 
@@ -258,14 +256,14 @@ def test_each_source_has_its_certificate(run, read):
   assert policy.encode(items[1]).variant == 'pruned'
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     *_, last = answers = engine.predict(items)
-    about = description.about(engine, types.SimpleNamespace(**LIMITS), 'run')
-  assert about['options']['rule']['tau'] == 'Infinity'
+    about = description.about(engine, 'run')
+  assert about['options']['rule'] == 'Confidence(tau=inf)'
   assert about['options']['thresholds'] == policy.thresholds
   assert about['model'] == 'eat.model:EatClassifier'
   assert str(run[0]) not in json.dumps(about)
   assert [*about['example']['POST /predict']] == ['text']
   pairs = dataclasses.replace(policy.reader, num_texts=2)
-  assert [*pairs.sample] == ['text', 'pair']
+  assert [*description.sample(pairs)] == ['text', 'pair']
   assert last.fields['depth'] == answers[1].fields['depth'] == 4
 
 

@@ -12,7 +12,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
-import types
 from typing import Any
 
 import jax
@@ -34,7 +33,6 @@ from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
 from tests.eat import small as small_eat
-from tests.serve_lib.http_test import LIMITS
 from train_lib.task import ServedRun
 from train_lib.text_classification import TextClassification
 
@@ -148,7 +146,7 @@ def served(request):
 
 def test_it_describes_itself_with_an_item_that_it_answers(served):
   _, engine = served
-  about = description.about(engine, types.SimpleNamespace(**LIMITS), 'run')
+  about = description.about(engine, 'run')
   assert all(':' in about[name] for name in ('model', 'task'))
   sample = about['example']['POST /predict']
   answer = engine.predict([sample])[0]
