@@ -27,6 +27,7 @@ class HaltingPolicy(ClassifierPolicy):
 
   _: dataclasses.KW_ONLY
   limit: Count = 0  # iterations; 0 for the chain's
+  rule: str = ''  # of the trained model, for people
 
   def __post_init__(self):
     self.limit = self.limit or self.chain.limit

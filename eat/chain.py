@@ -146,7 +146,8 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     policy = ExitPolicy(
       chain, reader, names, lengths, rule, temperatures=temperatures,
       ensemble_margin=given.ensemble_margin, thresholds=given.thresholds,
-      minimum_retention=given.minimum_retention, **fields,
+      minimum_retention=given.minimum_retention,
+      about=certified.about(task, run), **fields,
     )  # fmt: skip
     warnings = warnings_of(file, certificate, policy, given, longest)
     policy.warnings = tuple(warnings)
@@ -196,11 +197,7 @@ def warnings_of(
     yield f'no row will ever leave early: {why}'
   if given.tau != GUARANTEED:
     return
-  if rule.heads_needed is None:
-    yield (
-      'no row will leave early: no threshold could be certified; give it more '
-      f'rows, or a larger epsilon: {certificate.repair()}'
-    )
+  yield from certificate.warnings()
   entries = certificate.values['sources'].values()
   tasks = {str(entry.get('dataset', {}).get('task')) for entry in entries}
   if tasks & {*REPEATED_TEXTS}:

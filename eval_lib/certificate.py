@@ -4,6 +4,7 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +18,14 @@ from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from halting.row_rules import scale
 
 FILE = 'certificate.json'  # in the directory of a run
+
+
+def emptiness(entry: Mapping[str, Any]) -> str:
+  """Returns why a certificate, which certifies nothing, needs more rows."""
+  rows = f'{entry["solved"]} solved' if 'solved' in entry else entry.get('rows')
+  least = f'at least {entry.get("rows_needed", "more")} are needed'
+  more = 'and more for each row that gets worse'
+  return f'certifies nothing: {rows} rows; {least}, {more}'
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -81,10 +90,7 @@ class Evaluator(heads.Evaluator):
       groups = len(np.unique(grid.groups))
       needed = risk.least_rows(self.risk, self.method, *limits, groups)
       entry['rows_needed'] = needed
-      logging.warning(
-        'no setting is certified on %d rows; at least %d are needed, and more '
-        'for each row that gets worse', len(labels), needed,
-      )  # fmt: skip
+      self.note = emptiness(entry)
     temperatures = file.temperatures(len(variants[0].logits))
     self.store(entry, parameters, temperatures)
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
@@ -102,6 +108,10 @@ class Evaluator(heads.Evaluator):
     kept = old['sources'] if same else {}
     self._check_better(entry, kept.get(self.source))
     sources = {**kept, self.source: entry}
+    saved = [one['saved'] for one in old.get('sources', {}).values()]
+    if not same and max(saved, default=0.0) > entry['saved']:
+      dropped = f'of other parameters, which saved {max(saved):.1%}'
+      self.note = f'{self.note} (in place of one {dropped})'.strip()
     files.write_json(path, settings | {'sources': sources})
 
   def _written(self) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Evaluator:
   every_steps: Annotated[float, Interval(ge=0, le=2**31 - 1)] = 0.0
   # Rows that `run` has left out, as they have no label.
   unlabelled: int = dataclasses.field(default=0, init=False)
+  note: str = dataclasses.field(default='', init=False)  # of `run`, for people
 
   def __post_init__(self):
     self.splits = {
@@ -101,7 +102,7 @@ class Evaluator:
 
   def measure(self, variables: Any) -> dict[str, float]:
     """Returns `run`, and 'unlabelled': rows that it left out, if there are."""
-    self.unlabelled = 0
+    self.unlabelled, self.note = 0, ''
     results = self.run(variables)
     if self.unlabelled:
       results = results | {'unlabelled': float(self.unlabelled)}

@@ -153,6 +153,7 @@ def run(flags: Flags) -> None:
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
   rows: list[dict[str, Any]] = []
+  notes: list[str] = []
   with files.failing_late(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
@@ -170,6 +171,7 @@ def run(flags: Flags) -> None:
         name: evaluation.measure(loaded.variables)
         for name, evaluation in evaluators.items()
       }
+      notes += [f'{k} {one.note}' for k, one in evaluators.items() if one.note]
       row = {'step': loaded.saved.step} | {
         f'{name}/{key}': value
         for name, values in results.items() for key, value in values.items()
@@ -188,6 +190,8 @@ def run(flags: Flags) -> None:
         _print(workdir, [row])
     if not flags.watch:
       _print(workdir, rows)
+  for note in notes:
+    print(note)
   print(f'written: {path}')
 
 

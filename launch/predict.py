@@ -146,20 +146,18 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
 
 def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   """Returns the line's id, by default its number, and its item."""
+  from serve_lib.chain import ILLEGAL_ID, take_id
+
   try:
     # Editors on Windows write a byte order mark first.
     item = files.loads(line.decode('utf-8-sig'))
   except ValueError as error:
     message = f'expected one JSON value in UTF-8, got {error}'
     raise ValueError(message) from error
-  if not isinstance(item, dict):
-    return number, item
-  name = item.pop('id', number)
-  # The answer repeats the id; a nested one could be too deep to write.
-  if isinstance(name, (dict, list)):
-    kind = type(name).__name__
-    raise ValueError(f'expected an id that is a text or a number, got {kind}')
-  return name, item
+  own = take_id(item)
+  if isinstance(item, dict) and 'id' in item:
+    raise ValueError(ILLEGAL_ID)
+  return own.get('id', number), item
 
 
 def answer_all(

@@ -71,7 +71,8 @@ def run(flags: Flags) -> None:
   sys.setswitchinterval(SWITCH)
   with listen(flags.host, flags.port) as listener:
     engine = serving.load_engine(flags)
-    service = http.Service(engine, flags)
+    path = os.path.abspath(flags.bundle or flags.workdir)
+    service = http.Service(engine, flags, os.path.basename(path))
     protocol: Any = functools.partial(
       connection.Connection, flags.max_seconds, most_connections(), {}
     )

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from absl import logging
 from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 
@@ -131,11 +130,7 @@ class Evaluator(certificate.Evaluator):
     if chosen.bound is None:
       needed = bounds.least_rows(bounds.binomial, *limits)
       entry['rows_needed'] = needed * (1 + (self.method == 'pareto'))
-      logging.warning(
-        'no thresholds are certified on %d solved rows; at least %d are '
-        'needed, and more for each puzzle that is lost',
-        entry['solved'], entry['rows_needed'],
-      )  # fmt: skip
+      self.note = certificate.emptiness(entry)
     self.store(entry, parameters, ())
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 

@@ -90,6 +90,7 @@ class LoopedPolicy(ClassifierPolicy):
 
   _: dataclasses.KW_ONLY
   limit: Size = 1  # iterations
+  rule: str = ''  # of the trained model or the options, for people
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]

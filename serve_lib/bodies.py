@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from core import fields, files
 from core.errors import ConfigError
 from serve_lib import items
-from serve_lib.chain import InputError
+from serve_lib.chain import ILLEGAL_ID, InputError, take_id
 
 # Values, containers and strings of a body: 256 rows of 512 tokens with types.
 MAX_VALUES = 300_000
@@ -29,6 +29,7 @@ class Body(NamedTuple):
   """The content of a request."""
 
   items: list[Any]  # as the engine takes them
+  ids: list[dict[str, Any]]  # of each, see `take_id`
   work: list[int]  # of reading each, see `items.work`
   seconds: float  # that they may take
   is_batch: bool
@@ -59,13 +60,13 @@ def read(body: bytearray, limits: Any) -> Body:
     content, milliseconds = fields.check(_Batch, value, '').values()
   except ConfigError as error:
     raise HTTPException(422, str(error)) from error
-  rows = [*map(read_item, content)]
+  ids, rows = [*map(take_id, content)], [*map(read_item, content)]
   pixels = [*map(items.pixels, rows)]
   if (total := sum(pixels)) > limits.max_pixels:
     legal = f'at most {limits.max_pixels} pixels in a request'
     raise HTTPException(413, f'image: expected {legal}, got {total}')
   return Body(
-    rows, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
+    rows, ids, [*map(items.work, rows, pixels)], milliseconds / 1e3, is_batch
   )
 
 
@@ -96,6 +97,8 @@ def read_item(value: Any) -> Any:
   if not isinstance(value, dict):
     legal = 'an object such as {"text": ...} or {"image": ...}'
     return InputError(f'item: expected {legal}, got {type(value).__name__}')
+  if 'id' in value:  # which `take_id` has left
+    return InputError(f'item: {ILLEGAL_ID}')
   if 'image' not in value:
     return value
   try:

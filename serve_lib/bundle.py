@@ -313,6 +313,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
     built['loop'] = Loop(**loop)
   chain = BundleChain(pad=reader.pad, **manifest['chain'] | built)
   values = manifest['policy']
+  values.setdefault('about', {'step': manifest['about'].get('step')})
   del values['kind']
   monitor = monitor_of(manifest['drift'], on_drift)
   parts = dict(chain=chain, reader=reader, monitor=monitor)

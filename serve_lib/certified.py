@@ -3,7 +3,7 @@
 `eval_lib.calibration` and `eval_lib.certificate` write them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,17 @@ class CertificateFile(calibration.ResultFile):
         command += f' --config.evals.certificate.{name}={value}'
     return command
 
+  def warnings(self) -> Iterator[str]:
+    """Yields a line for each source whose certificate certifies nothing."""
+    for source, one in self.sources.items():
+      if one.tau == np.inf:
+        where = f'source {source!r}: ' if len(self.sources) > 1 else ''
+        why = certificate.emptiness(self.values['sources'][source])
+        yield (
+          f'{where}every row runs at full depth, as the certificate {why}; '
+          f'give it more rows, or a larger epsilon: {self.repair()}'
+        )
+
   def check_temperatures(self, temperatures: Sequence[float]) -> None:
     """Raises ConfigError unless the thresholds are for these temperatures."""
     stored = self.values.get('temperatures', [])
@@ -99,6 +110,13 @@ class CertificateFile(calibration.ResultFile):
     return models, {'certified': names, 'monitor': checked}
 
 
+def about(task: Any, run: Any) -> dict[str, Any]:
+  """Returns `ClassifierPolicy.about` of a task that is served from a run."""
+  kinds = {'model': task.model, 'task': task}
+  names = {key: registry.name_of(type(one)) for key, one in kinds.items()}
+  return names | {'step': run.step}
+
+
 def serve(
   task: Any,
   run: Any,
@@ -120,7 +138,9 @@ def serve(
     calibrated.check_parameters(variables)
     models: dict[str, Any] = {}
     scales = calibrated.temperatures(1, task.head_layers)
-    options: dict[str, Any] = {'temperatures': scales}
+    options: dict[str, Any] = {
+      'temperatures': scales, 'about': about(task, run)
+    }  # fmt: skip
     if setting == GUARANTEED:
       file = CertificateFile(run.directory, run.step)
       if not file.sources:
@@ -128,7 +148,7 @@ def serve(
       file.check_parameters(variables)
       file.check_temperatures(scales)
       models, own = file.serve(task.model, first, run.on_drift)
-      options |= own
+      options |= own | {'warnings': tuple(file.warnings())}
     stages = chain(variables, models)
     return stages, policy(
       stages, stages.reader, task.label_names, lengths,

@@ -22,6 +22,7 @@ from core.errors import ConfigError
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
+ILLEGAL_ID = 'expected an id that is a text or a number'
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 
@@ -79,6 +80,13 @@ class Failure:
           errors += one.exceptions
         one.__traceback__ = one.__context__ = None
     return cls(error, during, details)
+
+
+def take_id(item: Any) -> dict[str, Any]:
+  """Removes a legal 'id' from an item; returns it as `{'id': ...}`, else {}."""
+  own = item.get('id', {}) if isinstance(item, dict) else {}
+  # The answer repeats it; a nested one could be too deep to write.
+  return {} if isinstance(own, (dict, list)) else {'id': item.pop('id')}
 
 
 def checked(answers: Sequence[Any]) -> Sequence[Any]:

@@ -52,6 +52,8 @@ class ClassifierPolicy:
   _: dataclasses.KW_ONLY
   monitor: Monitor = dataclasses.field(default_factory=Monitor)
   warnings: tuple[str, ...] = ()  # lines for the user
+  # Model, task and step, by these names.
+  about: dict[str, Any] = dataclasses.field(default_factory=dict)
   several: bool = False  # classes do not exclude each other: sigmoids
   # Certified variants of the chain by source; '' for the other sources.
   certified: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -95,11 +95,11 @@ class Engine:
     self.monitor = policy.monitor
     # Of reading any item, see `serve_lib.items.Reader.WORK`.
     self.item_work = getattr(getattr(policy, 'reader', None), 'WORK', 0)
-    self._policy = policy
+    self.policy = policy
     self._programs = _onnx_stages(chain, grid, backend, lazy) or Programs(
       chain, grid, lazy=lazy, cache_directory=cache_directory
     )
-    self.grid = self._programs.grid
+    self.grid, self.backend = self._programs.grid, self._programs.backend
     limits['ahead'] = min(ahead, self._programs.max_ahead)
     self._requests = RequestQueue(max_pending)
     self._worker = Worker(policy, self._programs, self._requests, limits)
@@ -295,7 +295,7 @@ class Engine:
     outer = self._local.encodes
     self._local.encodes = True
     try:
-      encoded = self._policy.encode(item)
+      encoded = self.policy.encode(item)
       variants = self._programs.chain.variants
       if encoded.variant not in variants:
         raise InputError(

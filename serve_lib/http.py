@@ -1,9 +1,10 @@
 """An HTTP application in front of an engine: JSON in, JSON out.
 
 `POST /predict` takes an item or `{"items": [...]}`; `/healthz`, `/readyz` and
-`/metrics` (Prometheus) report the state. Requests take turns at threads and the
-engine's places. When the client has left or the time is over, the rows of a
-request leave all lines, also that of the engine.
+`/metrics` (Prometheus) report the state, `/` and `/openapi.json` describe the
+model. Requests take turns at threads and the engine's places. When the client
+has left or the time is over, the rows of a request leave all lines, also that
+of the engine.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core import machine
-from serve_lib import bodies, items, pool, process, turns
+from serve_lib import bodies, description, items, metrics, pool, process, turns
 from serve_lib.chain import ClosedError, Failure, InputError
 
 RETRY = {'Retry-After': '1'}  # seconds
@@ -36,17 +37,6 @@ QUICK = 2**10  # characters of a request that is read there, .3 ms
 # Characters that are read at a time, 5 ms; more waits in another line.
 SLICE = 2**14
 PAUSE = 1.0  # seconds until memory is returned
-# Metrics that are counted, and the labels of mappings; of others `source`.
-_COUNTS = (
-  'engine_answers', 'engine_failures', 'engine_depth', 'engine_reasons',
-  'engine_rows_by_difficulty', 'engine_truncated', 'http_responses',
-)  # fmt: skip
-_LABELS = dict(
-  engine_failures='during', engine_depth='depth', engine_reasons='reason',
-  engine_latency='quantile', engine_retention='quantile', engine_fill='stage',
-  engine_rows_by_difficulty='least', engine_mean_depth_by_difficulty='least',
-  http_responses='status',
-)  # fmt: skip
 
 
 class Service(registry.Collector):
@@ -57,10 +47,10 @@ class Service(registry.Collector):
   the answer is 503; `max_body_bytes` of a request (`MAX_BODIES` times that of
   all); `max_pixels` of a request, and decoded at a time; `max_seconds` until
   the answer. A request of less than its share of the rows or bytes is accepted
-  above the limit of all.
+  above the limit of all. `name` is that of the run or bundle.
   """
 
-  def __init__(self, engine: Any, limits: Any):
+  def __init__(self, engine: Any, limits: Any, name: str = ''):
     self.is_ready = False
     self._engine, self._limits = engine, limits
     self._closed = ''  # the error of an engine that a defect has ended
@@ -82,9 +72,17 @@ class Service(registry.Collector):
       yields=self._is_shared,
     )  # fmt: skip
     self._returns = False  # memory, soon
-    self._statuses = collections.Counter[int]()  # of the answers to /predict
+    # Of the answers to /predict.
+    self._statuses = collections.Counter[int]()
+    self._latency = prometheus_client.Histogram(
+      'http_latency_seconds', 'seconds from a request to its answer',
+      buckets=metrics.SECONDS, registry=None,
+    )  # fmt: skip
+    self._about = description.about(engine, name)
     self.app = Starlette(
       routes=[
+        Route('/', self._describe),
+        Route('/openapi.json', self._describe),
         Route('/predict', self._predict, methods=['POST']),
         Route('/healthz', self._health),
         Route('/readyz', self._health),
@@ -108,38 +106,24 @@ class Service(registry.Collector):
     self._check(self.is_ready or request.url.path == '/healthz')
     return _json({'status': 'ok'})
 
+  async def _describe(self, request: Request) -> Response:
+    if request.url.path == '/':
+      return _json(self._about | {'ready': self.is_ready})
+    return _json(description.openapi(self._about))
+
   async def _metrics(self, request: Request) -> Response:
     kind = prometheus_client.CONTENT_TYPE_LATEST
     return Response(prometheus_client.generate_latest(self), media_type=kind)
 
   def collect(self) -> Iterator[core.Metric]:
-    """Yields the numbers of `Monitor.snapshot`, `Engine.status` and requests.
-
-    The keys of a mapping are values of its label. None is left out.
-    """
-    seen = self._engine.monitor.snapshot() | self._engine.status()
-    drift, sources = seen.pop('drift', {}), seen.pop('drift_by_source', {})
-    values = {f'engine_{name}': value for name, value in seen.items()}
-    values |= {f'engine_drift_{name}': value for name, value in drift.items()}
-    for source, report in sources.items():
-      for name, value in report.items():
-        values.setdefault(f'engine_drift_by_source_{name}', {})[source] = value
-    values['http_waiting_rows'] = self._waiting
-    values['http_responses'] = self._statuses
-    for name, value in values.items():
-      is_count, is_group = name in _COUNTS, isinstance(value, dict)
-      kind = core.CounterMetricFamily if is_count else core.GaugeMetricFamily
-      labels = [_LABELS.get(name, 'source')] if is_group else []
-      metric = kind(name, 'See docs/serving.md', labels=labels)
-      for key, number in value.items() if is_group else [('', value)]:
-        if labels == ['quantile']:  # 'p95'
-          key = int(key[1:]) / 100
-        if number is not None:
-          metric.add_metric([str(key)], float(number))
-      yield metric
+    """Yields the numbers of engine and service; see `serve_lib.metrics`."""
+    rows, answers = self._waiting, self._statuses
+    own = {'http_waiting_rows': rows, 'http_responses': answers}
+    yield from metrics.families(self._engine, own)
+    yield from self._latency.collect()
 
   async def _predict(self, request: Request) -> Response:
-    body = bytearray()
+    body, began = bytearray(), time.monotonic()
     self._requests += 1
     try:
       response = await self._answer(request, body)
@@ -153,6 +137,7 @@ class Service(registry.Collector):
       if self._lane(size // 16)[0] is self._slow:
         self._return_soon()
     self._statuses[response.status_code] += 1
+    self._latency.observe(time.monotonic() - began)
     return response
 
   def _return_soon(self) -> None:
@@ -229,10 +214,10 @@ class Service(registry.Collector):
     read = read._replace(work=work)
     answers = await self._submit(flow, read, len(body) <= MAX_INLINE)
     if not read.is_batch:
-      return _json(*_fields(answers[0]))
+      return _json(*_fields(read.ids[0], answers[0]))
     if len(answers) <= pool.SMALL:
-      return _batch(answers)
-    return await self._quick.run(flow, 1, _batch, answers)
+      return _batch(read.ids, answers)
+    return await self._quick.run(flow, 1, _batch, read.ids, answers)
 
   def _is_shared(self) -> bool:
     """Returns True if quick requests have come lately."""
@@ -325,15 +310,17 @@ def slices(work: Sequence[int], most_rows: int) -> Iterator[slice]:
   yield slice(first, len(work))
 
 
-def _fields(answer: Any) -> tuple[dict[str, Any], int]:
+def _fields(own: dict[str, Any], answer: Any) -> tuple[dict[str, Any], int]:
+  """Returns an answer, with the `own` id of its item, and the status."""
   if not isinstance(answer, Failure):
-    return answer.as_dict(), 200
+    return own | answer.as_dict(), 200
   status = 422 if isinstance(answer.error, InputError) else 500
-  return {'error': str(answer.error)[:MAX_ERROR]}, status
+  return own | {'error': str(answer.error)[:MAX_ERROR]}, status
 
 
-def _batch(answers: Sequence[Any]) -> Response:
-  return _json({'answers': [_fields(answer)[0] for answer in answers]})
+def _batch(ids: Sequence[Any], answers: Sequence[Any]) -> Response:
+  rows = zip(ids, answers, strict=True)
+  return _json({'answers': [_fields(*row)[0] for row in rows]})
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:

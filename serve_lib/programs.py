@@ -63,6 +63,7 @@ class Programs:
   """
 
   pool = Pool  # of rows between the stages
+  backend = 'xla'
   padding = 0  # tokens, for which rows of other lengths join a batch
   max_ahead = 8  # batches, as a call returns before it has finished
 
@@ -152,7 +153,7 @@ class Programs:
       programs=len(self._compiled),
       seconds=time.perf_counter() - started,
       worst_case_bytes=sum(map(self.batch_bytes, self._row_bytes)),
-      backend='xla',
+      backend=self.backend,
     )
 
   def _compile_column(self, variant: str, length: int, size: int) -> None:

@@ -199,6 +199,8 @@ class _Loop:
       self.is_compiling = True
       metrics = evaluator.measure(self.state.variables)
       measured |= {f'{name}/{key}': value for key, value in metrics.items()}
+      if evaluator.note:
+        self.console.print(f'{name} {evaluator.note}')
     best = self.config.checkpoint.best_metric
     if best.partition('/')[0] in evaluators and best not in measured:
       expected = f'one of {", ".join(sorted(measured))}'

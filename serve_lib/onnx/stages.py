@@ -33,7 +33,7 @@ class OnnxStages:
   Raises NotTranslatedError for a chain that XLA has to run.
   """
 
-  pool = HostPool
+  pool, backend = HostPool, 'onnxruntime'
   # Tokens whose computation takes as long as reading all weights from memory:
   # 34 of a MiniLM on 2 cores, and of any width, as both grow with its square.
   padding = 32
@@ -120,7 +120,7 @@ class OnnxStages:
       programs=count,
       seconds=time.perf_counter() - self._started,
       worst_case_bytes=sum(map(self.batch_bytes, self._groups())),
-      backend='onnxruntime',
+      backend=self.backend,
     )
 
   def _groups(self) -> list[Group]:

@@ -15,7 +15,7 @@ from eat.chain import as_adaptive
 from eat.policy import Options, read_options
 from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier
-from serve_lib import bundle
+from serve_lib import bundle, description
 from serve_lib.chain import Grid, InputError
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
@@ -256,11 +256,19 @@ def test_each_source_has_its_certificate(run, read):
   assert policy.encode(items[1]).variant == 'pruned'
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     *_, last = answers = engine.predict(items)
+    about = description.about(engine, 'run')
+  assert about['options']['rule'] == 'Confidence(tau=inf)'
+  assert about['options']['thresholds'] == policy.thresholds
+  assert about['model'] == 'eat.model:EatClassifier'
+  assert str(run[0]) not in json.dumps(about)
+  assert [*about['example']['POST /predict']] == ['text']
+  pairs = dataclasses.replace(policy.reader, num_texts=2)
+  assert [*description.sample(pairs)] == ['text', 'pair']
   assert last.fields['depth'] == answers[1].fields['depth'] == 4
 
 
 @pytest.mark.parametrize(('changes', 'warning'), [
-  ({'tau': None}, 'no threshold could be certified'),
+  ({'tau': None}, 'full depth, as the certificate certifies nothing: '),
   ({'dataset': {'task': 'mnli'}}, 'more often than its delta'),
 ])  # fmt: skip
 def test_warnings_of_a_certificate(run, changes, warning):

@@ -14,6 +14,7 @@ import pytest
 from core.errors import ConfigError, InvalidDataError
 from eval_lib import risk
 from halting.row_rules import Confidence
+from serve_lib import certified
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Encoded, Row
 from serve_lib.decisions import ClassifierPolicy
@@ -21,6 +22,7 @@ from tests.contexts import evaluator_of
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 from tests.launch import toy_runs
 from tests.train_lib.states import start_python
+from train_lib.task import ServedRun
 
 
 def smaller(variables, batch):
@@ -115,6 +117,29 @@ def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   with pytest.raises(ConfigError, match=f'needs at least {rows} rows'):
     build(tmp_path, dataset=few, **entry).run(VARIABLES)
   assert read(tmp_path) == before
+
+
+def test_what_an_empty_certificate_needs_is_told_where_it_is_served(tmp_path):
+  build(tmp_path, epsilon=0.5).run(VARIABLES)
+  assert not [*CertificateFile(str(tmp_path)).warnings()]
+  other = {'scale': 2 * VARIABLES['scale']}
+  built = build(tmp_path, risk='harm', dataset=PARITY | {'test_examples': 40})
+  built.measure(other)
+  why = 'certifies nothing: 40 rows; at least 114 are needed'
+  assert built.note.startswith(why)
+  assert 'in place of one of other parameters, which saved 34.3%' in built.note
+  parts = types.SimpleNamespace(variants=('first',), reader=None)
+  task = types.SimpleNamespace(
+    model=parts, head_layers=(), label_names=('a', 'b'), MULTI_LABEL=False
+  )
+  _, policy = certified.serve(
+    task, ServedRun(str(tmp_path)), 'guaranteed', 'first', (1,),
+    lambda variables, models: parts, ClassifierPolicy,
+  )(other)  # fmt: skip
+  [warning] = policy.warnings
+  told = f'every row runs at full depth, as the certificate {why}'
+  assert warning.startswith(told)
+  assert policy.certified == {'': 'first'}
 
 
 @pytest.mark.parametrize('rows', [1, 2, 3])

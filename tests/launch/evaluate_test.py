@@ -117,6 +117,16 @@ def test_table_and_file_agree_with_training(workdir, capsys):
   assert (workdir / 'confusion.png').is_file()
 
 
+def test_an_empty_certificate_is_told_after_the_table(workdir, capsys):
+  least = '--config.evals.certificate.epsilon=0.001'
+  rows_of(workdir, '--evals=certificate', least)
+  table, line, _ = capsys.readouterr().out.rsplit('\n', 3)[:3]
+  assert 'certificate/rows_needed' in table
+  numbers = r'certifies nothing: (\d+) rows; at least (\d+) are needed, and'
+  rows, needed = re.search(f'^certificate {numbers}', line).groups()
+  assert int(rows) < int(needed)
+
+
 def test_all_checkpoints_and_the_best(workdir):
   rows = rows_of(workdir, '--step=all', '--evals=test')
   assert [row['step'] for row in rows] == [2, 4]

@@ -174,7 +174,7 @@ def test_the_flags_reach_the_engine(runs, tmp_path, monkeypatch, capsys):
   with serving.build_engine(flags) as engine:
     assert engine.grid.lengths == (12,)
     assert engine._requests._max_pending == 7
-    assert engine._policy.rule.tau == 0.25
+    assert engine.policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['w1'] * 14)])
   assert answer.fields['truncated']
   cache = tmp_path / 'adaptive_computation' / serving.CACHE

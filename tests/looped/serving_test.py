@@ -82,7 +82,7 @@ def test_a_row_is_answered_as_if_it_were_alone(backend, kind, options):
   different = len({n for n, _ in expected})
   assert different >= 3 or options['rule'] == 'all'
   with engine_of(served(kind, **options), backend, max_pending=9) as engine:
-    policy, mixed = engine._policy, []
+    policy, mixed = engine.policy, []
     plain = policy.decide
 
     def decide(stage, rows, outputs):
@@ -224,7 +224,10 @@ async def test_puzzles_over_http(engine, monkeypatch):
     assert time.monotonic() - started < 0.4
     assert (await waits).status_code == 422
     text = (await c.get('/metrics')).text
+    about = (await c.get('/')).json()
   service.close()
+  assert about['options']['rule'].startswith('Score(tau=0.9')
+  assert [*about['example']['POST /predict']] == ['puzzle']
   first, *middle, last = many.json()['answers']
   assert one.json() == first == last
   assert first['label'] == PUZZLE.write(puzzles()[0].answer)

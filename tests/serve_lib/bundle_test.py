@@ -154,7 +154,7 @@ def test_a_program_that_calls_python_is_refused(written, tmp_path, as_text):
 
 
 def test_a_policy_of_another_kind_is_not_written(written, tmp_path):
-  policy = written[1]._policy
+  policy = written[1].policy
   other = type('Other', (ClassifierPolicy,), {})  # needs code of a user
   other = other(policy.chain, policy.reader, CLASSES, (1,))
   with pytest.raises(ConfigError, match=r'policy: .* of an installed'):

@@ -25,6 +25,7 @@ from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune as EatTask
 from model_lib.bert import BertClassifier
+from serve_lib import description
 from serve_lib.decisions import Prediction
 from serve_lib.engine import Engine
 from serve_lib.items import TokenReader
@@ -143,10 +144,19 @@ def served(request):
       yield family, engine
 
 
+def test_it_describes_itself_with_an_item_that_it_answers(served):
+  _, engine = served
+  about = description.about(engine, 'run')
+  assert all(':' in about[name] for name in ('model', 'task'))
+  sample = about['example']['POST /predict']
+  answer = engine.predict([sample])[0]
+  assert isinstance(answer, Prediction) or 'image' in sample
+
+
 def with_programs_of(engine, **settings):
   """Another engine with the compiled programs of one."""
   other = Engine(
-    engine._programs.chain, engine._policy, engine.grid.lengths,
+    engine._programs.chain, engine.policy, engine.grid.lengths,
     engine.grid.batches, backend='xla', **settings,
   )  # fmt: skip
   other._programs.__dict__ = engine._programs.__dict__

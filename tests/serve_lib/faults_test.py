@@ -51,7 +51,7 @@ def test_rows_fail_alone(items, settings, failures):
 @pytest.mark.parametrize('stage', [0, 1])
 def test_a_row_that_breaks_the_policy_fails_alone(stage):
   with faulty() as engine:
-    engine._policy.broken_stage = stage
+    engine.policy.broken_stage = stage
     items = [LEAVES, ('full', BREAKS), GOOD]
     answers = engine.predict(items)
     check_all(items, answers, {1: f'stage {stage}'})
@@ -76,27 +76,27 @@ def test_rows_that_run_again_take_turns_with_the_others():
 
 def test_inputs_that_are_no_arrays_fail_alone(monkeypatch):
   with faulty() as engine:
-    encode = engine._policy.encode
+    encode = engine.policy.encode
 
     def broken(item):
       encoded = encode(item)
       return encoded if item == GOOD else dataclasses.replace(encoded, inputs=0)
 
-    monkeypatch.setattr(engine._policy, 'encode', broken)
+    monkeypatch.setattr(engine.policy, 'encode', broken)
     check_all([GOOD] * 2, engine.predict([GOOD, LEAVES]), {1: 'encode'})
 
 
 def test_predict_within_encode_fails_its_item(monkeypatch):
   """It would wait for the room that its own item holds."""
   with faulty(max_pending=1) as engine:
-    encode = engine._policy.encode
+    encode = engine.policy.encode
 
     def asks_again(item):
       if item == LEAVES:
         engine.predict([GOOD])
       return encode(item)
 
-    monkeypatch.setattr(engine._policy, 'encode', asks_again)
+    monkeypatch.setattr(engine.policy, 'encode', asks_again)
     answers = engine.predict([LEAVES, GOOD])
     check_all([LEAVES, GOOD], answers, {0: 'encode'})
     assert 'within encode' in str(answers[0].error)
@@ -159,7 +159,7 @@ def test_a_callback_or_monitor_that_breaks_blocks_no_row(monkeypatch):
     futures = [engine.submit(GOOD) for _ in range(8)]
     futures[0].add_done_callback(leave)
     monkeypatch.setattr(engine.monitor, 'record_answer', defect)
-    engine._policy.open.set()
+    engine.policy.open.set()
     check_all([GOOD] * 8, [future.result(WAIT) for future in futures], {})
     assert held.result(WAIT)['depth'] == 2
     check_all([GOOD], engine.predict([GOOD]), {})
@@ -205,7 +205,7 @@ def test_a_defect_and_a_callback_that_exits_block_no_row(monkeypatch):
   futures = [engine.submit(GOOD) for _ in range(8)]
   for future in (futures[0], futures[5]):
     future.add_done_callback(leave)
-  engine._policy.open.set()
+  engine.policy.open.set()
   answers = [future.result(WAIT) for future in futures]
   assert {answer.during for answer in answers} == {'engine'}
   engine.close()

@@ -67,13 +67,13 @@ def engine():
 @pytest.fixture
 async def service(engine, request):
   """A service that is ready; see `limited`."""
-  for event in (engine._policy.open, engine._policy.reached):
+  for event in (engine.policy.open, engine.policy.reached):
     event.clear()
   limits = LIMITS | getattr(request, 'param', {})
   service = http.Service(engine, types.SimpleNamespace(**limits))
   service.is_ready = True
   yield service
-  engine._policy.open.set()
+  engine.policy.open.set()
   await until(lambda: service._places.taken == 0)
   assert service._waiting == service._bytes == 0
   service.close()
@@ -212,7 +212,7 @@ async def held(client, policy):
 async def test_overload_is_refused_and_others_are_answered(
   client, service, engine
 ):
-  first = await held(client, engine._policy)
+  first = await held(client, engine.policy)
   rows = {'items': [GOOD, OTHER]}
   tasks = [send(client, rows) for _ in range(3)]
   await until(lambda: service._waiting == 3)  # of 4 + 4 rows, 4 run
@@ -220,7 +220,7 @@ async def test_overload_is_refused_and_others_are_answered(
   refused = await send(client, rows)
   assert (refused.status_code, refused.headers['Retry-After']) == (503, '1')
   assert 'max_waiting: 8 rows' in refused.text
-  engine._policy.open.set()
+  engine.policy.open.set()
   assert (await first).status_code == 200
   for answers in [(await task).json()['answers'] for task in tasks]:
     assert [one['label'] for one in answers] == [[2, 0], [1, 2, 3]]
@@ -231,7 +231,7 @@ async def test_overload_is_refused_and_others_are_answered(
 async def test_rows_of_an_ended_request_leave_every_line(
   how, client, service, engine
 ):
-  policy = engine._policy
+  policy = engine.policy
   first, before = await held(client, policy), engine.monitor.snapshot()
   encoded = policy.encoded
   for _ in range(3):  # one row in the engine, one in the line
@@ -256,7 +256,7 @@ async def test_rows_of_an_ended_request_leave_every_line(
 
 
 async def test_a_small_request_is_not_behind_a_large_one(client, engine):
-  policy, order = engine._policy, []
+  policy, order = engine.policy, []
   first, decide = await held(client, policy), policy.decide
 
   def decided(stage, rows, outputs):
@@ -329,17 +329,20 @@ async def test_metrics_are_those_of_monitor_and_engine(client, engine):
   await until(lambda: not engine.status()['pending'])  # after the answer
   found = await client.get('/metrics')
   assert 'text/plain; version=' in found.headers['Content-Type']
+  found = [*text_string_to_metric_families(found.text)]
+  assert all(family.documentation for family in found)
   values = {
     (sample.name, *sample.labels.values()): sample.value
-    for family in text_string_to_metric_families(found.text)
-    for sample in family.samples
-  }
+    for family in found for sample in family.samples
+  }  # fmt: skip
   seen = engine.monitor.snapshot()
   depths = seen['depth'].items()
   expected = {('engine_depth_total', str(key)): n for key, n in depths} | {
     ('engine_answers_total',): seen['answers'],
     ('engine_failures_total', 'encode'): seen['failures']['encode'],
-    ('engine_latency', '0.95'): seen['latency']['p95'],
+    ('engine_latency_seconds', '0.95'): seen['latency']['p95'],
+    ('http_latency_seconds_bucket', '+Inf'): 3.0,
+    ('http_latency_seconds_bucket', '30.0'): 3.0,
     ('engine_retention', '0.05'): 1.0,
     ('engine_reasons_total', 'toy'): seen['answers'],
     ('engine_fill', '2'): 1.0, ('engine_drift_drifted',): 0.0,

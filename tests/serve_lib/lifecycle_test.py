@@ -49,7 +49,7 @@ def test_submit_blocks_at_the_limit_until_there_is_room_or_an_end(closes):
     closer = started(engine.close if closes else bool)
     if closes:
       thread.join(WAIT)
-    engine._policy.open.set()
+    engine.policy.open.set()
     thread.join(WAIT)
     closer.join(WAIT)
   toy.check(HOLDS, held.result())
@@ -210,7 +210,7 @@ def test_a_callback_may_submit_but_never_blocks():
     hold(engine).add_done_callback(again)
     waiting = started(lambda: engine.predict([GOOD]))
     wait_until(lambda: engine._requests._line)
-    engine._policy.open.set()
+    engine.policy.open.set()
     waiting.join(WAIT)
   # The room of the row that calls back is for the one that waits.
   assert outcomes == [OverloadedError, RuntimeError, RuntimeError]
@@ -291,7 +291,7 @@ def test_closing_while_busy_drains_or_cancels(drain):
   with pytest.raises(ClosedError):
     engine.submit(GOOD)
   assert not futures[0].done()
-  engine._policy.open.set()
+  engine.policy.open.set()
   closer.join()
   for future in futures[4:]:
     answer = future.result(timeout=0)
@@ -309,7 +309,7 @@ def test_an_exception_inside_the_context_cancels():
   with pytest.raises(KeyError), faulty() as engine:  # noqa: PT012
     hold(engine)
     later = engine.submit(GOOD)
-    engine._policy.open.set()
+    engine.policy.open.set()
     raise KeyError
   assert later.done()
 

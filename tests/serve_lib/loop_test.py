@@ -149,7 +149,7 @@ def test_a_row_is_computed_as_if_it_were_alone(backend, iterations, tail):
     assert one.fields['visits'] == other.fields['visits'] == visits
     found = one.fields['logits'], other.fields['logits']
     np.testing.assert_allclose(*found, atol=1e-6)
-  mixed = [len({*visits}) > 1 for _, visits in engine._policy.batches]
+  mixed = [len({*visits}) > 1 for _, visits in engine.policy.batches]
   assert any(mixed) or iterations > 1  # few visits, few mixed batches
   status = engine.status()
   assert status['pooled_rows'] == status['pool_bytes'] == 0
@@ -180,7 +180,7 @@ class Long(Policy):
 def serve_later(limit, first, later):
   """Rows that come while the first are computed; returns policy and stages."""
   with make(Chain(limit=limit), policy=Long, max_wait=0.0, ahead=0) as engine:
-    policy = engine._policy
+    policy = engine.policy
     policy.open.clear()
     futures = engine.submit_all(items(first))
     assert policy.reached.wait(toy.WAIT)
@@ -207,8 +207,8 @@ def test_a_cancelled_row_leaves_a_loop(batches):
   limit = 10**6
   with make(Chain(limit=limit), batches, Long, ahead=0) as engine:
     futures = engine.submit_all(items(range(3)))
-    while len(engine._policy.batches) < 8:
-      assert engine._policy.reached.wait(toy.WAIT)
+    while len(engine.policy.batches) < 8:
+      assert engine.policy.reached.wait(toy.WAIT)
     assert all(future.cancel() for future in futures)
     later = engine.submit_all(items([8, 9]))
     assert [one.result(toy.WAIT).fields['visits'] for one in later] == [1, 1]

@@ -193,5 +193,5 @@ def faulty(**settings):
 def hold(engine):
   """Submits an item that holds the worker, and waits until it does."""
   future = engine.submit(HOLDS)
-  assert engine._policy.reached.wait(WAIT)
+  assert engine.policy.reached.wait(WAIT)
   return future

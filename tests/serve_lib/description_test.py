@@ -1,0 +1,115 @@
+"""`GET /`, OpenAPI and ids, of a classifier and of its bundle."""
+
+import json
+import pathlib
+import re
+import types
+
+import httpx2
+import jax.numpy as jnp
+import jsonschema
+import pytest
+
+from core import VERSION
+from serve_lib import bundle, http, metrics
+from serve_lib.chain import Grid
+from serve_lib.decisions import ClassifierPolicy, OneStage
+from serve_lib.engine import Engine
+from serve_lib.items import TokenReader
+from serve_lib.programs import Programs
+from tests.serve_lib.http_test import LIMITS
+
+pytestmark = pytest.mark.anyio
+ITEM, BAD = {'tokens': [0, 1]}, {'tokens': [99, 1]}
+ABOUT = {'model': 'a.b:Model', 'task': 'a.b:Task', 'step': 7}
+
+
+def apply(variables, batch):
+  return variables['table'][batch['tokens']].mean(1)
+
+
+@pytest.fixture(scope='module', params=['run', 'bundle'])
+def engine(request, tmp_path_factory):
+  reader = TokenReader(1, 2, 10)
+  chain = OneStage(apply, {'table': jnp.eye(10, 2)}, reader)
+  policy = ClassifierPolicy(
+    chain, reader, ('no', 'yes'), (1,), about=ABOUT, certified={'': 'whole'},
+    warnings=('see /home/me/run',),
+  )  # fmt: skip
+  grid = Grid((1,), (1,))
+  if request.param == 'bundle':
+    path = tmp_path_factory.mktemp('bundle') / 'one'
+    bundle.write(path, Programs(chain, grid), policy, {})
+    chain, policy, grid = bundle.read(path)
+  with Engine(chain, policy, grid.lengths, grid.batches) as engine:
+    yield engine
+
+
+@pytest.fixture
+async def client(engine):
+  service = http.Service(engine, types.SimpleNamespace(**LIMITS), 'sst2')
+  service.is_ready = True
+  given = httpx2.ASGITransport(service.app)
+  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+    yield client
+  service.close()
+
+
+async def test_a_server_says_what_it_serves(client):
+  text = (await client.get('/')).text
+  about = json.loads(text)
+  assert about.items() >= ABOUT.items()
+  assert (about['name'], about['version']) == ('sst2', VERSION)
+  assert (about['labels'], about['ready']) == (['no', 'yes'], True)
+  assert about['options']['setting'] == 'guaranteed'
+  assert about['options']['reader']['vocab_size'] == 10
+  assert '/home' not in text
+  for endpoint in about['endpoints']:
+    body = about['example'].get(endpoint)
+    found = await client.request(*endpoint.split(), json=body)
+    assert found.status_code == 200, endpoint
+
+
+@pytest.mark.parametrize(('body', 'status'), [
+  (ITEM, 200), (ITEM | {'id': 'x', 'deadline_ms': 1e6}, 200),
+  ({'items': [ITEM, BAD], 'deadline_ms': 9000}, 200),
+  (ITEM | {'deadline_ms': 0}, 422), (ITEM | {'id': [1]}, 422),
+  ({'tokens': 'text'}, 422), ({'items': []}, 422), ({'items': ITEM}, 422),
+  ({'items': [ITEM | {'tokens': 7}]}, None),
+])  # fmt: skip
+async def test_the_schema_is_that_of_requests_and_answers(client, body, status):
+  about = (await client.get('/openapi.json')).json()
+  predict = about['paths']['/predict']['post']
+
+  def check(part):
+    schema = part['content']['application/json']['schema']
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+  found = await client.post('/predict', json=body)
+  assert check(predict['requestBody']).is_valid(body) == (status == 200)
+  assert found.status_code == (status or 200)
+  kind = '200' if found.status_code == 200 else 'default'
+  check(predict['responses'][kind]).validate(found.json())
+  assert not check(predict['responses'][kind]).is_valid({})
+
+
+async def test_the_id_of_an_item_comes_back(client):
+  one = (await client.post('/predict', json=ITEM | {'id': 'x'})).json()
+  assert (one.pop('id'), one['label']) == ('x', 'no')
+  bad = (await client.post('/predict', json=BAD | {'id': 7})).json()
+  assert (bad['id'], 'tokens: expected' in bad['error']) == (7, True)
+  items = [ITEM | {'id': 0}, ITEM, BAD | {'id': 'b'}, ITEM | {'id': {}}]
+  many = (await client.post('/predict', json={'items': items})).json()
+  first, second, third, last = many['answers']
+  assert (first, second) == ({'id': 0} | one, one)
+  assert (third['id'], [*last]) == ('b', ['error'])
+  assert last['error'] == 'item: expected an id that is a text or a number'
+
+
+def test_the_metrics_of_the_page_exist():
+  page = pathlib.Path(__file__).parents[2] / 'docs' / 'serving.md'
+  named = {*re.findall(r'`((?:engine|http)_\w+)', page.read_text())}
+  known = {name.partition('{')[0] for name in metrics.METRICS}
+  known |= {name.replace('drift_', 'drift_by_source_') for name in known}
+  assert named <= known | {'http_latency_seconds_bucket'}
