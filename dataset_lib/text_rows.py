@@ -112,7 +112,8 @@ class TextTask:
           return value
       message = f'label {label!r:.40} not in [{low}, {high}]'
       raise BadRecord('illegal_label', '', message)
-    names = self.names_in(label) or ['']
+    names = self.names_in(label)
+    require(names, 'illegal_label', 'the label is empty')
     legal = 'the train split' if self.by_name else ', '.join(self._ids)
     for name in names:
       message = f'label {name!r:.40} not in {legal}'
@@ -206,14 +207,17 @@ class TextRows(TokenSource):
   ) -> tuple[str, ...]:
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
     unique: set[str] = set()
+    bad: list[str] = []  # the first one; all are reported where they are used
     for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):  # reported where it is used
+      try:
         unique.update(names_of(rows[row]))
+      except BadRecord as error:
+        bad = bad or [f'; {error.where or rows.where(row)}: {error.message}']
     names = sorted(unique)
     if not least <= len(names) <= (most or len(names)):
       expected = f'{least} to {most}' if most else f'at least {least}'
-      got = f'got {len(names)}: {", ".join(names[:10])}'
-      raise InvalidDataError(f'{rows.path}: expected {expected} {what}, {got}')
+      message = f'{rows.path}: expected {expected} {what}, got {len(names)}: '
+      raise InvalidDataError(message + ', '.join(names[:10]) + ''.join(bad))
     return tuple(names)
 
   def _hold(
