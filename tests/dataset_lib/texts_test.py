@@ -178,7 +178,7 @@ def test_a_folder_has_its_splits_and_lacks_some(root):
     'illegal_label'
   ]
   write(root / 'own' / 'train.tsv', ['text\tlabel', 'w1\ta'])
-  with pytest.raises(InvalidDataError, match='got train.csv and'):
+  with pytest.raises(InvalidDataError, match='expected one file of train'):
     opened(given)
   (root / 'none').mkdir()
   with pytest.raises(MissingDataError, match=r'expected train\.csv'):

@@ -178,8 +178,8 @@ def prepare_corpus(root: pathlib.Path) -> pathlib.Path:
 def write_all(root: pathlib.Path) -> dict[str, str]:
   """Writes every data set; returns the directories by the names in flags."""
   writers = dict(
-    vocabulary=write_vocabulary, glue=write_glue, probing=write_probing, own=write_own,
-    tags=write_tags, images=write_images, records=write_records,
+    vocabulary=write_vocabulary, glue=write_glue, probing=write_probing,
+    own=write_own, tags=write_tags, images=write_images, records=write_records,
     sudoku=write_sudoku, corpus=prepare_corpus,
   )  # fmt: skip
   return {name: str(write(root)) for name, write in writers.items()}
