@@ -71,7 +71,7 @@ class TextTask:
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
-    values = (fields[name] for name in self.columns(fields))
+    values = (fields[name] for name in self._chosen(tuple(fields)))
     texts = [
       decoded(text) if isinstance(text, bytes) else str(text) for text in values
     ]
@@ -120,6 +120,10 @@ class TextTask:
       require(name in self._ids, 'illegal_label', message)
     ids = [self._ids[name] for name in names]
     return ids if self.kind == 'classes' else ids[0]
+
+  @functools.cached_property
+  def _chosen(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    return functools.cache(self.columns)
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
@@ -183,10 +187,11 @@ class TextRows(TokenSource):
     rows = self._rows(open_split)
     values, bad_rows = [], []
     self._places: list[tuple[Any, int]] = []
-    for number, (records, row) in enumerate(rows):
+    for number, place in enumerate(rows):
+      records, row = place
       try:
         values.append(read(records[row]))
-        self._places.append((records, row))
+        self._places.append(place)
       except BadRecord as bad:
         placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))

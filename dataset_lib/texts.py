@@ -151,7 +151,8 @@ class Texts(LabelledTexts):
       require(names, 'illegal_label', 'the label is empty')
     content = '\0'.join(' '.join(text.split()) for text in texts)
     group = values[self.group] if self.group else ''
-    return splits.Row(names, group or content, f'{content}\0{label}')
+    texts = group or content, f'{content}\0{label}'
+    return splits.Row(names, *(splits.checksum(x.encode()) for x in texts))
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
