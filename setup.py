@@ -25,6 +25,8 @@ SERVE = [
   'starlette>=1,<2',
   'uvicorn>=0.40,<1',
 ]
+# Tables of texts in Parquet, and folders of the `datasets` package.
+PARQUET = ['pyarrow>=17']
 # Searches of launch.sweep.
 SWEEP = ['optuna>=5,<6']
 TFDS = [
@@ -86,11 +88,12 @@ setuptools.setup(
   extras_require={
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
+    'parquet': PARQUET,
     'peers': PEERS,
     'plots': PLOTS,
     'serve': SERVE,
     'sweep': SWEEP,
-    'test': TEST + PLOTS + SERVE + SWEEP + TFDS,
+    'test': TEST + PARQUET + PLOTS + SERVE + SWEEP + TFDS,
     'tfds': TFDS,
     'tpu': ['jax[tpu]'],
   },

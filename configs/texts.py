@@ -18,8 +18,9 @@ Arguments; those that are not here are as in configs/eat/glue.py:
               are as in configs/albert_act/glue.py
 
 A run has at least 300 steps. `validation` is measured five times, and what a
-user may choose is chosen by it; `test` once at the end. Of the validation rows
-40 % fit the temperatures of exits, and the others judge them.
+user may choose is chosen by it; `test` once at the end. A quarter of the
+validation rows fits the temperatures of exits; the others certify a threshold,
+whose epsilon is the smallest of .01, .02, .05 and .1 that they are enough for.
 """
 
 from configs import common
@@ -63,5 +64,7 @@ def get_config(arg=''):
     test=dict(type='classification', split='test'),
   )
   if a.model == 'eat' and a.kind == 'class':
-    c.evals.update(eat.of_confidence('validation[40%:]', 'validation[:40%]'))
+    fitted, unseen = 'validation[:25%]', 'validation[25%:]'
+    c.evals.update(eat.of_confidence(unseen, fitted))
+    c.evals.certificate = dict(type='certificate', split=unseen, epsilon=0)
   return c

@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen, Predicate
@@ -109,6 +109,9 @@ class DatasetInfo:
 
 class Source(abc.ABC):
   """The raw records of one split, read at random from several threads."""
+
+  # The field that names files of a user, all of whose rows are the split 'all'.
+  PLACE: ClassVar[str] = ''
 
   info: DatasetInfo
   split: str

@@ -8,9 +8,10 @@ rows. A label with one group is in 'train'.
 
 import bisect
 import collections
+import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Predicate
@@ -33,9 +34,9 @@ Shares = Annotated[
 class Row(NamedTuple):
   """What the split of a row depends on."""
 
-  labels: Collection[str]  # () for a number
-  group: str
-  content: str  # texts and label
+  labels: Sequence[str]  # () for a number
+  group: bytes  # a checksum
+  content: bytes  # a checksum of inputs and label
 
 
 def checksum(name: bytes, seed: int = 0) -> bytes:
@@ -73,32 +74,40 @@ def make(
   A group counts to the rarest of its labels. The rows of a split are in an
   order of their own, so that parts of it depend on no order of the file either.
   """
-  labels: dict[str, set[str]] = collections.defaultdict(set)
+  number: dict[bytes, int] = {}  # of each group
+  of_group: list[Sequence[str]] = []
+  sizes: list[int] = []
   for row in rows:
-    labels[row.group].update(row.labels)
-  sizes = collections.Counter(row.group for row in rows)
+    group = number.setdefault(row.group, len(number))
+    if group == len(sizes):
+      of_group.append(row.labels)
+      sizes.append(1)
+    else:
+      sizes[group] += 1
+      of_group[group] = [*{*of_group[group], *row.labels}]
   counts = collections.Counter(label for row in rows for label in row.labels)
   strata = [
-    min(labels[name], key=lambda label: (counts[label], label), default='')
-    for name in sizes
+    min(labels, key=lambda label: (counts[label], label), default='')
+    for labels in of_group
   ]
-  keys = {name: (checksum(name.encode(), seed), name) for name in sizes}
+  keys = [checksum(group, seed) for group in number]
 
+  @functools.cache
   def offset(stratum: str) -> float:  # random, or labels of 2 rows have no test
     return int.from_bytes(checksum(stratum.encode(), seed)) / 2**64
 
-  spread = places(strata, [*keys.values()], [*sizes.values()], offset)
-  place_of = dict(zip(sizes, spread, strict=True))
+  spread = places(strata, keys, sizes, offset)
   bounds = [*itertools.accumulate(shares)][:-1]
   made: dict[str, list[int]] = {name: [] for name in NAMES}
   total = 0  # of checksums: a sum has no order
-  for row in sorted(
-    range(len(rows)), key=lambda row: (keys[rows[row].group], rows[row].content)
+  order = [number[row.group] for row in rows]
+  for index in sorted(
+    range(len(rows)),
+    key=lambda index: (keys[order[index]], rows[index].content),
   ):
-    group, content = rows[row].group, rows[row].content
-    name = NAMES[bisect.bisect(bounds, place_of[group])]
-    made[name].append(row)
-    total += int.from_bytes(checksum(f'{name}\0{content}'.encode()))
-  sizes_of = {name: len(made[name]) for name in NAMES}
-  about = dict(shares=(*shares,), seed=seed, rows=sizes_of)
+    name = NAMES[bisect.bisect(bounds, spread[order[index]])]
+    made[name].append(index)
+    total += int.from_bytes(checksum(name.encode() + rows[index].content))
+  of_splits = {name: len(made[name]) for name in NAMES}
+  about = dict(shares=(*shares,), seed=seed, rows=of_splits)
   return made, about | {'digest': f'{total % 2**64:016x}'}

@@ -168,7 +168,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
           limits = f'at most {MAX_TEXT} bytes, unpacked, and {MAX_LINES} lines'
           message = f'{path}: expected {limits}, got more; split it'
           raise InvalidDataError(message)
-        if number == 1 and line.startswith(_UTF16):
+        if number == 1 and (line.startswith(_UTF16) or b'\0' in line):
           message = f'{path}: line 1: a text in UTF-16; save it as UTF-8'
           raise InvalidDataError(message)
         yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

@@ -71,7 +71,7 @@ class TextTask:
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
-    values = (fields[name] for name in self.columns(fields))
+    values = (fields[name] for name in self._chosen(tuple(fields)))
     texts = [
       decoded(text) if isinstance(text, bytes) else str(text) for text in values
     ]
@@ -112,13 +112,18 @@ class TextTask:
           return value
       message = f'label {label!r:.40} not in [{low}, {high}]'
       raise BadRecord('illegal_label', '', message)
-    names = self.names_in(label) or ['']
+    names = self.names_in(label)
+    require(names, 'illegal_label', 'the label is empty')
     legal = 'the train split' if self.by_name else ', '.join(self._ids)
     for name in names:
       message = f'label {name!r:.40} not in {legal}'
       require(name in self._ids, 'illegal_label', message)
     ids = [self._ids[name] for name in names]
     return ids if self.kind == 'classes' else ids[0]
+
+  @functools.cached_property
+  def _chosen(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    return functools.cache(self.columns)
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
@@ -182,10 +187,11 @@ class TextRows(TokenSource):
     rows = self._rows(open_split)
     values, bad_rows = [], []
     self._places: list[tuple[Any, int]] = []
-    for number, (records, row) in enumerate(rows):
+    for number, place in enumerate(rows):
+      records, row = place
       try:
         values.append(read(records[row]))
-        self._places.append((records, row))
+        self._places.append(place)
       except BadRecord as bad:
         placed = bad.kind, bad.where or records.where(row), bad.message
         bad_rows.append((number, BadRecord(*placed)))
@@ -206,14 +212,17 @@ class TextRows(TokenSource):
   ) -> tuple[str, ...]:
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
     unique: set[str] = set()
+    bad: list[str] = []  # the first one; all are reported where they are used
     for row in range(len(rows)):
-      with contextlib.suppress(BadRecord):  # reported where it is used
+      try:
         unique.update(names_of(rows[row]))
+      except BadRecord as error:
+        bad = bad or [f'; {error.where or rows.where(row)}: {error.message}']
     names = sorted(unique)
     if not least <= len(names) <= (most or len(names)):
       expected = f'{least} to {most}' if most else f'at least {least}'
-      got = f'got {len(names)}: {", ".join(names[:10])}'
-      raise InvalidDataError(f'{rows.path}: expected {expected} {what}, {got}')
+      message = f'{rows.path}: expected {expected} {what}, got {len(names)}: '
+      raise InvalidDataError(message + ', '.join(names[:10]) + ''.join(bad))
     return tuple(names)
 
   def _hold(

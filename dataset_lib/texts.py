@@ -43,6 +43,8 @@ FEW = 20  # classes, which may be more than half of the rows
 class Texts(LabelledTexts):
   """Rows of a file, or of a folder of files; 'all' is all rows of a file."""
 
+  PLACE = 'path'
+
   split: Annotated[
     str,
     Predicate(lambda split: parts(split, 'train|validation|dev|test|all')),
@@ -151,7 +153,8 @@ class Texts(LabelledTexts):
       require(names, 'illegal_label', 'the label is empty')
     content = '\0'.join(' '.join(text.split()) for text in texts)
     group = values[self.group] if self.group else ''
-    return splits.Row(names, group or content, f'{content}\0{label}')
+    texts = group or content, f'{content}\0{label}'
+    return splits.Row(names, *(splits.checksum(x.encode()) for x in texts))
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""

@@ -18,6 +18,8 @@ from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
 from halting.row_rules import scale
 
 FILE = 'certificate.json'  # in the directory of a run
+EPSILONS = 0.01, 0.02, 0.05, 0.1
+ROOM = 1.25  # rows over those that suffice if no row gets worse
 
 
 def emptiness(entry: Mapping[str, Any]) -> str:
@@ -42,7 +44,8 @@ class Evaluator(heads.Evaluator):
   calibration_split: None = None
   risk: Risk = 'accuracy'  # see `eval_lib.risk.losses`
   method: Method = 'sequence'  # see `eval_lib.risk.choose`
-  epsilon: Annotated[float | int, Interval(gt=0.0, le=0.5)] = 0.02
+  # 0: the first of `EPSILONS` that the number of rows can certify.
+  epsilon: Annotated[float | int, Interval(ge=0.0, le=0.5)] = 0.02
   delta: Annotated[float | int, Interval(ge=1e-6, le=0.5)] = 0.1
   source: str = ''
   # Also models that save more than the trained one; see `Task.cheaper`.
@@ -66,7 +69,6 @@ class Evaluator(heads.Evaluator):
     `rows_needed`, the fewest that certify one if no row gets worse. Raises
     ConfigError if that would replace a certificate that saves more.
     """
-    limits = float(self.epsilon), float(self.delta)
     file = calibration.CalibrationFile(self.context.workdir)
     # Computed by all processes together, also where a file is not seen.
     parameters = calibration.fingerprint(variables)
@@ -83,9 +85,10 @@ class Evaluator(heads.Evaluator):
       for changes, outputs in (({}, self.context.outputs), *cheaper)
     ]
     variants, labels = [variant for variant, _ in measured], measured[0][1]
+    limits = self._epsilon(len(labels), len(variants)), float(self.delta)
     grid = build_grid(variants, labels, self.risk, limits[0])
     best, bound = choose(grid, self.risk, self.method, *limits)
-    entry = self._entry(grid, best, bound, variants)
+    entry = self._entry(grid, best, bound, variants, limits)
     if best is None:
       groups = len(np.unique(grid.groups))
       needed = risk.least_rows(self.risk, self.method, *limits, groups)
@@ -94,6 +97,17 @@ class Evaluator(heads.Evaluator):
     temperatures = file.temperatures(len(variants[0].logits))
     self.store(entry, parameters, temperatures)
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+
+  def _epsilon(self, rows: int, groups: int) -> float:
+    """Returns the bound; without one it depends on the number of rows alone."""
+    if self.epsilon:
+      return float(self.epsilon)
+    how: Any = self.risk, self.method
+    needed = (
+      (one, ROOM * risk.least_rows(*how, one, float(self.delta), groups))
+      for one in EPSILONS
+    )
+    return next((one for one, least in needed if least <= rows), EPSILONS[-1])
 
   def store(
     self, entry: dict[str, Any], parameters: str, temperatures: Any
@@ -148,7 +162,7 @@ class Evaluator(heads.Evaluator):
     cost = cost.astype(np.float64).reshape(len(labels), -1)
     return Variant(changes, logits, cost), labels
 
-  def _entry(self, grid, best, bound, variants) -> dict[str, Any]:
+  def _entry(self, grid, best, bound, variants, limits) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
     chosen, tau, parts = variants[0], None, (0.0, 0.0, 0.0)
     if best is not None:
@@ -172,8 +186,7 @@ class Evaluator(heads.Evaluator):
       'risk': self.risk,
       'method': self.method,
       'test': test_of(self.risk).__name__,
-      'epsilon': float(self.epsilon),
-      'delta': float(self.delta),
+      **dict(zip(('epsilon', 'delta'), limits, strict=True)),
       'rows': len(grid.losses),
       'bound': None if best is None else bound,
       **dict(zip(('mean', 'saved', 'early'), map(float, parts), strict=True)),

@@ -22,8 +22,13 @@ features, on the run's images or others:
       --datasets='cifar:name=tfds,builder=cifar100;mine:name=folder,root=DIR'
 
 --watch evaluates each checkpoint of a training as it appears, until result.json
-is there; the same command continues. --submission scores a file of answers by
-the labels of the validation split:
+is there; the same command continues.
+
+--labelled certifies again, on all rows of a file in the form of the run's data:
+
+  python -m launch.evaluate --workdir=/tmp/tickets/adaptive --labelled=new.csv
+
+--submission scores a file of answers by the labels of the validation split:
 
   python -m launch.predict --workdir=/tmp/sst2 --glue=validation --out=/tmp/dev
   python -m launch.evaluate --workdir=/tmp/sst2 --submission=/tmp/dev/SST-2.tsv
@@ -61,6 +66,11 @@ class Flags:
     'NAMES',
   )
   dataset: str | None = flag('another data set', None, 'name=...,KEY=...')
+  labelled: str = flag(
+    "new rows in the form of the run's, to certify on: another file or folder",
+    '',
+    'PATH',
+  )
   datasets: str = flag(
     'few-shot on these only, unless --evals is given', '', LISTED
   )
@@ -74,12 +84,14 @@ class Flags:
 
 def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   """Returns the validated configuration, its evaluators, and listed ones."""
+  from dataset_lib import builder
   from train_lib import config_schema, loading
 
   registry.trust_named(flags.overrides)
   config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
+  names = ['certificate'] if flags.labelled else names
   if flags.evals is not None:
     names = flags.evals.split(',')
     if len({*names}) < len(names):
@@ -113,6 +125,13 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     if flags.dataset is not None:
       settings = command_line.parse_fields('--dataset', flags.dataset)
       evals[name]['dataset'] = settings
+  if flags.labelled:
+    place = builder.source_class(config['dataset']['name']).PLACE
+    if not place or names != ['certificate'] or flags.dataset is not None:
+      expected = 'only --evals=certificate, of a run on files of its own'
+      raise ConfigError('--labelled', flags.labelled, expected)
+    settings = config['dataset'] | {place: flags.labelled}
+    evals['certificate'] |= dict(dataset=settings, split='all')
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:

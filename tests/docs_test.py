@@ -68,6 +68,9 @@ def stand_ins(tmp_path_factory):
   unlabelled = re.sub(r'\t\w+$', '', (sst2 / 'dev.tsv').read_text(), flags=re.M)
   (sst2 / 'test.tsv').write_text(unlabelled)
   shutil.copytree(root / 'data/glue', root / 'new')
+  rows = [f'w{n} w{n % 7},{"ab"[n % 2]}\n' for n in range(64)]
+  for name in ('tickets.csv', 'new.csv'):
+    (root / name).write_text('body,category\n' + ''.join(rows))
   (root / 'FILE.conllu').write_text(f'{TREE}\n')
   shutil.copy(root / 'FILE.conllu', root / 'en_ewt-ud-dev.conllu')
   for name in ('train.txt', 'valid.txt'):

@@ -54,11 +54,12 @@ RECORDS = dict(name='records', directory='/x', num_classes=2, image_size=8)
 IMAGES = dict(name='tests.fakes:FakeImages', image_size=8)
 GLUE = dict(name='glue', task='sst2', directory='/x', tokenizer='/x')
 PROBING = GLUE | dict(name='probing', task='past_present')
+TEXTS = dict(name='texts', path='/x', tokenizer='/x')
 TAGS = dict(name='tags', directory='/x', tokenizer='/x')
 PRETRAINING = dict(name='pretraining', directory='/x')
 LEGAL = (
   PARITY, DIGITS, FOLDER, TFDS, RECORDS, IMAGES, GLUE, PROBING, TAGS,
-  PRETRAINING, dict(name=SQUARES),
+  TEXTS, PRETRAINING, dict(name=SQUARES),
 )  # fmt: skip
 # Other than outside of the annotated types, see below.
 ILLEGAL = [
@@ -74,6 +75,8 @@ ILLEGAL = [
   ('split', dict(name=SQUARES), ('train',)),
   ('builder', TFDS, ('huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y',
                      'x/..')),
+  ('max_length', TEXTS, (4, -1)),
+  ('split_shares', TEXTS, ((0.5, 0.25, 0.25), (0.9, 0.2, -0.1), (1.0,))),
   ('task', PROBING, ('', '../secret', 'a/b')),
   ('tokenizer', PRETRAINING, ('x',)),
   ('length_buckets', GLUE, ((64, 32), (32, 32), (2,))),
@@ -114,6 +117,7 @@ SPLITS = [  # legal ones, and others
   (GLUE, ('dev', 'test', 'validation_mismatched', 'train[:5]+train[-95%:]'),
    ('trian', 'train[:', 'train_matched', '', 'a+train', 'x/y')),
   (PRETRAINING, ('train[5:]',), ('test', 'dev', 'train+validation')),
+  (TEXTS, ('all', 'dev[:40%]', 'test'), ('any', 'ax')),
   (PROBING, ('dev',), ('trian', 'train[:101%]', 'validation_matched')),
 ]  # fmt: skip
 

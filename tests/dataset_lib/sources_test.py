@@ -58,6 +58,15 @@ def texts(path, task, config, header='sentence\tlabel'):
   return config(path / 'data', task, **buckets)
 
 
+def own(path):
+  """A file without splits."""
+  corpora.tokenizer(path / 'vocabulary')
+  rows = [f'w{n}{" w1" * (n % 9)},{n % 2}' for n in range(ROWS)]
+  word_rows.write(path / 'own.csv', ['text,label', *rows])
+  given = dict(path=str(path / 'own.csv'), tokenizer=str(path / 'vocabulary'))
+  return dict(name='texts', length_buckets=(6, 10), max_length=16, **given)
+
+
 def tags(path):
   corpora.tokenizer(path / 'vocabulary')
   sentence = 'w1 A\nw2 B\n' * 2, 'w3 B\n'
@@ -83,6 +92,7 @@ FILES = {
   'stsb': lambda path: texts(path, 'stsb', word_rows.config, PAIRS),
   'probing': lambda path: texts(path, 'own', word_rows.probing),
   'tags': tags,
+  'own': own,
 }
 SOURCES = FILES | {
   'parity': lambda path: PARITY,

@@ -90,6 +90,15 @@ def write_probing(root: pathlib.Path) -> pathlib.Path:
   return root / 'probing'
 
 
+def write_own(root: pathlib.Path) -> pathlib.Path:
+  """Writes the rows of past_present as `{train,validation,test}.tsv`."""
+  lines = (write_probing(root) / 'past_present.txt').read_text().splitlines()
+  for split in ('train', 'validation', 'test'):
+    rows = [x.split('\t', 1)[1] for x in lines if x.startswith(split[:2])]
+    write_lines(root / f'own/{split}.tsv', ['label\tsentence', *rows])
+  return root / 'own'
+
+
 def write_texts(root: pathlib.Path, documents: int = 20) -> pathlib.Path:
   """Writes a file of documents with empty lines between them."""
   rng = np.random.default_rng(0)
@@ -170,7 +179,7 @@ def write_all(root: pathlib.Path) -> dict[str, str]:
   """Writes every data set; returns the directories by the names in flags."""
   writers = dict(
     vocabulary=write_vocabulary, glue=write_glue, probing=write_probing,
-    tags=write_tags, images=write_images, records=write_records,
+    own=write_own, tags=write_tags, images=write_images, records=write_records,
     sudoku=write_sudoku, corpus=prepare_corpus,
   )  # fmt: skip
   return {name: str(write(root)) for name, write in writers.items()}

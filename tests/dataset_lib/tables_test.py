@@ -1,0 +1,130 @@
+"""Forms of files give the same rows; nasty files are read or refused."""
+
+import gzip
+import json
+
+import pytest
+
+from core.errors import InvalidDataError, MissingDataError
+from dataset_lib import tables
+
+COLUMNS = ['id', 'text', 'label']
+ROWS = [['0', 'w1, "w2"\nw3', 'a; b'], ['1', 'é', ''], ['2', "w4 'w5", 'c,d']]
+
+
+def write_csv(path, rows=(COLUMNS, *ROWS), end='\r\n'):
+  lines = [
+    ','.join(f'"{x.replace(chr(34), chr(34) * 2)}"' for x in row)
+    for row in rows
+  ]
+  path.write_text(end.join(lines), newline='')
+
+
+def write_json(path):
+  rows = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
+  rows[1]['label'] = None
+  path.write_text('\n'.join(map(json.dumps, rows)))
+
+
+def as_arrow():
+  """The rows as the `datasets` package has them: labels are class ids."""
+  pyarrow = pytest.importorskip('pyarrow')
+  names = ['a; b', 'c,d']
+  columns = dict(zip(COLUMNS, zip(*ROWS, strict=True), strict=True))
+  columns['label'] = [names.index(x) if x else -1 for x in columns['label']]
+  columns['id'] = [*map(int, columns['id'])]
+  label = {'names': names, '_type': 'ClassLabel'}
+  about = {'info': {'features': {'label': label}}}
+  table = pyarrow.table({k: list(v) for k, v in columns.items()})
+  return table.replace_schema_metadata({'huggingface': json.dumps(about)})
+
+
+def write_parquet(path):
+  table = as_arrow()
+  import pyarrow.parquet
+
+  pyarrow.parquet.write_table(table, path, row_group_size=2)
+
+
+def write_saved(path):
+  table = as_arrow()
+  import pyarrow
+
+  path.mkdir()
+  files = []
+  for number, part in enumerate((table[:1], table[1:])):
+    files.append({'filename': f'data-{number}.arrow'})
+    with pyarrow.ipc.new_stream(
+      path / files[-1]['filename'], table.schema
+    ) as out:
+      out.write_table(part)
+  (path / 'state.json').write_text(json.dumps({'_data_files': files}))
+
+
+@pytest.mark.parametrize(
+  ('name', 'write', 'places'),
+  [
+    ('t.csv', write_csv, ['line 2', 'line 4', 'line 5']),
+    ('t.jsonl', write_json, ['line 1', 'line 2', 'line 3']),
+    ('t.parquet', write_parquet, ['row 0', 'row 1', 'row 2']),
+    ('t', write_saved, ['row 0', 'row 1', 'row 2']),
+  ],
+)
+def test_each_form_gives_the_same_rows(name, write, places, tmp_path):
+  path = tmp_path / name
+  write(path)
+  paths = [path]
+  if name.endswith(('.csv', '.jsonl')):
+    paths.append(tmp_path / f'{name}.gz')
+    paths[1].write_bytes(gzip.compress(path.read_bytes()))
+  for one in paths:
+    table = tables.read(one, {'label', 'text', 'none'})
+    assert [*table.columns] == COLUMNS
+    found = [table[row] for row in range(len(table))]
+    assert found == [{'text': t, 'label': label} for _, t, label in ROWS]
+    assert [table.where(row) for row in range(3)] == [
+      f'{one}, {place}' for place in places
+    ]
+
+
+def test_a_tsv_has_no_quoting_and_lists_are_json(tmp_path):
+  path = tmp_path / 't.tsv'
+  path.write_text('text\tlabel\r\n"w1\ta\r\nw2 "" w3\tb\r\n\r\n')
+  table = tables.read(path, {'text'})
+  assert [table[row]['text'] for row in range(2)] == ['"w1', 'w2 "" w3']
+  path = tmp_path / 't.jsonl'
+  path.write_text(
+    '{"a": ["x", "y"]}\n{"b": 1.5, "a": true}\n{}\n[1]\n{"a": NaN}'
+  )
+  table = tables.read(path, {'a', 'b'})
+  assert table[0] == {'a': '["x", "y"]', 'b': ''}
+  assert table[1] == {'a': 'true', 'b': '1.5'}
+  assert table[2] == {'a': '', 'b': ''}
+  for row in (3, 4):
+    with pytest.raises(ValueError, match='not_json'):
+      table[row]
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'words'),
+  [
+    (
+      't.csv',
+      b'text,label\nw1,a\n"w2,b\nw3,a',
+      'line 3: a quote is not closed',
+    ),
+    ('t.csv', b'', 'is empty'),
+    ('t.xlsx', b'PK', r'\.csv, \.tsv, \.jsonl, \.parquet'),
+    ('t.parquet', b'text,label\nw1,a\n', 'is damaged'),
+    ('t.jsonl', b'\xff\xfe{\0', 'UTF-16'),
+    ('t.csv', b'text,text\nw1,a', "one column 'text'"),
+  ],
+)
+def test_files_that_cannot_be_read(name, content, words, tmp_path):
+  path = tmp_path / name
+  path.write_bytes(content)
+  with pytest.raises(InvalidDataError, match=words) as error:
+    tables.read(path, {'text'})
+  assert 'max_bad_share' not in str(error.value)
+  with pytest.raises(MissingDataError, match='is missing'):
+    tables.read(tmp_path / 'none.csv', {'text'})

@@ -1,0 +1,234 @@
+"""Texts of one's own: nasty files, splits, kinds of labels, lengths."""
+
+import csv
+import dataclasses
+import io
+import random
+
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib import builder, contract
+from dataset_lib.bad_records import TooManyBadRecordsError
+from tests.dataset_lib.word_rows import opened, read, write
+
+GOOD = [f'w{n},{"ab"[n % 2]}' for n in range(30)]
+BLANK = ['', '  ', ',,']
+
+
+def config(path, **fields):
+  for folder in path.parents:
+    if (folder / 'vocabulary').exists():
+      tokenizer = str(folder / 'vocabulary')
+      return dict(name='texts', path=str(path), tokenizer=tokenizer, **fields)
+  raise AssertionError(path)
+
+
+def file(root, rows, header='text,label', end='\n', name='own.csv'):
+  return config(write(root / name, [header, *rows], end))
+
+
+def replaced(old, new):
+  return [row.replace(old, new) for row in GOOD]
+
+
+# Header, rows, line end, and how many rows are read, or the error.
+NASTY = {
+  'quotes': ('text,label', [*GOOD, '"w1 ""w2"", w3",a'], '\n', 31),
+  'newlines in a field': ('text,label', [*GOOD, '"w1\nw2\r\nw3",a'], '\n', 31),
+  'byte order mark': ('\ufefftext,label', GOOD, '\n', 30),
+  'CRLF': ('text,label', GOOD, '\r\n', 30),
+  'CR': ('text,label', GOOD, '\r', 30),
+  'semicolons': ('text;label', replaced(',', ';'), '\n', 30),
+  'bars': ('text|label', replaced(',', '|'), '\n', 30),
+  'blank lines': ('text,label', [*BLANK, *GOOD, *BLANK], '\n', 30),
+  'an empty column': ('text,label,', [f'{row},' for row in GOOD], '\n', 30),
+  'two empty columns': (',text,,label', [
+    f',{row.replace(",", ",,")}' for row in GOOD], '\n', 30),
+  'a column twice': ('text,label,x,x', [f'{r},1,2' for r in GOOD], '\n', 30),
+  'labels with commas': ('text,label', replaced(',a', ',"a, b"'), '\n', 30),
+  'a quote within': ('text,label', replaced('w7,', '5" w7,'), '\n', 30),
+  'the label twice': (
+    'text,label,label', [f'{row},1' for row in GOOD], '\n',
+    "expected one column 'label'"),
+  'no such column': (
+    'Text,label', GOOD, '\n', r'dataset\.text: .*did you mean Text'),
+  'no header': ('w1,a', GOOD, '\n', r'dataset\.text: .*columns are w1, a'),
+  'one class': (
+    'text,label', replaced(',b', ',a'), '\n', 'at least 2 classes.*got 1: a'),
+  'one row': ('text,label', GOOD[:1], '\n', 'at least 2 classes.*got 1: a'),
+  'no row': ('text,label', [], '\n', 'has no rows'),
+  'nothing': ('', [], '', 'is empty'),
+  'numbers': (
+    'text,label', [f'w1,{n}' for n in range(99)], '\n', 'kind=number'),
+  'an unclosed quote': (
+    'text,label', replaced('w7,', '"w7,'), '\n', 'line 9: a quote is not'),
+  'closed by the next one': (
+    'text,label', [row.replace('w9,', '"w9",') for row in replaced(
+      'w7,', '"w7,')], '\n', 'line 9: a quote is not'),
+  'closed within a text': (
+    'text,label', [row.replace('w9,b', 'w9",b,c') for row in replaced(
+      'w7,', '"w7,')], '\n', 'line 9: a quote is not'),
+  'UTF-16': (
+    'text,label'.encode('utf-16'), [r.encode('utf-16-le') for r in GOOD], '\n',
+    'line 1: a text in UTF-16'),
+  'Latin-1': (
+    'text,label', [b'w1 \xe9,a', *GOOD], '\n', 'line 2: .*not|line 2: .*UTF-8'),
+  'NUL': ('text,label', replaced('w7,', 'w\0,'), '\n', 'line 9: a NUL byte'),
+  'ragged': (
+    'text,label', replaced('w7,', 'w7, w8,'), '\n', 'line 9: expected 2 col'),
+  'an empty text': (
+    'text,label', replaced('w7,', ' ,'), '\n', 'line 9: text 1'),
+  'an empty label': (
+    'text,label', replaced('w7,b', 'w7,'), '\n', 'line 9: the label is empty'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', NASTY)
+def test_nasty_files(case, root):
+  header, rows, end, expected = NASTY[case]
+  path = write(root / 'own.csv', [*filter(None, [header]), *rows], end)
+  given = config(path, max_bad_share=0.0)
+  if isinstance(expected, int):
+    texts = {text for text, _ in read(opened(given, 'all'))}
+    assert len(opened(given, 'all')) == expected
+    assert {f'w{n}' for n in range(30) if n != 7} <= texts
+    parts = [opened(given, s) for s in ('train', 'validation', 'test')]
+    assert [*map(len, parts)] == [expected - 12, 6, 6]
+    return
+  kinds = ConfigError, InvalidDataError, TooManyBadRecordsError
+  with pytest.raises(kinds, match=expected) as error:
+    builder.build(given, split='train', train=True, seed=0, batch_size=4)
+  if 'quote' in expected:
+    assert 'max_bad_share' not in str(error.value)
+
+
+def test_bad_rows_are_listed_and_counted_by_kind(root):
+  rows = [*(f'w1,{n},x' for n in range(15)), *GOOD * 20, *[',a'] * 15]
+  given = file(root, rows)
+  with pytest.raises(TooManyBadRecordsError) as error:
+    builder.build(given, split='train', train=True, seed=0, batch_size=4)
+  lines = str(error.value).splitlines()
+  assert lines[0].startswith('30 of ')
+  assert len([line for line in lines if ', line ' in line]) == 20
+  assert lines[1].endswith('own.csv, line 2: expected 2 columns, got 3')
+  assert 'By kind: empty_text: 15, wrong_columns: 15.' in lines
+  with pytest.raises(
+    TooManyBadRecordsError
+  ) as error:  # no hint for half a file
+    builder.build(
+      file(root, [f'{row},x' for row in GOOD[:9]] + GOOD), split='train',
+      train=True, seed=0, batch_size=4,
+    )  # fmt: skip
+  assert 'max_bad_share' not in str(error.value)
+
+
+def test_splits_are_the_same_in_any_order_and_form(root):
+  rows = [(f'w{n % 30} w{n // 30}', 'abc'[n % 3]) for n in range(300)]
+  sources = {}
+  for name, order in (
+    ('a.csv', rows),
+    ('b.tsv', random.Random(0).sample(rows, 300)),
+  ):
+    tab = '\t' if name.endswith('tsv') else ','
+    path = write(
+      root / name, [tab.join(r) for r in [('text', 'label'), *order]]
+    )
+    sources[name] = opened(config(path), 'validation[:40%]')
+  a, b = sources.values()
+  assert sorted(read(a)) == sorted(read(b))
+  assert len(a) == 24
+  assert a.info.splits == b.info.splits
+  assert a.info.splits['rows'] == {'train': 180, 'validation': 60, 'test': 60}
+
+
+def test_texts_and_groups_are_in_one_split(root):
+  rows = [f'w{n % 20},{"ab"[n % 2]},g{n // 30}' for n in range(300)]
+  given = file(root, rows, 'text,label,user')
+
+  def of_splits(**fields):
+    return [
+      opened(given | fields, name) for name in ('train', 'validation', 'test')
+    ]
+
+  texts = [{text for text, _ in read(one)} for one in of_splits()]
+  assert len(set.union(*texts)) == sum(map(len, texts)) == 20
+  users = [
+    {(int(one.where(n).split()[-1]) - 2) // 30 for n in range(len(one))}
+    for one in of_splits(group='user')
+  ]
+  assert len(set.union(*users)) == sum(map(len, users)) == 10
+
+
+def test_a_folder_has_its_splits_and_lacks_some(root):
+  for name in ('train.csv', 'dev.csv'):
+    write(root / 'own' / name, ['text,label', *GOOD])
+  given = config(root / 'own')
+  sizes = {'train': 24, 'validation': 30, 'dev': 30, 'test': 6}
+  for split, size in sizes.items():
+    assert len(opened(given, split)) == size
+  with pytest.raises(ConfigError, match='name one of its files'):
+    opened(given, 'all')
+  write(root / 'own' / 'test.csv', ['text,label', 'w1,a', 'w2,c'])
+  assert len(opened(given)) == 30
+  assert opened(given).info.splits == {}
+  # A class that was never trained is no row to evaluate.
+  assert [bad.kind for _, bad in opened(given, 'test').bad_rows] == [
+    'illegal_label'
+  ]
+  write(root / 'own' / 'train.tsv', ['text\tlabel', 'w1\ta'])
+  with pytest.raises(InvalidDataError, match='expected one file of train'):
+    opened(given)
+  (root / 'none').mkdir()
+  with pytest.raises(MissingDataError, match=r'expected train\.csv'):
+    opened(config(root / 'none'))
+
+
+def test_kinds_of_labels(root):
+  rows = [f'w{n},w1,{n / 7 - 2},s{n % 2}' for n in range(30)]
+  given = file(root, rows, 'a,b,score,site') | dict(
+    text='a', pair='b', label='score', source='site', kind='number'
+  )
+  source = opened(given, 'all')
+  assert read(source)[0] == ('w0 [SEP] w1', pytest.approx(-2))
+  assert source.sources == ('s0', 's1') * 15
+  assert (source.info.num_classes, source.info.label_kind) == (1, 'number')
+  table = [
+    ['text', 'label'],
+    ['w1', 'a;b'],
+    ['w2', '["b", "c, d"]'],
+    ['w3', 'a'],
+  ]
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows(table)
+  given = config(write(root / 'own.csv', [out.getvalue()], ''), kind='classes')
+  source = opened(given, 'all')
+  assert source.info.class_names == ('a', 'b', 'c, d')
+  labels = source.records(np.arange(3))['label'].tolist()
+  assert labels == [[0, 1], [1, 2], [0, -1]]
+  assert source.info.max_labels == 2
+
+
+def test_lengths_are_those_of_the_train_rows(root):
+  lengths = [*range(1, 21)] * 19 + [38] * 20
+  rows = [f'{"w1 " * n}w{k % 30},{"ab"[k % 2]}' for k, n in enumerate(lengths)]
+  source = opened(file(root, rows))
+  assert source.info.length_buckets == (16, 24, 48)
+  assert source.info.input_shape == (48,)
+  assert source.info.preprocessing['max_length'] == 48
+  assert opened(file(root, rows), 'test').info.length_buckets == (16, 24, 48)
+  source = opened(file(root, rows) | dict(max_length=10))
+  assert source.info.length_buckets == (10,)
+  assert source.lengths.max() == 10
+
+
+def test_a_run_refuses_its_own_rows_in_other_splits(root):
+  run = opened(file(root, GOOD)).info
+  contract.check_splits(run, opened(file(root, GOOD[::-1]), 'test').info)
+  changed = opened(file(root, [*GOOD, 'w1,a']), 'test').info
+  with pytest.raises(ConfigError, match='its rows changed'):
+    contract.check_splits(run, changed)
+  # Another file, and data whose splits are files.
+  contract.check_splits(run, opened(file(root, GOOD[:9]), 'all').info)
+  contract.check_splits(dataclasses.replace(run, splits={}), changed)
