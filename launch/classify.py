@@ -66,9 +66,9 @@ def run(flags: Flags) -> int | None:
     page.ADAPTIVE: data | {'model': 'eat', 'teacher': str(out / page.DENSE)},
   }
   overrides = f'seed={flags.seed}', *flags.overrides
-  for name, arguments in steps.items():
+  for name, values in steps.items():
     if not (out / name / page.RESULT).exists():
-      config = f'{CONFIG}:{_joined(arguments)}'
+      config = f'{CONFIG}:{arguments(values)}'
       code = _run(command_line.training(config, out / name, overrides))
       if code:
         return code
@@ -97,13 +97,13 @@ def timing(
   ]  # fmt: skip
 
 
-def _joined(arguments: dict[str, str]) -> str:
-  """Returns the argument of a configuration file."""
-  for name, value in arguments.items():
+def arguments(values: dict[str, str]) -> str:
+  """Returns the argument of a configuration file; ConfigError for a comma."""
+  for name, value in values.items():
     if ',' in value:
       expected = 'a path or a column without commas; rename it'
       raise ConfigError(f'--{name}', value, expected)
-  return ','.join(f'{name}={value}' for name, value in arguments.items())
+  return ','.join(f'{name}={value}' for name, value in values.items())
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -301,3 +301,16 @@ def test_two_processes_of_sharded_parameters_agree(tmp_path):
     for name in ('calibration', 'certificate')
   ]
   assert len({file['parameters'] for file in files}) == 1
+
+
+@pytest.mark.parametrize(('rows', 'epsilon'), [
+  (20, 0.1), (60, 0.05), (200, 0.02), (5000, 0.01),
+])  # fmt: skip
+def test_without_epsilon_it_is_that_of_the_number_of_rows(
+  tmp_path, rows, epsilon
+):
+  built = build(tmp_path, layers=(4, 12), epsilon=0, risk='harm', others=())
+  # ln(0.1) / ln(1 - epsilon): 22, 45, 114 and 230 rows, and a quarter more.
+  assert built._epsilon(rows, 1) == epsilon
+  stated = build(tmp_path, layers=(4, 12), epsilon=0.3)
+  assert stated._epsilon(rows, 1) == 0.3

@@ -1,0 +1,110 @@
+"""From a CSV of made-up words to a certified model and its page."""
+
+import csv
+import json
+import random
+
+import pytest
+
+from core.errors import ConfigError
+from launch import classify, classify_page, evaluate, export, train
+from tests.launch.toy_runs import SMALL, SPECIAL, WORDS
+
+OVERRIDES = [
+  '--config.mesh.data=1', '--config.tensorboard=false',
+  '--config.loader.num_threads=1', '--config.optimizer.lr=0.003',
+]  # fmt: skip
+ROWS = 200
+
+
+def write_rows(path, seed):
+  """Writes rows of two classes; each class has words of its own."""
+  draw = random.Random(seed)
+  with path.open('w', newline='') as file:
+    writer = csv.writer(file)
+    writer.writerow(('id', 'body', 'category'))
+    for number in range(ROWS):
+      own = WORDS[20 * (number % 2) :][:20]
+      words = ' '.join(draw.choices(own, k=draw.randrange(3, 9)))
+      writer.writerow((number, words, ('bills, fees', 'sign in')[number % 2]))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Two files of rows, and a Hugging Face directory to start from."""
+  root = tmp_path_factory.mktemp('classify')
+  (root / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS]))
+  write_rows(root / 'tickets.csv', 0)
+  write_rows(root / 'new.csv', 1)
+  config = (
+    f'configs/texts.py:data={root}/tickets.csv,text=body,label=category,'
+    f'variant=tiny,vocabulary={root}'
+  )
+  steps = 'phases.0.epochs=0', 'phases.0.steps=2', 'phases.0.least_steps=0'
+  changes = [f'--config.{change}' for change in (*SMALL, *steps)]
+  train.main([f'--config={config}', f'--workdir={root}/tiny', *changes])
+  export.main([f'--workdir={root}/tiny', f'--out={root}/hf'])
+  return root
+
+
+@pytest.mark.slow
+def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
+  out = folder / 'out'
+  command = [
+    str(folder / 'tickets.csv'), '--text=body', '--label=category',
+    f'--pretrained={folder / "hf"}', f'--out={out}', '--timed_rows=8',
+    *OVERRIDES,
+  ]  # fmt: skip
+  assert classify.main(command) == 0
+  printed = capfd.readouterr().out
+  assert f'python -m launch.serve --workdir={out}/adaptive' in printed
+  found = json.loads((out / 'report.json').read_text())
+  assert found['rows'] == {'train': 120, 'validation': 40, 'test': 40}
+  assert [*found['accuracy']] == [
+    'dense', 'adaptive, full depth', 'adaptive, as served',
+    'embeddings + logistic regression',
+  ]  # fmt: skip
+  assert min(found['accuracy'].values()) > 0.9
+  # Of 30 rows: 1 % would need 229.
+  assert found['certificate']['rows'] == 30
+  assert found['certificate']['epsilon'] == 0.1
+  candidates = {row['candidate'] for row in found['speed']}
+  assert {'dense/never', 'ONNX Runtime dense'} <= candidates
+  with (out / 'test_answers.csv').open(newline='') as file:
+    rows = [*csv.DictReader(file)]
+  served = sum(row['label'] == row['answer'] for row in rows) / len(rows)
+  assert served == pytest.approx(found['accuracy']['adaptive, as served'])
+  assert {row['label'] for row in rows} == {'bills, fees', 'sign in'}
+  assert (out / 'report.png').stat().st_size > 10_000
+
+  trained = (out / 'adaptive/result.json').stat().st_mtime_ns
+  assert classify.main(command) == 0
+  assert (out / 'adaptive/result.json').stat().st_mtime_ns == trained
+  assert 'launch.train' not in capfd.readouterr().out
+
+  workdir = f'--workdir={out / "adaptive"}'
+  evaluate.main([workdir, f'--labelled={folder / "new.csv"}'])
+  again = json.loads((out / 'adaptive/certificate.json').read_text())
+  entry = again['sources']['']
+  assert entry['rows'] == ROWS
+  assert entry['dataset']['path'] == str(folder / 'new.csv')
+  assert entry['epsilon'] == 0.02  # that of the number of its rows
+
+
+def test_names_with_commas_are_refused(tmp_path):
+  with pytest.raises(ConfigError, match='--label.*without commas'):
+    classify.arguments({'data': 'x.csv', 'label': 'a,b'})
+
+
+@pytest.mark.parametrize(('tau', 'said'), [
+  (0.8, 'early exits lose at most 5% of accuracy (threshold 0.8, certified on '
+        '60 rows); 75% of these rows leave early'),
+  (None, 'Nothing is certified on 60 rows, so every row runs to full depth: a '
+         'loss of at most 5% with confidence 90% needs at least 77 rows'),
+])  # fmt: skip
+def test_what_a_certificate_says(tau, said):
+  certificate = dict(
+    rows=60, epsilon=0.05, delta=0.1, tau=tau, rows_needed=77, early=0.75
+  )
+  assert said in classify_page.words(certificate)
+  assert classify_page.words({}) == 'No certificate was made.'
