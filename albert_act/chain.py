@@ -103,7 +103,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   def chain(variables: Any, others: Any) -> AlbertChain:
     return AlbertChain(task.model, variables, reader, given.iterations, others)
 
-  policy = functools.partial(HaltingPolicy, rule=str(task.model.rule))
+  policy = functools.partial(HaltingPolicy, rule=repr(task.model.rule))
   return certified.serve(
     task, run, given.setting, VARIANT, lengths, chain, policy
   )

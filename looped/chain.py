@@ -218,7 +218,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     model = task.model.clone(limit=limit, rule=rule)
     return LoopedChain(model, variables, reader, chosen.iterations, models)
 
-  policy = functools.partial(LoopedPolicy, limit=limit, rule=str(rule))
+  policy = functools.partial(LoopedPolicy, limit=limit, rule=repr(rule))
   return certified.serve(
     task, run, chosen.setting, VARIANT, (1,), chain, policy
   )

@@ -26,9 +26,10 @@ def about(engine: Any, name: str) -> dict[str, Any]:
 
   Any policy but a `ClassifierPolicy` says nothing of its model.
   """
-  policy, found = engine.policy, {'name': name, 'version': VERSION}
+  policy, example = engine.policy, dict[str, Any]()
+  found: dict[str, Any] = {'name': name, 'version': VERSION}
   options = {'largest_batch': engine.grid.capacity, 'backend': engine.backend}
-  options['threads'], example = machine.cores(), dict[str, Any]()
+  options['threads'] = machine.cores()
   if isinstance(policy, ClassifierPolicy):
     names = {field.name for field in dataclasses.fields(policy)}
     names -= {*_OTHERS.split()}
@@ -40,7 +41,7 @@ def about(engine: Any, name: str) -> dict[str, Any]:
       example = sample(policy.reader)
   found |= {'options': options, 'endpoints': ENDPOINTS}
   found['example'] = {'POST /predict': example}
-  text = json.dumps(found, default=str)  # such as 'Confidence(tau=0.9)'
+  text = json.dumps(found, default=repr)  # such as 'Confidence(tau=0.9)'
   # A threshold may be infinite, which JSON has not.
   return dict(json.loads(text, parse_constant=str))
 
@@ -61,7 +62,7 @@ def sample(reader: Reader) -> dict[str, Any]:
 def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the OpenAPI 3.1 description of a service that says `about`."""
   example, text = about['example']['POST /predict'], {'type': 'string'}
-  own = {'id': {'type': ['string', 'number']}}  # the answer repeats it
+  own: dict[str, Any] = {'id': {'type': ['string', 'number']}}
   late = {'deadline_ms': {'type': 'number', 'exclusiveMinimum': 0}}
   for name, value in example.items():
     own[name] = text if isinstance(value, str) else {'type': 'array'}
