@@ -35,13 +35,13 @@ def about(engine: Any, name: str) -> dict[str, Any]:
     names -= {*_OTHERS.split()}
     options |= {name: getattr(policy, name) for name in sorted(names)}
     options['setting'] = GUARANTEED if policy.certified else 'trained'
-    found |= policy.about | {'labels': policy.class_names}
+    found = policy.about | found | {'labels': policy.class_names}
     if isinstance(policy.reader, Reader):
       options['reader'] = policy.reader.recipe
       example = sample(policy.reader)
   found |= {'options': options, 'endpoints': ENDPOINTS}
   found['example'] = {'POST /predict': example}
-  text = json.dumps(found, default=repr)  # such as 'Confidence(tau=0.9)'
+  text = json.dumps(found, default=repr)  # of rules
   # A threshold may be infinite, which JSON has not.
   return dict(json.loads(text, parse_constant=str))
 

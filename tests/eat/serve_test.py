@@ -257,7 +257,7 @@ def test_each_source_has_its_certificate(run, read):
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     *_, last = answers = engine.predict(items)
     about = description.about(engine, 'run')
-  assert about['options']['rule'] == 'Confidence(tau=inf)'
+  assert about['options']['rule'] == repr(policy.rule)
   assert about['options']['thresholds'] == policy.thresholds
   assert about['model'] == 'eat.model:EatClassifier'
   assert str(run[0]) not in json.dumps(about)
