@@ -64,10 +64,11 @@ class Table:
   def take(self, rows: Iterable[int]) -> 'Table':
     """Returns some of the rows."""
     chosen = [*rows]
-    kept: Any = (
-      [part[i] for i in chosen] for part in (self.rows, self.numbers)
+    return dataclasses.replace(
+      self,
+      rows=[self.rows[row] for row in chosen],
+      numbers=[self.numbers[row] for row in chosen],
     )
-    return Table(self.path, self.columns, self.kept, *kept, self.unit)
 
 
 def form_of(path: Path) -> str:
@@ -188,7 +189,9 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
   sizes = {d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS}
   csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
   lines = itertools.chain([first], texts)
-  rows = csv.reader(lines, delimiter=max(sizes, key=sizes.get), strict=True)
+  rows = csv.reader(
+    lines, delimiter=max(sizes, key=sizes.__getitem__), strict=True
+  )
   start, width = 1, 0
   try:
     for fields in rows:

@@ -151,8 +151,8 @@ class Texts(LabelledTexts):
       require(names, 'illegal_label', 'the label is empty')
     content = '\0'.join(' '.join(text.split()) for text in texts)
     group = values[self.group] if self.group else ''
-    texts = group or content, f'{content}\0{label}'
-    return splits.Row(names, *(splits.checksum(x.encode()) for x in texts))
+    hashed = group or content, f'{content}\0{label}'
+    return splits.Row(names, *(splits.checksum(x.encode()) for x in hashed))
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
@@ -169,7 +169,7 @@ class Texts(LabelledTexts):
     words = tokenizer.load(self.tokenizer)
     longest = self.max_length or MAX_LENGTH
     lengths = words.encode(first or (), second, longest).lengths
-    self.max_length = self.max_length or _rounded(lengths.max(initial=1))
+    self.max_length = self.max_length or _rounded(float(lengths.max(initial=1)))
     sizes = map(_rounded, np.quantile(lengths, QUANTILES))
     # A bucket that saves little is not worth its compilation.
     self.length_buckets = self.length_buckets or tuple(
