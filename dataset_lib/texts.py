@@ -80,7 +80,7 @@ class Texts(LabelledTexts):
       (texts,), (self.label,), by_name=True, kind=self.kind,
       sources=(self.source,) * bool(self.source), separator=self.separator,
     )  # fmt: skip
-    root = Path(self.path).expanduser()
+    root = Path(self.path).expanduser().resolve()  # `where` compares
     opened = {k: self._table(p, task) for k, p in _files(root).items()}
     self._about: dict[str, Any] = {}
     is_all = ALL in {part.name for part in parts(self.split)}
