@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from core.errors import InvalidDataError, MissingDataError
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import tables
 
 COLUMNS = ['id', 'text', 'label']
@@ -101,8 +101,9 @@ def test_a_tsv_has_no_quoting_and_lists_are_json(tmp_path):
   assert table[1] == {'a': 'true', 'b': '1.5'}
   assert table[2] == {'a': '', 'b': ''}
   for row in (3, 4):
-    with pytest.raises(ValueError, match='not_json'):
+    with pytest.raises(BadRecord) as error:
       table[row]
+    assert error.value.kind == 'not_json'
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ STEPS = 10
 def write(path, rows):
   """Writes a CSV whose texts have commas, quotes and line breaks."""
   lines = [
-    f'"w{n % 40}, ""w{n % 7}""\nw{n % 2}",{label}\n'
+    f'"w{n % 40}, ""w{n % 7}""\nw{n % 2}","{label}"\n'
     for n, label in enumerate(rows)
   ]
   path.write_text('body,topic\n' + ''.join(lines))
