@@ -26,7 +26,7 @@ from dataset_lib.source import require
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
 MAX_LINE = 2**20  # bytes of a row
 DELIMITERS = ',;\t|'
-SAVED = 'state.json'  # of `datasets.save_to_disk`
+SAVED, FOLDER = 'state.json', 'a folder of `datasets.save_to_disk`'
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _QUOTE = (
   'a quote is not closed, or a quote within quotes is not doubled; write "" '
@@ -72,9 +72,9 @@ class Table:
 
 
 def form_of(path: Path) -> str:
-  """Returns '.csv', ..., or 'saved' of a `datasets` folder; '' if unknown."""
+  """Returns a name of `_READERS`, such as '.csv'; '' if it is none."""
   name = path.name.removesuffix('.gz') if path.is_file() else ''
-  form = 'saved' if (path / SAVED).is_file() else Path(name).suffix
+  form = FOLDER if (path / SAVED).is_file() else Path(name).suffix
   return form if form in _READERS else ''
 
 
@@ -88,8 +88,8 @@ def read(
   file that cannot be read or has one of `names` twice.
   """
   if path.exists() and not form_of(path):
-    legal = f'{", ".join(_READERS)}, or a `datasets` folder'
-    raise InvalidDataError(f'{path}: expected a file of the form {legal}')
+    legal = f'one of {", ".join(_READERS)}'
+    raise InvalidDataError(f'{path}: expected {legal}')
   records = _READERS[form_of(path) or '.csv'](path, names)
   columns = next(records, (0, ''))[1]
   if not columns or isinstance(columns, BadRecord):
@@ -281,5 +281,5 @@ def _text(value: Any, feature: Any = None) -> str:
 
 _READERS = {
   '.csv': _csv, '.tsv': _tsv, '.jsonl': _json, '.parquet': _arrow,
-  'saved': _arrow,
+  FOLDER: _arrow,
 }  # fmt: skip
