@@ -69,8 +69,8 @@ class BadRecords(FaultCounts):
     kinds = ', '.join(f'{k}: {v["count"]}' for k, v in self.summary().items())
     advice = 'Repair or remove these records.'
     if len(self._rows) <= size * self.FEW:
-      advice += ' For training, dataset.max_bad_share sets the tolerated share;'
-      advice += ' evaluation tolerates none.'
+      advice += ' For training, dataset.max_bad_share sets the tolerated share.'
+      advice += ' Evaluation tolerates none.'
     raise TooManyBadRecordsError(
       '\n'.join((
         f'{len(self._rows)} of {size} records are bad, tolerated are '

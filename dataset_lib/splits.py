@@ -74,40 +74,31 @@ def make(
   A group counts to the rarest of its labels. The rows of a split are in an
   order of their own, so that parts of it depend on no order of the file either.
   """
-  number: dict[bytes, int] = {}  # of each group
-  of_group: list[Sequence[str]] = []
-  sizes: list[int] = []
-  for row in rows:
-    group = number.setdefault(row.group, len(number))
-    if group == len(sizes):
-      of_group.append(row.labels)
-      sizes.append(1)
-    else:
-      sizes[group] += 1
-      of_group[group] = [*{*of_group[group], *row.labels}]
+  sizes = collections.Counter(row.group for row in rows)
   counts = collections.Counter(label for row in rows for label in row.labels)
-  strata = [
-    min(labels, key=lambda label: (counts[label], label), default='')
-    for labels in of_group
-  ]
-  keys = [checksum(group, seed) for group in number]
+  rarest: dict[bytes, tuple[int, str]] = {}
+  for row in rows:
+    own = [(counts[label], label) for label in row.labels] or [(0, '')]
+    rarest[row.group] = min(*own, rarest.get(row.group, own[0]))
+  keys = {group: checksum(group, seed) for group in sizes}
 
   @functools.cache
   def offset(stratum: str) -> float:  # random, or labels of 2 rows have no test
     return int.from_bytes(checksum(stratum.encode(), seed)) / 2**64
 
-  spread = places(strata, keys, sizes, offset)
+  strata = [rarest[group][1] for group in sizes]
+  spread = places(strata, [*keys.values()], [*sizes.values()], offset)
+  place_of = dict(zip(sizes, spread, strict=True))
   bounds = [*itertools.accumulate(shares)][:-1]
   made: dict[str, list[int]] = {name: [] for name in NAMES}
   total = 0  # of checksums: a sum has no order
-  order = [number[row.group] for row in rows]
-  for index in sorted(
-    range(len(rows)),
-    key=lambda index: (keys[order[index]], rows[index].content),
+  for _, content, index, group in sorted(
+    (keys[row.group], row.content, index, row.group)
+    for index, row in enumerate(rows)
   ):
-    name = NAMES[bisect.bisect(bounds, spread[order[index]])]
+    name = NAMES[bisect.bisect(bounds, place_of[group])]
     made[name].append(index)
-    total += int.from_bytes(checksum(name.encode() + rows[index].content))
+    total += int.from_bytes(checksum(name.encode() + content))
   of_splits = {name: len(made[name]) for name in NAMES}
   about = dict(shares=(*shares,), seed=seed, rows=of_splits)
   return made, about | {'digest': f'{total % 2**64:016x}'}

@@ -15,7 +15,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from dataset_lib.source import require
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
 MAX_LINE = 2**20  # bytes of a row
 DELIMITERS = ',;\t|'
-SAVED = 'state.json'  # of `datasets.save_to_disk`
+SAVED, FOLDER = 'state.json', 'a folder of `datasets.save_to_disk`'
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _QUOTE = (
   'a quote is not closed, or a quote within quotes is not doubled; write "" '
@@ -64,16 +64,17 @@ class Table:
   def take(self, rows: Iterable[int]) -> 'Table':
     """Returns some of the rows."""
     chosen = [*rows]
-    kept: Any = (
-      [part[i] for i in chosen] for part in (self.rows, self.numbers)
+    return dataclasses.replace(
+      self,
+      rows=[self.rows[row] for row in chosen],
+      numbers=[self.numbers[row] for row in chosen],
     )
-    return Table(self.path, self.columns, self.kept, *kept, self.unit)
 
 
 def form_of(path: Path) -> str:
-  """Returns '.csv', ..., or 'saved' of a `datasets` folder; '' if unknown."""
+  """Returns a name of `_READERS`, such as '.csv'; '' if it is none."""
   name = path.name.removesuffix('.gz') if path.is_file() else ''
-  form = 'saved' if (path / SAVED).is_file() else Path(name).suffix
+  form = FOLDER if (path / SAVED).is_file() else Path(name).suffix
   return form if form in _READERS else ''
 
 
@@ -87,38 +88,42 @@ def read(
   file that cannot be read or has one of `names` twice.
   """
   if path.exists() and not form_of(path):
-    legal = f'{", ".join(_READERS)}, or a `datasets` folder'
-    raise InvalidDataError(f'{path}: expected a file of the form {legal}')
+    legal = f'one of {", ".join(_READERS)}'
+    raise InvalidDataError(f'{path}: expected {legal}')
   records = _READERS[form_of(path) or '.csv'](path, names)
-  columns = next(records, (0, None))[1]
-  if columns is None:
-    raise InvalidDataError(f'{path} is empty; copy it again')
-  if isinstance(columns, BadRecord):
-    raise InvalidDataError(f'{path}: line 1: {columns}')
+  columns = next(records, (0, ''))[1]
+  if not columns or isinstance(columns, BadRecord):
+    problem = f'{path}: line 1: {columns}' if columns else f'{path} is empty'
+    raise InvalidDataError(f'{problem}; copy it again')
   if len(columns) == len(headless) and not {*columns} & {*headless}:
     records, columns = itertools.chain([(1, columns)], records), headless
   if twice := [n for n in sorted(names) if columns.count(n) > 1]:
     raise InvalidDataError(f'{path}: expected one column {twice[0]!r}')
-  places = [place for place, name in enumerate(columns) if name in names]
+  places = {name: n for n, name in enumerate(columns) if name in names}
   rows: list[Any] = []
-  numbers: list[int] = []
+  numbers = []
   for number, fields in records:
     numbers.append(number)
     try:
       rows.append(_picked(fields, places, len(columns)))
     except BadRecord as bad:
       rows.append(bad)
-  unit = 'row' if form_of(path) in ('.parquet', 'saved') else 'line'
-  kept = tuple(columns[place] for place in places)
-  return Table(path, tuple(columns), kept, rows, numbers, unit)
+  unit = 'row' if _READERS.get(form_of(path)) is _arrow else 'line'
+  return Table(path, tuple(columns), tuple(places), rows, numbers, unit)
 
 
-def _picked(fields: Any, places: Sequence[int], count: int) -> tuple[str, ...]:
+def _picked(
+  fields: Any, places: Mapping[str, int], count: int
+) -> tuple[str, ...]:
+  """Returns the kept fields of all, or of a mapping; BadRecord of bad ones."""
   if isinstance(fields, BadRecord):
     raise fields
-  message = f'expected {count} columns, got {len(fields)}'
-  require(len(fields) == count, 'wrong_columns', message)
-  chosen = tuple(fields[place] for place in places)
+  if isinstance(fields, dict):
+    chosen = tuple(fields.get(name, '') for name in places)
+  else:
+    message = f'expected {count} columns, got {len(fields)}'
+    require(len(fields) == count, 'wrong_columns', message)
+    chosen = tuple(fields[place] for place in places.values())
   text = '\t'.join(chosen)
   files.check_size(len(text), MAX_LINE)
   require('\0' not in text, 'nul', 'a NUL byte: is it a text in UTF-8?')
@@ -185,10 +190,12 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
     for part in line.splitlines(keepends=True)  # also at a lone \\r
   )
   first = next(texts, '')
-  sizes = {d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS}
+  sizes: Any = {
+    d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS
+  }
   csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
-  lines = itertools.chain([first], texts)
-  rows = csv.reader(lines, delimiter=max(sizes, key=sizes.get), strict=True)
+  delimiter, lines = max(sizes, key=sizes.get), itertools.chain([first], texts)
+  rows = csv.reader(lines, delimiter=delimiter, strict=True)
   start, width = 1, 0
   try:
     for fields in rows:
@@ -199,9 +206,8 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
         yield start, fields
       start = rows.line_num + 1
   except csv.Error as error:
-    raise InvalidDataError(
-      f'{path}, line {start}: {_QUOTE} ({error})'
-    ) from error
+    message = f'{path}, line {start}: {_QUOTE} ({error})'
+    raise InvalidDataError(message) from error
 
 
 def _tsv(path: Path, names: Collection[str]) -> Iterator[Read]:
@@ -223,73 +229,51 @@ def _json(path: Path, names: Collection[str]) -> Iterator[Read]:
       require(isinstance(row, dict), 'not_json', 'expected an object {...}')
       columns |= dict.fromkeys(row)
       rows.append((number, {n: _text(row[n]) for n in names if n in row}))
-    except BadRecord as bad:
-      rows.append((number, bad))
     except ValueError as error:
-      rows.append((number, BadRecord('not_json', '', str(error))))
-  yield 0, [*columns]
-  for number, row in rows:
-    is_bad = isinstance(row, BadRecord)
-    yield number, row if is_bad else [row.get(name, '') for name in columns]
+      kind = getattr(error, 'kind', 'not_json')
+      rows.append((number, BadRecord(kind, '', str(error))))
+  return itertools.chain([(0, [*columns])], rows)
 
 
 def _arrow(path: Path, names: Collection[str]) -> Iterator[Read]:
   """Yields the rows of a Parquet file, or of a saved `datasets` folder."""
   try:
-    import pyarrow
-    import pyarrow.parquet
+    from pyarrow import ipc, memory_map, parquet
   except ImportError as error:
     missing = "needs pyarrow: pip install 'adaptive-computation[parquet]'"
     raise MissingDataError(f'{path} {missing}') from error
+  root, paths, number = path.parent, [path], 0
   with files.damage_of(path):
-    parts, number = [path], 0
     if is_saved := path.is_dir():
       saved = files.read_object(path / SAVED)['_data_files']
-      parts = [path / part['filename'] for part in saved]
-    for part in parts:
-      files.check_regular(part, path if is_saved else path.parent)
-      opened = pyarrow.memory_map(str(part))
-      if is_saved:
-        batches = pyarrow.ipc.open_stream(opened)
-        schema = batches.schema
-      else:
-        file = pyarrow.parquet.ParquetFile(opened)
-        schema = file.schema_arrow
-        wanted = [name for name in schema.names if name in names]
-        batches = file.iter_batches(columns=wanted)
-      if part is parts[0]:
+      root, paths = path, [path / part['filename'] for part in saved]
+    for part in paths:
+      files.check_regular(part, root)
+      opened = memory_map(str(part))
+      file: Any = ipc.open_stream if is_saved else parquet.ParquetFile
+      file = file(opened)
+      schema = file.schema if is_saved else file.schema_arrow
+      if part is paths[0]:
         yield 0, schema.names
-      about = (schema.metadata or {}).get(b'huggingface', b'{}')
-      features = files.loads(about.decode()).get('info', {}).get('features', {})
-      for batch in batches:
-        columns = [
-          batch.column(name).to_pylist()
-          if name in names
-          else [None] * len(batch)
-          for name in schema.names
-        ]
-        classes = [
-          _class_names(features.get(name, {})) for name in schema.names
-        ]
-        for fields in zip(*columns, strict=True):
-          yield number, [*map(_text, fields, classes)]
+      kept = [name for name in schema.names if name in names]
+      about = (schema.metadata or {}).get(b'huggingface', b'{}').decode()
+      features = files.loads(about).get('info', {}).get('features', {})
+      for batch in file if is_saved else file.iter_batches(columns=kept):
+        for row in batch.select(kept).to_pylist():
+          yield number, {n: _text(row[n], features.get(n)) for n in kept}
           number += 1
 
 
-def _class_names(feature: Any) -> Sequence[str]:
-  """Returns the names of the ids of a column of the `datasets` package."""
-  return feature.get('names') or feature.get('feature', {}).get('names', ())
-
-
-def _text(value: Any, classes: Sequence[str] = ()) -> str:
+def _text(value: Any, feature: Any = None) -> str:
   """Returns a text as it is, '' for null, JSON for other values.
 
-  An id of `classes` becomes its name, and '' if it is -1, unknown.
+  A `feature` of the `datasets` package may name class ids; -1 has no name.
   """
-  if classes and isinstance(value, list):
-    value = [classes[number] for number in value]
-  elif classes and isinstance(value, int):
-    value = classes[value] if value >= 0 else ''
+  feature = (feature or {}).get('feature', feature) or {}  # of a list's items
+  if classes := feature.get('names', ()):
+    ids = value if isinstance(value, list) else [value]
+    known = [classes[number] for number in ids if number not in (None, -1)]
+    value = known if isinstance(value, list) else ''.join(known)
   if value is None or isinstance(value, str):
     return value or ''
   return json.dumps(value, default=str)
@@ -297,5 +281,5 @@ def _text(value: Any, classes: Sequence[str] = ()) -> str:
 
 _READERS = {
   '.csv': _csv, '.tsv': _tsv, '.jsonl': _json, '.parquet': _arrow,
-  'saved': _arrow,
+  FOLDER: _arrow,
 }  # fmt: skip

@@ -273,14 +273,13 @@ class LabelledTexts(TextRows):
     loaded = tokenizer.load(self.tokenizer)
     rows = self._read(name, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
-    several = task.kind == 'classes'
-    if several:
-      shape = len(labels), max(map(len, labels))
-      labels = pad_rows(labels, shape, fill=-1)
+    ids: Any = labels
+    if several := task.kind == 'classes':
+      ids = pad_rows(labels, (len(labels), max(map(len, labels))), fill=-1)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = loaded.encode(first, second, self.max_length)
     kind: Any = 'classes' if several else ''
-    self._hold(loaded, task.class_names, encoded, np.asarray(labels), kind)
+    self._hold(loaded, task.class_names, encoded, np.asarray(ids), kind)
 
   def item(self, index: int) -> dict[str, str]:
     """See `Source`."""

@@ -82,14 +82,17 @@ class Texts(LabelledTexts):
       (texts,), (self.label,), by_name=True, kind=self.kind,
       sources=(self.source,) * bool(self.source), separator=self.separator,
     )  # fmt: skip
-    root = Path(self.path).expanduser()
+    root = Path(self.path).expanduser().resolve()  # `where` compares
     opened = {k: self._table(p, task) for k, p in _files(root).items()}
     self._about: dict[str, Any] = {}
-    is_all = ALL in {part.name for part in parts(self.split)}
-    if is_all and len(opened) > 1:
-      expected = 'train, validation or test of a folder; name one of its files'
-      raise ConfigError('split', self.split, expected)
-    opened = {ALL: opened['train']} if is_all else self._completed(opened, task)
+    names_of_parts = {part.name for part in parts(self.split)}
+    if is_all := ALL in names_of_parts:
+      if len(opened) > 1 or len(names_of_parts) > 1:
+        expected = "'all' alone, and of one file: name one of a folder"
+        raise ConfigError('split', self.split, expected)
+      opened = {ALL: opened['train']}
+    else:
+      opened = self._completed(opened, task)
     train = opened[ALL if is_all else 'train']
     if self.kind != 'number':
       names = self._class_names(
@@ -153,25 +156,25 @@ class Texts(LabelledTexts):
       require(names, 'illegal_label', 'the label is empty')
     content = '\0'.join(' '.join(text.split()) for text in texts)
     group = values[self.group] if self.group else ''
-    texts = group or content, f'{content}\0{label}'
-    return splits.Row(names, *(splits.checksum(x.encode()) for x in texts))
+    hashed = group or content, f'{content}\0{label}'
+    return splits.Row(names, *(splits.checksum(x.encode()) for x in hashed))
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
-    if self.max_length and self.length_buckets:
-      return
     rows: list[Sequence[str]] = []
     for row in range(len(train)):
       with contextlib.suppress(BadRecord):
         rows.append(task.read(train[row])[0])
+    if not rows or (self.max_length and self.length_buckets):
+      return
     rows.sort(key=lambda texts: sum(map(len, texts)))
     # The longest, which is the last, is always there.
     sample = rows[:: -(len(rows) // SAMPLE + 1)]
-    first, second, *_ = [*zip(*sample, strict=True), None, None]
+    first, second, *_ = [*zip(*sample, strict=True), None]
     words = tokenizer.load(self.tokenizer)
     longest = self.max_length or MAX_LENGTH
-    lengths = words.encode(first or (), second, longest).lengths
-    self.max_length = self.max_length or _rounded(lengths.max(initial=1))
+    lengths = words.encode(first, second, longest).lengths
+    self.max_length = self.max_length or _rounded(float(lengths.max(initial=1)))
     sizes = map(_rounded, np.quantile(lengths, QUANTILES))
     # A bucket that saves little is not worth its compilation.
     self.length_buckets = self.length_buckets or tuple(

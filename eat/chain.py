@@ -199,8 +199,8 @@ def warnings_of(
     return
   yield from certificate.warnings()
   entries = certificate.values['sources'].values()
-  tasks = {str(entry.get('dataset', {}).get('task')) for entry in entries}
-  if tasks & {*REPEATED_TEXTS}:
+  data = [entry.get('dataset', {}) for entry in entries]
+  if any(d.get('task') in REPEATED_TEXTS or d.get('group') for d in data):
     yield (
       'the rows that the threshold was certified on share texts and are not '
       'independent: the bound may fail more often than its delta says'

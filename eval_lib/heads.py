@@ -72,16 +72,22 @@ class Evaluator(evaluator.Evaluator):
     """Raises ConfigError if the run is trained on rows of a field's split."""
     train_split = self.context.train_split
     # The training split is read only if the names do not decide it: other names
-    # than 'train' may mean the same rows, as dev and validation.
+    # than 'train' may mean the same rows, as dev and validation, or 'all'.
     trained, evaluated = (
       {part.name for part in source.parts(split)}
       for split in (train_split, getattr(self, field))
     )
-    if not train_split or (trained == {'train'} and 'train' not in evaluated):
+    may_share = trained != {'train'} or evaluated & {'train', 'all'}
+    if not train_split or not may_share:
       return
-    rows = builder.build_source(
-      self.context.dataset, train_split, is_checked=True
-    )
+    try:
+      rows = builder.build_source(
+        self.context.dataset, train_split, is_checked=True
+      )
+    except MissingDataError:
+      if self.dataset is None:
+        raise
+      return  # other data may be reported where those of the run are gone
     expected = (
       f'rows that the run is not trained on, it shares {{}} with {train_split=}'
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"

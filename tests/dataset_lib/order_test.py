@@ -133,7 +133,7 @@ def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
   with pytest.raises(TooManyBadRecordsError) as error:
     records.count(BadRecord('truncated', '', 'cut'), '/data/last.jpg', 77)
   for words in (
-    '/data/last.jpg (row 77): cut', 'max_bad_share',
+    '/data/last.jpg: cut', 'max_bad_share',
     f'{tolerated + 1} of {num_examples} records are bad',
   ):  # fmt: skip
     assert words in str(error.value)

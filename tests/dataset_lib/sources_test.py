@@ -59,11 +59,11 @@ def texts(path, task, config, header='sentence\tlabel'):
 
 
 def own(path):
-  """A file without splits."""
   corpora.tokenizer(path / 'vocabulary')
   rows = [f'w{n}{" w1" * (n % 9)},{n % 2}' for n in range(ROWS)]
-  word_rows.write(path / 'own.csv', ['text,label', *rows])
-  given = dict(path=str(path / 'own.csv'), tokenizer=str(path / 'vocabulary'))
+  for name, some in (('train', rows), ('test', rows[:OTHERS]), ('dev', rows)):
+    word_rows.write(path / f'{name}.csv', ['text,label', *some])
+  given = dict(path=str(path), tokenizer=str(path / 'vocabulary'))
   return dict(name='texts', length_buckets=(6, 10), max_length=16, **given)
 
 

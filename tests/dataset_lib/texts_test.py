@@ -168,7 +168,7 @@ def test_a_folder_has_its_splits_and_lacks_some(root):
   sizes = {'train': 24, 'validation': 30, 'dev': 30, 'test': 6}
   for split, size in sizes.items():
     assert len(opened(given, split)) == size
-  with pytest.raises(ConfigError, match='name one of its files'):
+  with pytest.raises(ConfigError, match="'all' alone"):
     opened(given, 'all')
   write(root / 'own' / 'test.csv', ['text,label', 'w1,a', 'w2,c'])
   assert len(opened(given)) == 30

@@ -1,0 +1,111 @@
+"""A file of one's own is trained, served and evaluated; a change is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from launch import command_line, evaluate
+from serve_lib.engine import Engine
+from tests.launch import toy_runs
+from train_lib import loading, trainer
+from train_lib.run_directory import ConfigChangedError
+
+STEPS = 10
+
+
+def write(path, rows):
+  """Writes a CSV whose texts have commas, quotes and line breaks."""
+  lines = [
+    f'"w{n % 40}, ""w{n % 7}""\nw{n % 2}","{label}"\n'
+    for n, label in enumerate(rows)
+  ]
+  path.write_text('body,topic\n' + ''.join(lines))
+  return path
+
+
+def load(folder, argument, *changes):
+  return command_line.load_config(
+    f'configs/texts.py:data={folder}/own.csv,text=body,label=topic,'
+    f'vocabulary={folder},variant=tiny,{argument}',
+    [
+      *toy_runs.SMALL, 'batch_size=16', 'log_every=5', 'phases.0.epochs=0.1',
+      f'phases.0.least_steps={STEPS}', *changes,
+    ],
+  )  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A trained run and its data."""
+  folder = tmp_path_factory.mktemp('own')
+  toy_runs.write_data(folder)
+  write(folder / 'own.csv', ['no', 'yes, please'] * 40)
+  trainer.train(load(folder, 'model=dense'), str(folder / 'run'))
+  return folder
+
+
+def metrics(run):
+  lines = (run / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def test_few_rows_are_trained_for_some_steps(folder):
+  rows = metrics(folder / 'run')
+  measured = [r['step'] for r in rows if 'validation/accuracy' in r]
+  assert measured == [2, 4, 6, 8, 10]
+  assert [r['step'] for r in rows if 'test/accuracy' in r] == [STEPS]
+  info = loading.load_info(folder / 'run')
+  assert info.splits['rows'] == {'train': 48, 'validation': 16, 'test': 16}
+  config = loading.load_config(folder / 'run')
+  assert config.dataset.max_length == info.input_shape[0] == 16
+
+
+def test_it_is_served_by_the_names_of_its_labels(folder):
+  with Engine(*loading.serve(folder / 'run')) as engine:
+    [answer] = engine.predict([{'text': 'w1, "w2"'}])
+  assert {*answer.probabilities} == {'no', 'yes, please'}
+
+
+def evaluated(folder, *flags):
+  run = folder / 'run'
+  code = evaluate.main([f'--workdir={run}', '--evals=test', *flags])
+  return code, json.loads((run / 'evaluation.json').read_text())[0]
+
+
+def test_new_rows_are_evaluated_and_changed_ones_are_refused(folder, capsys):
+  new = write(folder / 'new.csv', ['yes, please'] * 9)
+  flags = f'--dataset=name=texts,path={new}', '--config.evals.test.split=all'
+  code, row = evaluated(folder, *flags)
+  assert code == 0
+  assert np.isfinite(row['test/cross_entropy'])
+  own = (folder / 'own.csv').read_text()
+  try:
+    write(folder / 'own.csv', ['no', 'yes, please'] * 41)
+    assert evaluated(folder)[0] == 2
+    assert 'its rows changed' in capsys.readouterr().err
+    with pytest.raises(ConfigChangedError, match=r"splits: .*'train': 48"):
+      trainer.train(load(folder, 'model=dense'), str(folder / 'run'))
+    assert evaluated(folder, '--config.allow_other_rows=True')[0] == 0
+  finally:
+    (folder / 'own.csv').write_text(own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('argument', 'rows', 'metric'),
+  [
+    ('model=eat', ['a', 'b'] * 40, 'calibration/ece'),
+    ('model=eat,kind=number', map(str, range(80)), 'test/squared_error'),
+    ('kind=classes', ['a', 'b;c', 'c'] * 30, 'test/accuracy'),
+  ],
+)
+def test_kinds_of_labels_and_models(argument, rows, metric, folder, tmp_path):
+  toy_runs.write_data(tmp_path)
+  write(tmp_path / 'own.csv', rows)
+  trainer.train(load(tmp_path, argument), str(tmp_path / 'run'))
+  last = metrics(tmp_path / 'run')[-1]
+  assert any(name.startswith(metric) for name in last), last
+  with Engine(*loading.serve(tmp_path / 'run')) as engine:
+    [answer] = engine.predict(['w1 w2'])
+  assert answer.label is not None
