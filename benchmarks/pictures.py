@@ -53,8 +53,8 @@ def plot_frontier(
       {'linestyle': '', 'markersize': 6},
     )
     lines.append(Line(name, x, y, number, *ends, marks, names))
-  every = np.concatenate([line.x for line in lines])
-  log = 'x' if every.max() >= plots.WIDE * every.min() > 0 else ''
+  every = [x for line in lines for x in line.x] or [0.0]
+  log = 'x' if max(every) >= plots.WIDE * min(every) > 0 else ''
   panel = Panel(title, quality, cost, lines, log=log)
   plots.draw_panels(path, [panel], (6.4, 4.0 + 0.15 * len(curves)))
 
@@ -248,7 +248,8 @@ def plot_heatmap(
     for axis in (axes.xaxis, axes.yaxis):
       axis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     axes.set(xlabel='column', ylabel='row', title=title)
-    axes.yaxis.set_visible(rows > 1)
+    if rows == 1:
+      axes.set(ylabel='', yticks=[])
     bar = drawn.colorbar(mesh, ax=axes, label=label)
     bar.outline.set_visible(False)
 

@@ -287,7 +287,7 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
     for x, y, name in zip(line.x, line.y, line.names, strict=True):
       for place in _PLACES:
         text = axes.annotate(
-          name, (x, y), place, textcoords='offset points', color=GREY,
+          shown(name), (x, y), place, textcoords='offset points', color=GREY,
           ha='left' if place[0] > 0 else 'right',
           va='bottom' if place[1] > 0 else 'top', fontsize=8,
         )  # fmt: skip
