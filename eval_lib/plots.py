@@ -56,7 +56,8 @@ _LINES, _CHARACTERS = 12, 120  # of a text
 NAME_DISTANCE = 8.0  # between names of points, in pixels
 # A panel whose x spans this factor is logarithmic, if it may be.
 WIDE = 4.0
-# Places of the name of a point, in points of the page; the first free one.
+# Places of the name of a point, in points of the page; the first free one is
+# taken.
 _PLACES = (5, -3), (5, 3), (-5, 3), (-5, -3)
 
 
@@ -247,7 +248,7 @@ def _set_limits(axes: Any, panel: Panel) -> None:
     elif '%' in label:
       values = [np.ravel(getattr(line, name)) for line in panel.lines]
       low, high = getattr(axes, f'get_{name}lim')()
-      if high > 100 >= np.nanmax(np.concatenate(values)):
+      if high > 100 >= np.nanmax(np.concatenate(values), initial=0.0):
         axes.set(**{f'{name}lim': (low, 100)})
 
 
@@ -292,10 +293,8 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
           va='bottom' if place[1] > 0 else 'top', fontsize=8,
         )  # fmt: skip
         box = text.get_window_extent()
-        inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-        if inside and not box.count_contains(points) + box.count_overlaps(
-          taken
-        ):
+        covered = box.count_contains(points) + box.count_overlaps(taken)
+        if not covered and axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1:
           taken.append(box.padded(NAME_DISTANCE))
           break
         text.remove()

