@@ -53,7 +53,7 @@ _STYLE: Any = {
 }  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 66  # in a row; a line counts as 6
 _LINES, _CHARACTERS = 12, 120  # of a text
-NAME_DISTANCE = 8.0  # between names of points, in pixels
+NAME_MARGIN = 4.0  # of names of points, in pixels
 # A panel whose x spans this factor is logarithmic, if it may be.
 WIDE = 4.0
 # Places of the name of a point, in points of the page; the first free one is
@@ -292,10 +292,10 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
           ha='left' if place[0] > 0 else 'right',
           va='bottom' if place[1] > 0 else 'top', fontsize=8,
         )  # fmt: skip
-        box = text.get_window_extent()
+        box = text.get_window_extent().padded(NAME_MARGIN)
         covered = box.count_contains(points) + box.count_overlaps(taken)
         if not covered and axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1:
-          taken.append(box.padded(NAME_DISTANCE))
+          taken.append(box)
           break
         text.remove()
 
