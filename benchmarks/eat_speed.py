@@ -128,8 +128,8 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
   times = [
     Panel(k, 'ms per row', label, lines, **both) for k, lines in timed.items()
   ]
-  flops = Panel('FLOPs', 'GFLOPs of a row', label, [*counted.values()], **both)
-  return [*times, flops]
+  last = Panel('FLOPs', 'GFLOPs of a row', label, [*counted.values()], **both)
+  return [*times, last]
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:

@@ -39,22 +39,17 @@ def plot_frontier(
   """
   lines, numbers = [], plots.numbers(curves)
   for name, points in curves.items():
-    number, (costs, qualities) = (
-      numbers[name],
-      zip(*points.values(), strict=True),
-    )
-    (left, x, right), (low, y, high) = _parts(costs), _parts(qualities)
+    parts = map(_parts, zip(*points.values(), strict=True))
+    number, ((left, x, right), (low, y, high)) = numbers[name], parts
     best = np.flatnonzero(pareto(-x if is_rate else x, y))
     best = best[np.argsort(x[best], kind='stable')]
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
     names = [*points] if len(points) > 1 else ()
-    ends, marks = (
-      ((low, high), (left, right)),
-      {'linestyle': '', 'markersize': 6},
-    )
+    marks = {'linestyle': '', 'markersize': 6}
+    ends = (low, high), (left, right)
     lines.append(Line(name, x, y, number, *ends, marks, names))
-  every = np.concatenate([line.x for line in lines])
-  log = 'x' if every.max() >= plots.WIDE * every.min() > 0 else ''
+  every = [x for line in lines for x in line.x] or [0.0]
+  log = 'x' if max(every) >= plots.WIDE * min(every) > 0 else ''
   panel = Panel(title, quality, cost, lines, log=log)
   plots.draw_panels(path, [panel], (6.4, 4.0 + 0.15 * len(curves)))
 
@@ -186,7 +181,7 @@ def plot_bars(
       errors = (middle - low, high - middle) if (high > low).any() else None
       bars = axes.barh(
         [*map(plots.shown, table)], middle, height=0.6, xerr=errors,
-        error_kw=dict(ecolor=plots.GREY, elinewidth=1.2),
+        error_kw=dict(ecolor='black', elinewidth=1.2),
         color=colours,
       )  # fmt: skip
       # The number comes after the error bar.
@@ -248,7 +243,8 @@ def plot_heatmap(
     for axis in (axes.xaxis, axes.yaxis):
       axis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     axes.set(xlabel='column', ylabel='row', title=title)
-    axes.yaxis.set_visible(rows > 1)
+    if rows == 1:
+      axes.set(ylabel='', yticks=[])
     bar = drawn.colorbar(mesh, ax=axes, label=label)
     bar.outline.set_visible(False)
 

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
 from core.errors import ConfigError
 from eval_lib import evaluator, plots, report
 from eval_lib.predictions import Labels
 
-FILE = 'confusion.csv'
+FILE = 'classes.csv'
 MOST = 30  # classes that are drawn or printed
 
 
@@ -20,15 +19,6 @@ def order(names: Sequence[str]) -> list[int]:
   """Returns class ids sorted by name, numbers by value."""
   keys = [(name.isdecimal() and len(name), name) for name in names]
   return sorted(range(len(names)), key=keys.__getitem__)
-
-
-def counts(
-  labels: Labels, predicted: Labels, names: Sequence[str]
-) -> Int[np.ndarray, 'K K']:
-  """Counts rows by label (first axis) and prediction, in `order`."""
-  from sklearn import metrics  # slow to import
-
-  return metrics.confusion_matrix(labels, predicted, labels=order(names))
 
 
 def table(
@@ -39,7 +29,7 @@ def table(
   'class', 'precision', 'recall', 'f1' in [0, 1], where 0 / 0 is 0, and
   'support', the number of rows with this label.
   """
-  from sklearn import metrics
+  from sklearn import metrics  # slow to import
 
   columns = metrics.precision_recall_fscore_support(
     labels, predicted, labels=order(names), zero_division=0.0
@@ -53,11 +43,14 @@ def table(
 def plot(
   axes: Any, labels: Labels, predicted: Labels, names: Sequence[str]
 ) -> None:
-  """Draws `counts`, coloured by their share of the rows of the label.
+  """Draws numbers of rows, coloured by their share of those of a label.
 
   Of more than `MOST` classes, those with most errors as label or prediction.
   """
-  rows, every = counts(labels, predicted, names), order(names)
+  from sklearn import metrics
+
+  every = order(names)
+  rows = metrics.confusion_matrix(labels, predicted, labels=every)
   errors = rows.sum(0) + rows.sum(1) - 2 * rows.diagonal()
   chosen = np.sort(np.argsort(-errors, kind='stable')[:MOST])
   shares = rows / np.maximum(rows.sum(1, keepdims=True), 1)
@@ -78,16 +71,9 @@ def plot(
   axes.grid(visible=False)
 
 
-def draw(path: plots.Path, *rows: Any) -> None:
-  """Writes the picture of `plot`; see `plots.figure`."""
-  side = 2.4 + 0.3 * np.clip(len(rows[-1]), 6, MOST)
-  with plots.figure(path, rows[0], (side, side)) as drawn:
-    plot(drawn.subplots(), *rows)
-
-
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """Prints `table`; writes classes.csv and confusion.csv, .png and .pdf."""
+  """Prints `table`; writes it as classes.csv, and confusion.png and .pdf."""
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
   METRICS = 'macro_precision', 'macro_recall', 'macro_f1'
@@ -111,14 +97,11 @@ class Evaluator(evaluator.Evaluator):
       title = f'{len(worst)} of {len(classes)} classes, lowest F1 first'
       report.print_table(title, worst, columns=[*worst[0]])
     if path := self.file(FILE):
-      report.write_csv(path.with_stem('classes'), classes)
-      names = [row['class'] for row in classes]
-      report.write_csv(path, [
-        {'label, then predicted': name, **dict(zip(names, line, strict=True))}
-        for name, line in zip(names, counts(*found).tolist(), strict=True)
-      ])  # fmt: skip
-      with plots.if_installed():
-        draw(path, *found)
+      report.write_csv(path, classes)
+      side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
+      picture = path.with_stem('confusion'), classes, (side, side)
+      with plots.if_installed(), plots.figure(*picture) as drawn:
+        plot(drawn.subplots(), *found)
     there = [row for row in classes if row['support']]
     return {
       name: float(np.mean([row[name.removeprefix('macro_')] for row in there]))

@@ -53,10 +53,11 @@ _STYLE: Any = {
 }  # fmt: skip
 _LEGEND_COLUMNS, _LEGEND_CHARACTERS = 3, 66  # in a row; a line counts as 6
 _LINES, _CHARACTERS = 12, 120  # of a text
-NAME_DISTANCE = 8.0  # between names of points, in pixels
+NAME_MARGIN = 4.0  # of names of points, in pixels
 # A panel whose x spans this factor is logarithmic, if it may be.
 WIDE = 4.0
-# Places of the name of a point, in points of the page; the first free one.
+# Places of the name of a point, in points of the page; the first free one is
+# taken.
 _PLACES = (5, -3), (5, 3), (-5, 3), (-5, -3)
 
 
@@ -247,7 +248,7 @@ def _set_limits(axes: Any, panel: Panel) -> None:
     elif '%' in label:
       values = [np.ravel(getattr(line, name)) for line in panel.lines]
       low, high = getattr(axes, f'get_{name}lim')()
-      if high > 100 >= np.nanmax(np.concatenate(values)):
+      if high > 100 >= np.nanmax(np.concatenate(values), initial=0.0):
         axes.set(**{f'{name}lim': (low, 100)})
 
 
@@ -287,16 +288,14 @@ def _write_names(axes: Any, lines: Sequence[Line]) -> None:
     for x, y, name in zip(line.x, line.y, line.names, strict=True):
       for place in _PLACES:
         text = axes.annotate(
-          name, (x, y), place, textcoords='offset points', color=GREY,
+          shown(name), (x, y), place, textcoords='offset points', color=GREY,
           ha='left' if place[0] > 0 else 'right',
           va='bottom' if place[1] > 0 else 'top', fontsize=8,
         )  # fmt: skip
-        box = text.get_window_extent()
-        inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-        if inside and not box.count_contains(points) + box.count_overlaps(
-          taken
-        ):
-          taken.append(box.padded(NAME_DISTANCE))
+        box = text.get_window_extent().padded(NAME_MARGIN)
+        covered = box.count_contains(points) + box.count_overlaps(taken)
+        if not covered and axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1:
+          taken.append(box)
           break
         text.remove()
 

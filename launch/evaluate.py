@@ -13,7 +13,7 @@ features, on the run's images or others:
       --config.evals.fewshot.shots=1,5,10
 
 --evals=confusion prints precision, recall and F1 of each class, and writes them
-(classes.csv) and a confusion matrix (confusion.csv, .png, .pdf) into the run.
+(classes.csv) and a confusion matrix (confusion.png, .pdf) into the run.
 
 --datasets prints one table of several, prepared as the run's unless given;
 `train_split` and `test_split` replace train and test:
@@ -61,9 +61,7 @@ class Flags:
     'latest, best, all, or a number', 'latest'
   )
   evals: str | None = flag(
-    "entries of config.evals, 'fewshot' or 'confusion'; default: all",
-    None,
-    'NAMES',
+    'entries of config.evals, fewshot or confusion; default: all', None, 'NAMES'
   )
   dataset: str | None = flag('another data set', None, 'name=...,KEY=...')
   labelled: str = flag(

@@ -20,7 +20,8 @@ def assert_readable():
 
   def is_drawn(axes, tick):
     low, high = sorted(axes.get_xlim())
-    return tick.get_visible() and low <= tick.get_position()[0] <= high
+    is_inside = low <= tick.get_position()[0] <= high
+    return axes.axison and tick.get_visible() and is_inside
 
   def check(figure, least):
     figure.draw_without_rendering()

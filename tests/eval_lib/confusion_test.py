@@ -20,7 +20,7 @@ def test_the_table_by_hand():
   table = {r['class']: r for r in confusion.table(LABELS, ANSWERS, NAMES)}
   assert list(table) == ['cat', 'never', '9', '10']
   for name, row in table.items():
-    own, said = LABELS == NAMES.index(name), ANSWERS == NAMES.index(name)
+    own, said = NAMES.index(name) == LABELS, NAMES.index(name) == ANSWERS
     right = (own & said).sum()
     precision, recall = right / max(said.sum(), 1), right / max(own.sum(), 1)
     assert row['precision'] == pytest.approx(precision)
@@ -44,7 +44,7 @@ def test_the_picture_has_every_count():
   assert sum(numbers.values()) == len(LABELS)
   for (x, y), number in numbers.items():
     label, answer = NAMES.index(labels[y]), NAMES.index(labels[x])
-    assert number == ((LABELS == label) & (ANSWERS == answer)).sum()
+    assert number == ((label == LABELS) & (answer == ANSWERS)).sum()
   assert axes.yaxis_inverted()
 
 
@@ -55,7 +55,7 @@ def test_of_many_classes_the_most_confused_are_drawn():
   axes, shown, _ = drawn(labels, answers, names)
   # 28 was said to be 29, which has an error too.
   assert shown == names[:30]
-  assert '30 most confused of 40' in axes.get_title(loc='left')
+  assert '30 most confused of 40' in axes.get_title()
 
 
 FAKE = dict(
@@ -75,15 +75,13 @@ def test_the_evaluator_writes_what_it_prints(tmp_path, capsys):
     rows = list(csv.DictReader(file))
   f1 = [float(row['f1']) for row in rows if int(row['support'])]
   assert result['macro_f1'] == pytest.approx(np.mean(f1)) != 0
-  with (tmp_path / 'confusion.csv').open() as file:
-    _, *counts = [line[1:] for line in csv.reader(file)]
-  counts = np.array(counts, int)
-  assert counts.sum(0).tolist() == [0, 12, 0]
-  assert counts.sum(1).tolist() == [int(row['support']) for row in rows]
+  assert sum(int(row['support']) for row in rows) == 12
   assert (tmp_path / 'confusion.png').is_file()
   assert 'precision' in capsys.readouterr().out
 
 
-def test_rows_of_several_classes_are_refused():
-  with pytest.raises(ConfigError, match='label_kind.*one for each row'):
-    contexts.evaluator_of('confusion', FAKE | dict(max_labels=2))
+def test_rows_of_several_labels_are_refused():
+  puzzle = dict(name='looped.sudoku:Sudoku', rows=2, columns=2)
+  data = dict(name='looped.data:Generated', puzzle=puzzle)
+  with pytest.raises(ConfigError, match=r'label_kind.*one for each row'):
+    contexts.evaluator_of('confusion', data)
