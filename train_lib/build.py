@@ -1,5 +1,6 @@
 """Builds a run from its configuration, before the first step."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -38,7 +39,8 @@ class Plan:
   ):
     self.config = config = ml_collections.FrozenConfigDict(config)
     self.phases = phases.plan(config.phases, steps_per_epoch)
-    self.total_steps = self.phases[-1].stop
+    self.total_steps = total = self.phases[-1].stop
+    self.log_every = config.log_every or min(max(total // 50, 1), 100)
     # The task of each phase, with the model of that phase.
     self.tasks = [build_task(config, info, one.model) for one in self.phases]
     for task in self.tasks:
@@ -48,6 +50,7 @@ class Plan:
     self.optimizer = optimizers.build_optimizer(
       config.optimizer, rate, self.task.DECAY
     )
+    self.rates = optimizers.rates(config.optimizer)
     # It catches fields that fail only on an input, and needs no device.
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
@@ -77,10 +80,16 @@ class Plan:
     """Constants of the loss, such as a teacher; of a plan their shapes."""
     return jax.eval_shape(self.task.init_frozen)
 
-  def step(self, phase: phases.Planned, batch: Any) -> tuple[Any, float]:
+  def step(
+    self,
+    phase: phases.Planned,
+    batch: Any,
+    compiling: Callable[..., Any] = lambda *_: contextlib.nullcontext(),
+  ) -> tuple[Any, float]:
     """Returns the compiled train step, and seconds: 0 if it was compiled.
 
-    Phases with equal static parts and batches of equal shapes share a step.
+    Phases with equal static parts and batches of equal shapes share a step. The
+    context `compiling(phase, batch)` is open while one is compiled.
     """
     begin = time.monotonic()
     shapes = sorted((k, x.shape, str(x.dtype)) for k, x in batch.items())
@@ -93,9 +102,11 @@ class Plan:
     step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(phase.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     chosen = blocks.Options(**self.config.blocks)
-    with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
-      lowered = step.lower(self.abstract, self.frozen, batch, knobs)
-    self._steps[key] = lowered.compile()
+    inputs = self.frozen, batch, knobs, self.rates
+    with compiling(phase, batch):
+      with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
+        lowered = step.lower(self.abstract, *inputs)
+      self._steps[key] = lowered.compile()
     return self._steps[key], time.monotonic() - begin
 
   def _initial(self) -> TrainState:

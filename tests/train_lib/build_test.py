@@ -222,12 +222,12 @@ def plan():
   state = TrainState(leaf, {}, {}, (), leaf, None, leaf)
 
   def make(task, trainable):
-    return lambda state, frozen, batch, knobs: (state, batch['tokens'].sum())
+    return lambda state, frozen, batch, *_: (state, batch['tokens'].sum())
 
   plan = Plan.__new__(Plan)
   plan.config, plan.mesh, plan.abstract = mock.Mock(blocks={}), mesh, state
   plan.tasks = [mock.Mock(spec=Task)] * 2
-  plan.make_step, plan.frozen, plan._steps = make, {}, {}
+  plan.make_step, plan.frozen, plan.rates, plan._steps = make, {}, {}, {}
   return plan
 
 

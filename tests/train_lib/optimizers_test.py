@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from adatape.model import AdaTapeViT
@@ -144,6 +145,45 @@ def test_lamb_does_not_scale_what_is_not_decayed(parameter):
   # With a trust ratio the update would be lr * |bias|: it never changes sign.
   value = update([1.0], [0.01], parameter, name='lamb', lr=0.1)
   np.testing.assert_allclose(value, [-0.1], rtol=1e-4)
+
+
+@pytest.mark.parametrize('schedule', ['cosine', 'linear', 'rsqrt', 'constant'])
+@pytest.mark.parametrize('name', ['adamw', 'lamb', 'adafactor', 'adam_atan2'])
+def test_runs_of_other_rates_share_a_program_and_are_exact(name, schedule):
+  """Rates that are arguments equal rates that are constants, at each step."""
+  params = {'kernel': jnp.ones((2, 3)), 'bias': jnp.ones(3)}
+  texts = set()
+
+  def trained(lr, end_lr, weight_decay, is_argument):
+    fields = config(
+      name=name, schedule=schedule, lr=lr, end_lr=end_lr, warmup_steps=5.0,
+      weight_decay=weight_decay, scales=('bias->3',), clip_norm=1.0,
+    )  # fmt: skip
+    rate = optimizers.build_schedule(fields, 20)
+    optimizer = optimizers.build_optimizer(fields, rate, Task.DECAY)
+
+    @jax.jit
+    def step(params, state, rates):
+      gradients = jax.tree.map(jnp.sin, params)
+      updates, state = optimizer.update(gradients, state, params, **rates)
+      logged = rate(optimizers.num_updates(state) - 1, **rates)
+      return optax.apply_updates(params, updates), state, logged
+
+    rates = optimizers.rates(fields) if is_argument else {}
+    if is_argument:
+      lowered = step.lower(params, optimizer.init(params), rates)
+      texts.add(lowered.as_text())
+    state, weights, logged = optimizer.init(params), params, []
+    for _ in range(20):
+      weights, state, rate_now = step(weights, state, rates)
+      logged.append(rate_now)
+    return [*jax.tree.leaves(weights), jnp.stack(logged)]
+
+  for rates in ((0.3, 0.03, 0.1), (0.05, 0.0, 0.01)):
+    pairs = zip(trained(*rates, True), trained(*rates, False), strict=True)
+    for found, expected in pairs:
+      np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+  assert len(texts) == 1
 
 
 def test_adam_atan2_is_its_formula():
