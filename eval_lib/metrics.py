@@ -59,21 +59,6 @@ class Average(Metric):
 
 
 @flax.struct.dataclass
-class Last(Metric):
-  """Value of the last state: float32 `[]`."""
-
-  value: Leaf
-
-  def reduce(self) -> 'Last':
-    """See `Metric`."""
-    return Last(self.value[-1])
-
-  def compute(self) -> float:
-    """Returns the value."""
-    return float(self.value)
-
-
-@flax.struct.dataclass
 class Variance(Metric):
   """Population variance.
 
@@ -212,37 +197,36 @@ def _merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Collected:
-  """Metrics of batches that stay on the device until they are read.
+  """Metrics of batches that stay on the device until all are read.
 
-  `saved` are `numbers()` of an earlier process, for its batches.
+  `saved` are the `numbers` of an earlier process, for its batches.
   """
 
   def __init__(self, saved: Sequence[Any] = ()):
-    self._saved = saved
-    self._states: list[dict[str, Any]] = []
+    self._saved, self._states = saved, list[dict[str, Any]]()
 
   def add(self, state: Mapping[str, clu.metrics.Metric]) -> None:
     """Adds the metrics of a batch, the same each time."""
-    shape = jax.tree.structure(dict(state))
-    if len(self._saved) == shape.num_leaves:  # not of another version
+    leaves, shape = jax.tree.flatten(dict(state))
+    if len(self._saved) == len(leaves):  # not of another version
       # Numbers that are not finite are strings in JSON.
       leaves = [np.asarray(leaf, np.float64) for leaf in self._saved]
       self._states.append(jax.tree.unflatten(shape, leaves))
     self._saved = ()
     self._states.append(dict(state))
     if len(self._states) > _MOST:
-      self._states = [_merge(self._states)]
+      self._states = [self.take()]
 
   def take(self) -> dict[str, Any]:
-    """Returns the metrics of all batches, merged, and begins anew."""
-    merged, self._states = _merge(self._states), []
-    return merged
+    """Returns the merged metrics, and begins anew."""
+    states, self._states = self._states, []
+    return _merge(states)
 
   def numbers(self) -> list[Any]:
     """Returns the metrics for the next process, as JSON has them."""
     if not self._states:
       return [*self._saved]
-    self._states = [_merge(self._states)]
+    self._states = [self.take()]
     return [leaf.tolist() for leaf in jax.tree.leaves(self._states)]
 
 

@@ -131,10 +131,7 @@ def warm_up(engine: Any, flags: Flags) -> None:
 
 
 def cache_directory(flag: str) -> str:
-  """Returns the directory of the compiled programs, by default in the cache.
-
-  '' for none.
-  """
+  """Returns the directory of compiled programs, '' for none."""
   from serve_lib import program_cache
 
   if flag:

@@ -20,26 +20,27 @@ from jax.experimental.compilation_cache import compilation_cache
 from core import files, machine
 from core.errors import ConfigError
 
-# Of trainings and evaluations; what compiles faster is not kept.
-MAX_BYTES, SECONDS = 2**30, 0.1
+MAX_BYTES = 2**30  # of the programs of trainings and evaluations
+# Copies compile in milliseconds; keep them too, for fast restarts.
+_OPTIONS = {
+  'jax_persistent_cache_min_compile_time_secs': 0.0,
+  'jax_persistent_cache_min_entry_size_bytes': -1,
+}
 DIRECTORY = 'JAX_COMPILATION_CACHE_DIR'  # where the user keeps them instead
 
 
 class ProgramCache:
   """The directory of compiled programs; '' for none, made if it is missing.
 
-  Those that compile in `seconds` or less are not kept, nor, of more than
-  `max_bytes`, the least recently used. Raises ConfigError for a directory that
-  others can write to.
+  Of more than `max_bytes` (-1: no limit) those used last are kept. Raises
+  ConfigError for a directory that others can write to.
   """
 
-  def __init__(self, directory: str, seconds: float = 0.0, max_bytes: int = -1):
+  def __init__(self, directory: str, max_bytes: int = -1):
     self._path = pathlib.Path(directory).absolute() if directory else None
-    self._options = {
+    self._options = _OPTIONS | {
       'jax_compilation_cache_dir': f'{self._path}',
       'jax_compilation_cache_max_size': max_bytes,
-      'jax_persistent_cache_min_compile_time_secs': seconds,
-      'jax_persistent_cache_min_entry_size_bytes': -1,
     }
     if self._path:
       self._path.mkdir(0o700, parents=True, exist_ok=True)
@@ -79,20 +80,16 @@ class ProgramCache:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
   """Keeps what this process compiles in the user's cache, for the next."""
-  if DIRECTORY in os.environ or jax.config.jax_compilation_cache_dir:
+  if DIRECTORY in os.environ:
     yield
     return
   # XLA splits loops by the number of cores, which is not in the key.
   name = f'steps-{machine.cores()}'
   if not (folder := own_folder(name)):
-    path = files.cache_folder(name)
-    expected = 'a folder to write that no other user can write to'
-    print(
-      f'warning: the next start compiles again, as {path} is not {expected}; '
-      f'{DIRECTORY} is another',
-      file=sys.stderr,
-    )
-  with ProgramCache(folder, SECONDS, MAX_BYTES).used():
+    text = f'{files.cache_folder(name)} is not a folder of this user alone'
+    text = f'warning: {text}: the next start compiles again'
+    print(f'{text} (or set {DIRECTORY})', file=sys.stderr)
+  with ProgramCache(folder, MAX_BYTES).used():
     yield
 
 

@@ -29,8 +29,8 @@ class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
   All but warnings comes from the primary process. `waited`: seconds that the
-  device waited for data; `carried`: `unwritten` rows of the checkpoint. Speed
-  and ETA leave out the time `aside`.
+  device waited for data; `aside`: seconds that speed and ETA leave out;
+  `carried`: `unwritten` rows of the checkpoint.
   """
 
   def __init__(
@@ -42,13 +42,12 @@ class Console(contextlib.ExitStack):
   ):
     super().__init__()
     self._setup, self._run, self._start = setup, run, start
-    self._total, self.waited = setup.total_steps, 0.0
+    self._total, self.waited, self.aside = setup.total_steps, 0.0, 0.0
     self._primary = jax.process_index() == 0
     self._console = rich.console.Console(**STYLE)
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
     for step, row in carried.items():
       self._rows[int(step)] = {k: float(v) for k, v in row.items()}
-    self._aside = 0.0  # seconds
     # (time, step, waited) at the start of the current and the overall interval.
     self._last = self._first = (self._clock(), start, 0.0)
     self._tensorboard: Any = None
@@ -59,10 +58,11 @@ class Console(contextlib.ExitStack):
       self.enter_context(self._writing())
       self.callback(self._tensorboard.close)
     columns = *Progress.get_default_columns(), TimeElapsedColumn()
+    columns = *columns, MofNCompleteColumn()
     hidden = not (self._primary and self._console.is_terminal)
-    self._bar = self.enter_context(Progress(
-      *columns, MofNCompleteColumn(), console=self._console, disable=hidden
-    ))  # fmt: skip
+    self._bar = self.enter_context(
+      Progress(*columns, console=self._console, disable=hidden)
+    )
     self._task = self._bar.add_task('training', True, self._total, start)
     self.callback(self.flush)
     self._trace = self.enter_context(contextlib.ExitStack())
@@ -88,31 +88,20 @@ class Console(contextlib.ExitStack):
       self._trace.close()
 
   @contextlib.contextmanager
-  def aside(self) -> Iterator[None]:
-    """Leaves the time within the context out of speed and ETA."""
-    begin = time.monotonic()
-    try:
-      yield
-    finally:
-      self._aside += time.monotonic() - begin
-
-  @contextlib.contextmanager
-  def compiling(
-    self, phase: Planned, batch: Mapping[str, Any]
-  ) -> Iterator[None]:
+  def compiling(self, phase: Planned, batch: Any) -> Iterator[None]:
     """Prints what is compiled; a terminal shows how long it takes so far."""
     key, begin = self._setup.info.input_key, time.monotonic()
-    name = f'the step of {phase.label} for {key} {list(batch[key].shape)}'
-    self.print(f'compiling {name}')
+    rows = f'{key} {list(batch[key].shape)}'
+    self.print(f'compiling the step of {phase.label} for {rows}')
     task = self._bar.add_task('compiling', total=None)
-    with self.aside():
-      yield
+    yield
     self._bar.remove_task(task)
     seconds = time.monotonic() - begin
-    self.print(f'compiled {name} in {seconds:.1f} s')
+    self.aside += seconds
+    self.print(f'compiled in {seconds:.1f} s')
 
   def _clock(self) -> float:
-    return time.monotonic() - self._aside
+    return time.monotonic() - self.aside
 
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""

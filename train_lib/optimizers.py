@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,83 +14,60 @@ from core.errors import ConfigError
 from train_lib.phases import Config, Phase
 
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
-# Arguments of a compiled step: runs that differ only in these share it.
-RATES = ('lr', 'end_lr', 'weight_decay')
 
 
-def rates(config: Config) -> dict[str, np.ndarray]:
-  """Returns the `RATES`, float32 scalars."""
-  return {name: np.asarray(config[name], np.float32) for name in RATES}
+def rates(config: Config) -> dict[str, np.float32]:
+  """Returns the numbers that are arguments of a step: no constants, not 0.
 
-
-def build_schedule(config: Config, total_steps: int) -> Callable[..., Any]:
-  """Returns `schedule(updates, **rates)`, an `optax.Schedule` without `rates`.
-
-  It is a linear warm-up to `lr`, then `config.schedule` to `end_lr`, those of
-  the configuration unless given. `warmup_steps` is a share of `total_steps`,
-  those of all phases, if below 1.
+  Trials that differ only in them share a compiled step.
   """
+  names = 'lr', 'end_lr', 'weight_decay'
+  return {name: np.float32(config[name]) for name in names if config[name]}
+
+
+def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
+  """Returns a linear warm-up to `lr`, then `config.schedule` to `end_lr`.
+
+  `warmup_steps` is a share of `total_steps`, those of all phases, if below 1.
+  """
+  peak, end = config['lr'], config['end_lr']
   warmup = config['warmup_steps']
   warmup = int(warmup * total_steps) if 0 < warmup < 1 else int(warmup)
   rest, start = max(total_steps - warmup, 1), max(warmup, 1)
-
-  def schedule(updates, lr=config['lr'], end_lr=config['end_lr'], **_):
-    after = {
-      'cosine': optax.cosine_decay_schedule(lr, rest, alpha=end_lr / lr),
-      'linear': optax.linear_schedule(lr, end_lr, rest),
-      'constant': optax.constant_schedule(lr),
-      # During the warm-up the joined schedule evaluates this at step < 0.
-      'rsqrt': lambda n: lr * (start / (jnp.maximum(n, 0) + start)) ** 0.5,
-    }
-    # Starts at lr / start, so the first step has a non-zero rate.
-    before = optax.linear_schedule(lr / start, lr, start)
-    joined = [before, after[config['schedule']]]
-    return optax.join_schedules(joined, [warmup])(updates)
-
-  return schedule
+  after = {
+    'cosine': optax.cosine_decay_schedule(peak, rest, alpha=end / peak),
+    'linear': optax.linear_schedule(peak, end, rest),
+    'constant': optax.constant_schedule(peak),
+    # During the warm-up the joined schedule evaluates this at step < 0.
+    'rsqrt': lambda n: peak * (start / (jnp.maximum(n, 0) + start)) ** 0.5,
+  }
+  # Starts at peak / start, so the first step has a non-zero rate.
+  before = optax.linear_schedule(peak / start, peak, start)
+  return optax.join_schedules([before, after[config['schedule']]], [warmup])
 
 
 def build_optimizer(
-  config: Config, schedule: Callable[..., Any], decayed: str
-) -> optax.GradientTransformationExtraArgs:
+  config: Config, schedule: optax.Schedule, decayed: str
+) -> optax.GradientTransformation:
   """Returns a chain that clips, preconditions, decays weights, and scales.
 
   Parameters that match `decayed` have weight decay, decoupled for every method,
   and LAMB's trust ratio (You et al., 2020): by it a step would only multiply a
-  bias of one element by 1 +- lr. `update` takes `rates` as keywords.
+  bias of one element by 1 +- lr.
   """
   parts, decay = [], config['weight_decay']
   mask = functools.partial(trainable_mask, pattern=decayed)
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
   parts.append(_preconditioner(config))
-  if decay > 0:
-    parts.append(_with_rates(
-      lambda weight_decay=decay, **_: optax.add_decayed_weights(
-        weight_decay, mask
-      )
-    ))  # fmt: skip
+  if isinstance(decay, jax.Array) or decay > 0:  # an array is not 0
+    parts.append(optax.add_decayed_weights(decay, mask=mask))
   if config['name'] == 'lamb':
     parts.append(optax.masked(optax.scale_by_trust_ratio(), mask))
-  parts.append(_with_rates(
-    lambda **rates: optax.scale_by_learning_rate(
-      functools.partial(schedule, **rates)
-    )
-  ))  # fmt: skip
+  parts.append(optax.scale_by_learning_rate(schedule))
   if config['scales']:
     parts.append(_scale_by_path(config['scales']))
   return optax.chain(*parts)
-
-
-def _with_rates(
-  make: Callable[..., optax.GradientTransformation],
-) -> optax.GradientTransformationExtraArgs:
-  """Returns `make()`, whose `update` takes keywords of `make`, also traced."""
-
-  def update(updates, state, params=None, **rates):
-    return make(**rates).update(updates, state, params)
-
-  return optax.GradientTransformationExtraArgs(make().init, update)
 
 
 def num_updates(opt_state: Any) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from core.errors import UserError
-from eval_lib.metrics import Average, Last, Leaf
+from eval_lib.metrics import Average, Leaf
 from train_lib.optimizers import num_updates, path_name, trainable_mask
 from train_lib.task import Task
 
@@ -72,33 +72,28 @@ def init_state(
 def make_train_step(
   task: Task,
   optimizer: optax.GradientTransformation,
-  schedule: Callable[..., Any],
+  schedule: optax.Schedule,
   num_micro: int = 1,
   ema_decay: float = 0.0,
   trainable: str = '.*',
 ) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-  """Builds `train_step(state, frozen, batch, knobs, rates)`: (state, metrics).
+  """Builds `train_step(state, frozen, batch, knobs) -> (state, metrics)`.
 
   Jit it with the state donated. `optimizer` applies the learning rate,
-  `schedule` only logs it, without `optimizer.scales`; `rates`, if given, are
-  keywords of both, see `optimizers.rates`. Parameters whose paths match
-  `trainable` are trained.
+  `schedule` only logs it, without `optimizer.scales`. Parameters whose paths
+  match `trainable` are trained.
   """
-  optimizer = optax.with_extra_args_support(optimizer)
 
-  def train_step(state, frozen, batch, knobs, rates=None):
+  def train_step(state, frozen, batch, knobs):
     # The optimizer counts only the steps that were not skipped.
-    rates = rates or {}
-    rate = schedule(num_updates(state.opt_state), **rates)
+    rate = schedule(num_updates(state.opt_state))
     loss, grads, metrics, model_state, carry = _accumulate(
       task, num_micro, state, frozen, batch, knobs
     )
     mask = trainable_mask(state.params, trainable)
     grads = _zero_unless(mask, grads)
     grad_norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(
-      grads, state.opt_state, state.params, **rates
-    )
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, _zero_unless(mask, updates))
     changed = state.replace(
       params=params,
@@ -115,10 +110,11 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    for name, value in dict(loss=loss, grad_norm=grad_norm).items():
-      metrics[name] = Average(jnp.float32(value), jnp.ones((), jnp.float32))
-    metrics['learning_rate'] = Last(jnp.asarray(rate, jnp.float32))
-    metrics['nonfinite'] = Last(state.nonfinite.astype(jnp.float32))
+    one = jnp.ones((), jnp.float32)
+    scalars = dict(loss=loss, grad_norm=grad_norm, learning_rate=rate)
+    scalars['nonfinite'] = state.nonfinite
+    for name, value in scalars.items():
+      metrics[name] = Average(jnp.asarray(value, jnp.float32), one)
     return state, metrics
 
   return train_step

@@ -34,6 +34,8 @@ from train_lib.watchdog import Watchdog
 
 # Metrics are read this many steps late, so that the host does not block.
 LAG = 2
+# Logged as they are in the step, others as their means since the last log.
+NOT_AVERAGED = 'learning_rate', 'nonfinite'
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -113,6 +115,7 @@ class _Loop:
     self.batches = enter(contextlib.closing(batches))
     self.console = enter(Console(setup, self.run, self.start, carried))
     setup.between_batches = self._between_batches
+    setup.compiling = self.console.compiling
     if extra.get('unmeasured'):
       try:
         ended = (p for p in setup.phases if self.done <= p.stop)
@@ -126,7 +129,7 @@ class _Loop:
     self.watchdog.progress(f'{now}: reading its batch')
     batch = self._next_batch()
     self.watchdog.progress(f'{now}: compiling', exempt=True)
-    train_step, _ = self.setup.step(phase, batch, self.console.compiling)
+    train_step, _ = self.setup.step(phase, batch)
     self.watchdog.progress(f'{now}: computing')
     self.console.trace(self.done)
     inputs = self.setup.frozen, batch, phase.knob_values(self.done)
@@ -140,16 +143,7 @@ class _Loop:
     save = last or stop or measures_best or _due(step, saving.every_steps)
     # 1. Read pending metrics, so a non-finite step raises before it is saved.
     self._settle(0 if save or evaluators else LAG)
-    aside = self.console.aside if save or evaluators else contextlib.nullcontext
-    with aside():
-      self._keep(phase, evaluators, save, stop)
-    self.console.advance(step)
-
-  def _keep(
-    self, phase: Planned, evaluators: Any, save: bool, stop: bool
-  ) -> None:
-    """Saves and evaluates what is due; raises Preempted to `stop`."""
-    last = self.done == self.setup.total_steps
+    begin, is_pause = time.monotonic(), save or evaluators
     saved, measured = False, dict[str, float]()
     try:
       if evaluators and not stop:
@@ -174,7 +168,10 @@ class _Loop:
     save = (save and not evaluators) or ((stop or last) and not saved)
     self._save(save, last or stop, phase, measured, unmeasured)
     if stop and (unmeasured or not last):
-      raise Preempted(self.done)
+      raise Preempted(step)
+    if is_pause:
+      self.console.aside += time.monotonic() - begin
+    self.console.advance(step)
 
   def _due_evaluators(self, phase: Planned) -> dict[str, Evaluator]:
     last = self.done == self.setup.total_steps
@@ -238,7 +235,8 @@ class _Loop:
       self.unlogged.add(metrics)
       last = step == self.setup.total_steps
       if last or skipped or _due(step, self.setup.log_every):
-        self.console.log_step(step, compute(self.unlogged.take()))
+        now = {name: metrics[name] for name in NOT_AVERAGED}
+        self.console.log_step(step, compute(self.unlogged.take() | now))
 
   def _extra(self, phase: Planned, unmeasured: bool) -> dict[str, Any]:
     """Returns the values of a checkpoint that are not arrays."""

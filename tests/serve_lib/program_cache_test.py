@@ -115,7 +115,6 @@ def cache(tmp_path, monkeypatch):
   """The cache folder of a user who has chosen no other."""
   monkeypatch.delenv(program_cache.DIRECTORY)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setattr(program_cache, 'SECONDS', 0.0)
   monkeypatch.setattr(machine, 'cores', lambda: 3)
   return tmp_path / 'adaptive_computation' / 'steps-3'
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from train_lib import trainer
 from train_lib.build import Setup
 from train_lib.console import Console
 from train_lib.phases import Planned
+from train_lib.run_directory import RunDirectory
 
 STEPS = 10
 
@@ -69,17 +70,10 @@ def test_a_run_logs_about_fifty_times_unless_told(steps, given, expected):
 
 @pytest.fixture
 def console(tmp_path, monkeypatch):
-  """A console of 100 steps of 8 rows, and a function that lets time pass."""
-  now = [0.0]
+  """A console of 100 steps, and a function that lets time pass."""
+  setup, now = Setup(config_of(100)), [0.0]
   monkeypatch.setattr(time, 'monotonic', lambda: now[0])
-  config = types.SimpleNamespace(batch_size=8, tensorboard=False)
-  info = types.SimpleNamespace(input_key='tokens')
-  task = types.SimpleNamespace(PANELS=())
-  setup = types.SimpleNamespace(
-    config=config, info=info, task=task, total_steps=100
-  )
-  run = types.SimpleNamespace(workdir=tmp_path, log=lambda *_: None)
-  monkeypatch.setattr('train_lib.console.print_start', lambda *_: None)
+  run = mock.Mock(spec=RunDirectory, workdir=tmp_path)
 
   def let_pass(seconds):
     now[0] += seconds
@@ -92,8 +86,8 @@ def test_speed_and_eta_are_of_steps_alone(console):
   console, let_pass = console
   console.advance(1)
   let_pass(4.0)  # two steps
-  with console.aside():
-    let_pass(50.0)
+  let_pass(50.0)  # an evaluation
+  console.aside += 50.0
   with console.compiling(Planned(), {'tokens': np.zeros((8, 4))}):
     let_pass(30.0)
   let_pass(16.0)  # eight more
@@ -109,6 +103,5 @@ def test_what_is_compiled_is_said_before_and_after(console, capsys):
   with console.compiling(Planned(name='dense'), {'tokens': np.zeros((8, 4))}):
     before = capsys.readouterr().out
     let_pass(12.3)
-  name = 'the step of dense for tokens [8, 4]'
-  assert before == f'compiling {name}\n'
-  assert capsys.readouterr().out == f'compiled {name} in 12.3 s\n'
+  assert before == 'compiling the step of dense for tokens [8, 4]\n'
+  assert capsys.readouterr().out == 'compiled in 12.3 s\n'
