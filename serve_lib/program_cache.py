@@ -80,7 +80,8 @@ class ProgramCache:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
   """Keeps what this process compiles in the user's cache, for the next."""
-  if DIRECTORY in os.environ:
+  # Only process 0 writes, and on GPUs processes tune a program together.
+  if DIRECTORY in os.environ or jax.distributed.is_initialized():
     yield
     return
   # XLA splits loops by the number of cores, which is not in the key.

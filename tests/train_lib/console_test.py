@@ -1,6 +1,7 @@
 """The log of a run: averages, their frequency, speed, what is compiled."""
 
 import json
+import re
 import time
 from unittest import mock
 
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.train_lib.carry_test import config_of
-from train_lib import trainer
+from train_lib import console, trainer
 from train_lib.build import Setup
-from train_lib.console import Console
+from train_lib.checkpoint import Checkpointer
 from train_lib.phases import Planned
 from train_lib.run_directory import RunDirectory
 
@@ -18,12 +19,9 @@ STEPS = 10
 
 
 def logged(workdir):
-  """The rows of a run by step, without times."""
+  """The rows of a run by step."""
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  return {
-    row.pop('step'): {k: row[k] for k in row if not k.startswith('time/')}
-    for row in map(json.loads, lines)
-  }
+  return {row['step']: row for row in map(json.loads, lines)}
 
 
 @pytest.fixture(scope='module')
@@ -69,39 +67,43 @@ def test_a_run_logs_about_fifty_times_unless_told(steps, given, expected):
 
 
 @pytest.fixture
-def console(tmp_path, monkeypatch):
-  """A console of 100 steps, and a function that lets time pass."""
-  setup, now = Setup(config_of(100)), [0.0]
-  monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+def let_pass(monkeypatch):
+  """A function that adds seconds to the clock of trainer and console."""
+  clock, added = time.monotonic, [0.0]
+  for module in (trainer, console):
+    fake = mock.Mock(monotonic=lambda: clock() + sum(added))
+    monkeypatch.setattr(module, 'time', fake)
+  return added.append
+
+
+def test_speed_and_eta_leave_out_checkpoints(
+  let_pass, tmp_path, monkeypatch, capsys
+):
+  save = Checkpointer.save
+
+  def slow(*given):
+    let_pass(1e6)
+    save(*given)
+
+  monkeypatch.setattr(Checkpointer, 'save', slow)
+  config = config_of(STEPS, log_every=1, checkpoint=dict(every_steps=3))
+  trainer.train(config, str(tmp_path))
+  printed = capsys.readouterr().out
+  speeds = [float(x) for x in re.findall(r'steps/s (\S+)', printed)]
+  assert len(speeds) == STEPS
+  assert min(speeds[1:]) > 1e-4
+  assert 'day' not in printed
+
+
+def test_a_compilation_is_said_before_and_is_left_out(
+  let_pass, tmp_path, capsys
+):
   run = mock.Mock(spec=RunDirectory, workdir=tmp_path)
-
-  def let_pass(seconds):
-    now[0] += seconds
-
-  with Console(setup, run, 0, {}) as made:
-    yield made, let_pass
-
-
-def test_speed_and_eta_are_of_steps_alone(console):
-  console, let_pass = console
-  console.advance(1)
-  let_pass(4.0)  # two steps
-  let_pass(50.0)  # an evaluation
-  console.aside += 50.0
-  with console.compiling(Planned(), {'tokens': np.zeros((8, 4))}):
-    let_pass(30.0)
-  let_pass(16.0)  # eight more
-  console.log_step(11, {'loss': 1.0})
-  row = console._rows[11]
-  assert row['time/steps_per_second'] == pytest.approx(0.5)
-  assert row['time/eta_seconds'] == pytest.approx(2.0 * 89)
-
-
-def test_what_is_compiled_is_said_before_and_after(console, capsys):
-  console, let_pass = console
-  capsys.readouterr()
-  with console.compiling(Planned(name='dense'), {'tokens': np.zeros((8, 4))}):
-    before = capsys.readouterr().out
-    let_pass(12.3)
+  with console.Console(Setup(config_of()), run, 0, {}) as one:
+    capsys.readouterr()
+    with one.compiling(Planned(name='dense'), {'tokens': np.zeros((8, 4))}):
+      before = capsys.readouterr().out
+      let_pass(1e6)
   assert before == 'compiling the step of dense for tokens [8, 4]\n'
-  assert capsys.readouterr().out == 'compiled in 12.3 s\n'
+  assert re.fullmatch(r'compiled in 100000\d.\d s\n', capsys.readouterr().out)
+  assert one.aside >= 1e6
