@@ -8,7 +8,7 @@ be used, but `clu.metrics.Std` loses all digits when the mean is large.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import clu.metrics
@@ -22,6 +22,7 @@ Leaf = Any  # an array of any kind: scan, eval_shape and device_get pass trees
 Values = Shaped[Array, '*axes']
 # Of a task that classifies: the mean over the classes, a `ByClass`.
 CLASS_ACCURACY = 'class_accuracy'
+_MOST = 100  # states of `Collected` before they are merged
 
 
 class Metric(clu.metrics.Metric):
@@ -183,11 +184,50 @@ def merge_on_host(
   merged: dict[str, Any] | None, state: Mapping[str, clu.metrics.Metric]
 ) -> dict[str, Any]:
   """Fetches metrics of a batch; merges them with `merged` in float64."""
-  fetched = jax.tree.map(_widened, jax.device_get(dict(state)))
-  if merged is None:
-    return fetched
-  pairs = jax.tree.map(lambda a, b: np.stack((a, b)), merged, fetched)
-  return {name: pair.reduce() for name, pair in pairs.items()}
+  return _merge([dict(state)] if merged is None else [merged, dict(state)])
+
+
+def _merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """Fetches states in one transfer; merges them in float64."""
+  first, *others = jax.tree.map(_widened, jax.device_get(states))
+  if not others:
+    return first
+  stack = jax.tree.map(lambda *leaves: np.stack(leaves), first, *others)
+  return {name: one.reduce() for name, one in stack.items()}
+
+
+class Collected:
+  """Metrics of batches that stay on the device until all are read.
+
+  `saved` are the `numbers` of an earlier process, for its batches.
+  """
+
+  def __init__(self, saved: Sequence[Any] = ()):
+    self._saved, self._states = saved, list[dict[str, Any]]()
+
+  def add(self, state: Mapping[str, clu.metrics.Metric]) -> None:
+    """Adds the metrics of a batch, the same each time."""
+    leaves, shape = jax.tree.flatten(dict(state))
+    if len(self._saved) == len(leaves):  # not of another version
+      # Numbers that are not finite are strings in JSON.
+      leaves = [np.asarray(leaf, np.float64) for leaf in self._saved]
+      self._states.append(jax.tree.unflatten(shape, leaves))
+    self._saved = ()
+    self._states.append(dict(state))
+    if len(self._states) > _MOST:
+      self._states = [self.take()]
+
+  def take(self) -> dict[str, Any]:
+    """Returns the merged metrics, and begins anew."""
+    states, self._states = self._states, []
+    return _merge(states)
+
+  def numbers(self) -> list[Any]:
+    """Returns the metrics for the next process, as JSON has them."""
+    if not self._states:
+      return [*self._saved]
+    self._states = [self.take()]
+    return [leaf.tolist() for leaf in jax.tree.leaves(self._states)]
 
 
 def _widened(leaf: Leaf) -> np.ndarray:

@@ -157,6 +157,7 @@ def run(flags: Flags) -> None:
 
   from eval_lib import fewshot
   from eval_lib.report import print_table
+  from serve_lib import program_cache
   from train_lib import build, loading, sharding
   from train_lib.checkpoint_io import CheckpointError
 
@@ -171,7 +172,7 @@ def run(flags: Flags) -> None:
   entries = {name: config.evals[name] for name in names}
   rows: list[dict[str, Any]] = []
   notes: list[str] = []
-  with files.failing_late(), jax.set_mesh(mesh):
+  with files.failing_late(), program_cache.kept(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
         loaded = loading.restore(workdir, config, step, mesh)

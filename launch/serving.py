@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -132,23 +131,12 @@ def warm_up(engine: Any, flags: Flags) -> None:
 
 
 def cache_directory(flag: str) -> str:
-  """Returns the directory of the compiled programs, by default in the cache.
-
-  '' for none. Its content is executed, so no other user may write to it.
-  """
+  """Returns the directory of compiled programs, '' for none."""
   from serve_lib import program_cache
 
   if flag:
     return '' if flag == 'none' else flag
-  path = files.cache_folder(CACHE)
-  try:
-    os.makedirs(path.parent, 0o700, exist_ok=True)
-    os.makedirs(path, 0o700, exist_ok=True)
-    # Who can write to the parent can put another folder in its place.
-    is_private = all(map(program_cache.is_private, (path, path.parent)))
-  except OSError:
-    return ''
-  return str(path) if is_private else ''
+  return program_cache.own_folder(CACHE)
 
 
 def log(line: str) -> None:

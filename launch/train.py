@@ -16,6 +16,7 @@ TensorBoard files, run.png and, at the end, result.json. Several processes
       --num_processes=2 --process_id=0     # and 1 on the other
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -60,7 +61,7 @@ def run(flags: Flags) -> int | None:
       expected = 'a directory for the run (or use --dry_run)'
       raise ConfigError('--workdir', flags.workdir, expected)
     command_line.check_place('--workdir', flags.workdir)
-  from serve_lib import process
+  from serve_lib import process, program_cache
   from train_lib import trainer
 
   _silence_repeated_errors()
@@ -68,9 +69,11 @@ def run(flags: Flags) -> int | None:
     process.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
+  keeping = contextlib.nullcontext if flags.dry_run else program_cache.kept
   try:
     workdir = os.path.abspath(flags.workdir)
-    trainer.train(config, workdir, STARTED, flags.dry_run)
+    with keeping():
+      trainer.train(config, workdir, STARTED, flags.dry_run)
   except trainer.Preempted as stop:
     print(stop, file=sys.stderr)
     return command_line.PREEMPTED

@@ -70,7 +70,9 @@ def one_step(config, layout):
     batch, state = setup.put(next(batches)), setup.init()
     before = jax.device_get(state)
     step, _ = setup.step(stage, batch)
-    after, metrics = step(state, setup.frozen, batch, stage.knob_values(0))
+    after, metrics = step(
+      state, setup.frozen, batch, stage.knob_values(0), setup.rates
+    )
     values = (float(metrics[n].compute()) for n in ('loss', 'grad_norm'))
     return before, jax.device_get(after), *values
 

@@ -1,5 +1,6 @@
 """Builds a run from its configuration, before the first step."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -11,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
+import optax
 
 from core.errors import ConfigError
 from core.fields import unknown
@@ -18,9 +20,9 @@ from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eval_lib import evaluator
 from model_lib import blocks
-from train_lib import optimizers, phases, run_directory, sharding, train_step
+from train_lib import optimizers, phases, run_directory, sharding
 from train_lib.task import Task, build_task, model_errors
-from train_lib.train_step import TrainState
+from train_lib.train_step import TrainState, init_state, make_train_step
 
 
 class Plan:
@@ -28,6 +30,9 @@ class Plan:
 
   Raises `ConfigError` for a field that does not fit the data or the devices.
   """
+
+  # A context around the compilation of a step.
+  compiling: Any = staticmethod(lambda *_: contextlib.nullcontext())
 
   def __init__(
     self,
@@ -38,16 +43,15 @@ class Plan:
   ):
     self.config = config = ml_collections.FrozenConfigDict(config)
     self.phases = phases.plan(config.phases, steps_per_epoch)
-    self.total_steps = self.phases[-1].stop
+    self.total_steps = total = self.phases[-1].stop
+    self.log_every = config.log_every or min(max(total // 50, 1), 100)
     # The task of each phase, with the model of that phase.
     self.tasks = [build_task(config, info, one.model) for one in self.phases]
     for task in self.tasks:
       task.check_training()
     self.task = self.tasks[0]
-    rate = optimizers.build_schedule(config.optimizer, self.total_steps)
-    self.optimizer = optimizers.build_optimizer(
-      config.optimizer, rate, self.task.DECAY
-    )
+    self.rates = optimizers.rates(config.optimizer)
+    self.optimizer, _ = self._optimizer({})
     # It catches fields that fail only on an input, and needs no device.
     with model_errors(config.model):
       boxed = jax.eval_shape(self._initial)
@@ -59,10 +63,6 @@ class Plan:
     self.abstract: TrainState = sharding.abstract(boxed, self.mesh)
     self._steps: dict[Any, Any] = {}  # compiled
     self.not_split = sharding.not_split(boxed.params, self.mesh)
-    self.make_step = functools.partial(
-      train_step.make_train_step, optimizer=self.optimizer, schedule=rate,
-      num_micro=config.num_micro, ema_decay=config.ema_decay,
-    )  # fmt: skip
 
   def batch_shapes(self, rows: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a global batch's arrays from (shape, dtype) of a row."""
@@ -89,20 +89,39 @@ class Plan:
       return self._steps[key], 0.0
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     outputs = shardings, sharding.replicated(self.mesh)
-    step = self.make_step(self.tasks[phase.index], trainable=phase.trainable)
+    step = self._train_step(phase)
     step = jax.jit(step, donate_argnums=0, out_shardings=outputs)
     knobs = dict.fromkeys(phase.knobs, jax.ShapeDtypeStruct((), jnp.float32))
     chosen = blocks.Options(**self.config.blocks)
-    with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
-      lowered = step.lower(self.abstract, self.frozen, batch, knobs)
-    self._steps[key] = lowered.compile()
+    inputs = self.frozen, batch, knobs, self.rates
+    with self.compiling(phase, batch):
+      with nn.logical_axis_rules(sharding.RULES), blocks.options(chosen):
+        lowered = step.lower(self.abstract, *inputs)
+      self._steps[key] = lowered.compile()
     return self._steps[key], time.monotonic() - begin
+
+  def _train_step(self, phase: phases.Planned) -> Callable[..., Any]:
+    """Returns the train step of a phase; `rates` are an argument."""
+    config, task = self.config, self.tasks[phase.index]
+
+    def train_step(state, frozen, batch, knobs, rates):
+      parts = task, *self._optimizer(rates)
+      step = make_train_step(
+        *parts, config.num_micro, config.ema_decay, phase.trainable
+      )
+      return step(state, frozen, batch, knobs)
+
+    return train_step
+
+  def _optimizer(self, rates: Mapping[str, Any]) -> tuple[Any, optax.Schedule]:
+    """Returns optimizer and schedule; `rates` replace those of the config."""
+    config = {**self.config.optimizer, **rates}
+    rate = optimizers.build_schedule(config, self.total_steps)
+    return optimizers.build_optimizer(config, rate, self.task.DECAY), rate
 
   def _initial(self) -> TrainState:
     config, parts = self.config, (self.task, self.optimizer)
-    return train_step.init_state(
-      *parts, config.seed, config.ema_decay, config.batch_size
-    )
+    return init_state(*parts, config.seed, config.ema_decay, config.batch_size)
 
 
 class Setup(Plan):

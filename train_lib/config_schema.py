@@ -130,7 +130,8 @@ class Run:
   global, split into `num_micro` micro-batches. `ema_decay` 0 disables the EMA,
   which is debiased. One more than `max_nonfinite_steps` consecutive non-finite
   steps, or `watchdog_seconds` without progress, stop the run.
-  `allow_other_rows` resumes on more or fewer rows with the same schedule.
+  `log_every` 0 logs about 50 times. `allow_other_rows` resumes on more or fewer
+  rows with the same schedule.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
@@ -143,7 +144,7 @@ class Run:
   ema_decay: Annotated[float, Interval(ge=0.0, le=0.999999)] = 0.0
   max_nonfinite_steps: Annotated[int, Interval(ge=0, le=10_000)] = 0
   watchdog_seconds: Annotated[int, Interval(ge=1, le=10**6)] = 600
-  log_every: Annotated[int, Interval(ge=1, le=2**31 - 1)] = 50
+  log_every: Steps = 0
   tensorboard: bool = True
   train_split: Annotated[
     str, MinLen(1), "the name of a split, e.g. 'train'"

@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,11 +14,12 @@ import rich.console
 import rich.table
 import rich.text
 from clu import parameter_overview
-from rich.progress import MofNCompleteColumn, Progress
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from core.files import printable
 from train_lib import compiled
 from train_lib.build import Setup
+from train_lib.phases import Planned
 from train_lib.run_directory import RunDirectory, writing
 
 STYLE: Any = dict(highlight=False, soft_wrap=True)
@@ -28,7 +29,8 @@ class Console(contextlib.ExitStack):
   """A context that prints a run, writes its metrics and traces its steps.
 
   All but warnings comes from the primary process. `waited`: seconds that the
-  device waited for data; `carried`: `unwritten` rows of the checkpoint.
+  device waited for data; `aside`: seconds that speed and ETA leave out;
+  `carried`: `unwritten` rows of the checkpoint.
   """
 
   def __init__(
@@ -40,14 +42,14 @@ class Console(contextlib.ExitStack):
   ):
     super().__init__()
     self._setup, self._run, self._start = setup, run, start
-    self._total, self.waited = setup.total_steps, 0.0
+    self._total, self.waited, self.aside = setup.total_steps, 0.0, 0.0
     self._primary = jax.process_index() == 0
     self._console = rich.console.Console(**STYLE)
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
     for step, row in carried.items():
       self._rows[int(step)] = {k: float(v) for k, v in row.items()}
     # (time, step, waited) at the start of the current and the overall interval.
-    self._last = self._first = (time.monotonic(), start, 0.0)
+    self._last = self._first = (self._clock(), start, 0.0)
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
       from tensorboardX import SummaryWriter
@@ -55,7 +57,8 @@ class Console(contextlib.ExitStack):
       self._tensorboard = SummaryWriter(str(run.workdir / 'tensorboard'))
       self.enter_context(self._writing())
       self.callback(self._tensorboard.close)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    columns = *Progress.get_default_columns(), TimeElapsedColumn()
+    columns = *columns, MofNCompleteColumn()
     hidden = not (self._primary and self._console.is_terminal)
     self._bar = self.enter_context(
       Progress(*columns, console=self._console, disable=hidden)
@@ -84,17 +87,33 @@ class Console(contextlib.ExitStack):
     if step == profile.start_step + profile.steps:
       self._trace.close()
 
+  @contextlib.contextmanager
+  def compiling(self, phase: Planned, batch: Any) -> Iterator[None]:
+    """Prints what is compiled; a terminal shows how long it takes so far."""
+    key, begin = self._setup.info.input_key, time.monotonic()
+    rows = f'{key} {list(batch[key].shape)}'
+    self.print(f'compiling the step of {phase.label} for {rows}')
+    task = self._bar.add_task('compiling', total=None)
+    yield
+    self._bar.remove_task(task)
+    seconds = time.monotonic() - begin
+    self.aside += seconds
+    self.print(f'compiled in {seconds:.1f} s')
+
+  def _clock(self) -> float:
+    return time.monotonic() - self.aside
+
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""
     if step == self._start + 1:
       # Speed and ETA exclude the compilation of the first step.
-      self._last = self._first = (time.monotonic(), step, self.waited)
+      self._last = self._first = (self._clock(), step, self.waited)
     self._bar.update(self._task, completed=step)
 
   def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Logs the metrics of a train step, its speed and the ETA."""
+    """Logs metrics of the steps since the last log, their speed and the ETA."""
     (last, before, waited), (first, start, _) = self._last, self._first
-    now = time.monotonic()
+    now = self._clock()
     self._last = now, step, self.waited
     seconds = max(now - last, 1e-9)
     speed, waiting = (step - before) / seconds, (self.waited - waited) / seconds

@@ -7,12 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from core.errors import ConfigError
 from train_lib.phases import Config, Phase
 
 ADAFACTOR_DECAY = 0.8  # exponent, not b2 (Shazeer and Stern, 2018)
+
+
+def rates(config: Config) -> dict[str, np.float32]:
+  """Returns the numbers that are arguments of a step: no constants, not 0.
+
+  Trials that differ only in them share a compiled step.
+  """
+  names = 'lr', 'end_lr', 'weight_decay'
+  return {name: np.float32(config[name]) for name in names if config[name]}
 
 
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
@@ -50,7 +60,7 @@ def build_optimizer(
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
   parts.append(_preconditioner(config))
-  if decay > 0:
+  if isinstance(decay, jax.Array) or decay > 0:  # an array is not 0
     parts.append(optax.add_decayed_weights(decay, mask=mask))
   if config['name'] == 'lamb':
     parts.append(optax.masked(optax.scale_by_trust_ratio(), mask))

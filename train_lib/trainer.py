@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from core.errors import ConfigError, UserError, WriteError
 from eval_lib.evaluator import Evaluator
-from eval_lib.metrics import compute
+from eval_lib.metrics import Collected, compute
 from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
@@ -35,6 +35,8 @@ from train_lib.watchdog import Watchdog
 
 # Metrics are read this many steps late, so that the host does not block.
 LAG = 2
+# Logged as they are in the step, others as their means since the last log.
+NOT_AVERAGED = 'learning_rate', 'nonfinite'
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -105,6 +107,8 @@ class _Loop:
       self.results, self.seconds_before = extra['results'], extra['seconds']
     self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
+    # Metrics of the steps since the last log.
+    self.unlogged = Collected(extra.get('unlogged', ()))
     # Rows of the log that a checkpoint carries are not all of their step.
     carried = extra.get('rows', {})
     self.run.truncate_log(min([self.start, *(int(k) - 1 for k in carried)]))
@@ -112,6 +116,7 @@ class _Loop:
     self.batches = enter(contextlib.closing(batches))
     self.console = enter(Console(setup, self.run, self.start, carried))
     setup.between_batches = self._between_batches
+    setup.compiling = self.console.compiling
     if extra.get('unmeasured'):
       try:
         ended = (p for p in setup.phases if self.done <= p.stop)
@@ -125,15 +130,11 @@ class _Loop:
     self.watchdog.progress(f'{now}: reading its batch')
     batch = self._next_batch()
     self.watchdog.progress(f'{now}: compiling', exempt=True)
-    train_step, seconds = self.setup.step(phase, batch)
+    train_step, _ = self.setup.step(phase, batch)
     self.watchdog.progress(f'{now}: computing')
-    if seconds:
-      key = self.setup.info.input_key
-      name = f'{phase.label} for {key} {list(batch[key].shape)}'
-      self.console.print(f'compiled the step of {name} in {seconds:.1f} s')
     self.console.trace(self.done)
     inputs = self.setup.frozen, batch, phase.knob_values(self.done)
-    self.state, metrics = train_step(self.state, *inputs)
+    self.state, metrics = train_step(self.state, *inputs, self.setup.rates)
     self.done = step = self.done + 1
     self.pending.append((step, phase, metrics, batch))
     last, saving = step == self.setup.total_steps, self.config.checkpoint
@@ -143,6 +144,7 @@ class _Loop:
     save = last or stop or measures_best or _due(step, saving.every_steps)
     # 1. Read pending metrics, so a non-finite step raises before it is saved.
     self._settle(0 if save or evaluators else LAG)
+    begin, is_pause = time.monotonic(), save or evaluators
     saved, measured = False, dict[str, float]()
     try:
       if evaluators and not stop:
@@ -168,6 +170,8 @@ class _Loop:
     self._save(save, last or stop, phase, measured, unmeasured)
     if stop and (unmeasured or not last):
       raise Preempted(step)
+    if is_pause:
+      self.console.aside += time.monotonic() - begin
     self.console.advance(step)
 
   def _due_evaluators(self, phase: Planned) -> dict[str, Evaluator]:
@@ -235,9 +239,13 @@ class _Loop:
         task = self.setup.tasks[phase.index]
         culprit = first_culprit(task, self.state, *inputs, step)
         raise NonFiniteError(step, skipped, culprit)
+      if step == phase.start + 1:  # the metrics may be others
+        self.unlogged = Collected()
+      self.unlogged.add(metrics)
       last = step == self.setup.total_steps
-      if last or skipped or _due(step, self.config.log_every):
-        self.console.log_step(step, compute(metrics))
+      if last or skipped or _due(step, self.setup.log_every):
+        now = {name: metrics[name] for name in NOT_AVERAGED}
+        self.console.log_step(step, compute(self.unlogged.take() | now))
 
   def _extra(self, phase: Planned, unmeasured: bool) -> dict[str, Any]:
     """Returns the values of a checkpoint that are not arrays."""
@@ -247,6 +255,7 @@ class _Loop:
       'results': self.results,
       'seconds': self._seconds(),
       'rows': self.console.unwritten(),
+      'unlogged': self.unlogged.numbers(),
       'unmeasured': unmeasured,
     }
 
@@ -257,10 +266,10 @@ class _Loop:
 
     `checkpoint.max_failures` other saves in a row may fail, as on a full disk.
     """
-    extra = self._extra(phase, unmeasured)
     self.watchdog.progress(f'step {self.done}: saving')
     try:
       if save:
+        extra = self._extra(phase, unmeasured)
         self.checkpointer.save(self.done, self.state, extra, metrics)
       # Without `must` this does not block; it raises if an earlier save failed.
       self.checkpointer.wait(block=must)

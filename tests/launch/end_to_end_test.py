@@ -74,6 +74,26 @@ def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_trials_and_evaluations_find_the_programs_of_others(
+  tmp_path, monkeypatch
+):
+  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
+  monkeypatch.delenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
+  def kept(name):
+    return {*tmp_path.glob(f'adaptive_computation/steps-*/jit_{name}-*-cache')}
+
+  for rate in (0.1, 0.2):
+    rates = f'--config.optimizer.lr={rate}', f'--config.optimizer.end_lr={rate}'
+    launch('train', tmp_path / str(rate), *SMALL, *rates)
+    assert len(kept('train_step')) == 1
+  programs = kept('*')
+  launch('evaluate', tmp_path / '0.2', '--evals=test')
+  assert kept('*') == programs  # those of the training
+
+
+@pytest.mark.slow
 def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
   code = (
     'import sys\nfrom launch import train\ntrain.main(sys.argv[1:])\n'

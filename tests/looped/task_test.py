@@ -159,7 +159,7 @@ def steps_of(devices=1, num_micro=1):
     for _ in range(5):
       batch = setup.put(next(b))
       step, _ = setup.step(setup.phases[0], batch)
-      state, metrics = step(state, setup.frozen, batch, {})
+      state, metrics = step(state, setup.frozen, batch, {}, setup.rates)
       records.append((jax.device_get(state), metrics['loss'].compute()))
   return records
 

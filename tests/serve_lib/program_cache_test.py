@@ -8,7 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from core import machine
 from core.errors import ConfigError
+from serve_lib import program_cache
 from serve_lib.program_cache import ProgramCache
 from serve_lib.programs import Programs
 from tests.serve_lib.programs_test import GRID, Loop
@@ -106,6 +108,58 @@ def test_a_torn_program_is_compiled_again(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
   with pytest.warns(UserWarning, match='persistent compilation cache'):
     assert compile_all(folder) == 0
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  """The cache folder of a user who has chosen no other."""
+  monkeypatch.delenv(program_cache.DIRECTORY)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(machine, 'cores', lambda: 3)
+  return tmp_path / 'adaptive_computation' / 'steps-3'
+
+
+def compile_step():
+  """Compiles a program as a training does; returns how many were found."""
+  with hits() as found, program_cache.kept():
+    jax.jit(lambda x: x * 5.0).lower(X).compile()
+  return len(found)
+
+
+def test_the_next_training_finds_its_step(cache, capsys, monkeypatch):
+  before = jax.config.jax_compilation_cache_dir
+  assert (compile_step(), compile_step()) == (0, 1)
+  (program,) = cache.glob('*-cache')
+  assert jax.config.jax_compilation_cache_dir == before
+  # A process that was killed while it wrote has left half a program.
+  program.write_bytes(program.read_bytes()[:-9])
+  program.with_name(program.name.replace('-cache', '-atime')).unlink()
+  assert (compile_step(), compile_step()) == (0, 1)
+  size = program.stat().st_size
+  monkeypatch.setattr(program_cache, 'MAX_BYTES', size + 1)
+  with program_cache.kept():
+    jax.jit(lambda x: x * 7.0).lower(X).compile()
+  assert compile_step() == 0  # the one used last was kept
+  monkeypatch.setattr(machine, 'cores', lambda: 1)
+  assert compile_step() == 0
+  assert not capsys.readouterr().err
+
+
+def test_the_folder_of_the_user_is_used_instead(cache, tmp_path, monkeypatch):
+  monkeypatch.setenv(program_cache.DIRECTORY, str(tmp_path / 'other'))
+  monkeypatch.setattr(jax.config, 'update', pytest.fail)
+  compile_step()
+  assert not cache.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_a_warning(cache, capsys):
+  cache.parent.mkdir(mode=0o700)
+  cache.touch()
+  assert (compile_step(), compile_step()) == (0, 0)
+  first, second = capsys.readouterr().err.splitlines()
+  assert first == second
+  assert f'{cache} is not a folder' in first
+  assert program_cache.DIRECTORY in first
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):

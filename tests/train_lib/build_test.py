@@ -221,13 +221,13 @@ def plan():
   leaf = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
   state = TrainState(leaf, {}, {}, (), leaf, None, leaf)
 
-  def make(task, trainable):
-    return lambda state, frozen, batch, knobs: (state, batch['tokens'].sum())
+  def make(phase):
+    return lambda state, frozen, batch, *_: (state, batch['tokens'].sum())
 
   plan = Plan.__new__(Plan)
   plan.config, plan.mesh, plan.abstract = mock.Mock(blocks={}), mesh, state
   plan.tasks = [mock.Mock(spec=Task)] * 2
-  plan.make_step, plan.frozen, plan._steps = make, {}, {}
+  plan._train_step, plan.frozen, plan.rates, plan._steps = make, {}, {}, {}
   return plan
 
 

@@ -63,8 +63,8 @@ class Counter(Task):
 
 def config_of(steps=6, devices=1, **changes):
   plain = dict(schedule='constant', warmup_steps=0.0, clip_norm=0.0, b1=0.0)
-  return config_schema.validate(dict(
-    task='tests.train_lib.carry_test:Counter', batch_size=ROWS, log_every=10,
+  return config_schema.validate(dict(log_every=10) | dict(
+    task='tests.train_lib.carry_test:Counter', batch_size=ROWS,
     dataset=dict(name='parity', length=LENGTH, test_examples=ROWS),
     mesh=dict(data=devices), phases=(dict(steps=steps),), tensorboard=False,
     optimizer=plain | dict(name='sgd', lr=RATE), **changes,
@@ -80,7 +80,8 @@ def run(steps=6, devices=1, num_micro=1):
     for _ in range(steps):
       batch = next(batches)
       step, _ = setup.step(setup.phases[0], setup.put(batch))
-      state, metrics = step(state, setup.frozen, setup.put(batch), {})
+      inputs = setup.frozen, setup.put(batch), {}, setup.rates
+      state, metrics = step(state, *inputs)
       loss = metrics['loss'].compute()
       records.append((jax.device_get(state), loss, batch))
   return records, step.as_text()

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from adatape.model import AdaTapeViT
@@ -144,6 +145,66 @@ def test_lamb_does_not_scale_what_is_not_decayed(parameter):
   # With a trust ratio the update would be lr * |bias|: it never changes sign.
   value = update([1.0], [0.01], parameter, name='lamb', lr=0.1)
   np.testing.assert_allclose(value, [-0.1], rtol=1e-4)
+
+
+def twenty_steps(build, rates):
+  """Parameters after 20 steps of `build(rates)`, and its program."""
+  params = {'kernel': jnp.ones((2, 3)), 'bias': jnp.ones(3)}
+
+  @jax.jit
+  def step(params, state, rates):
+    gradients = jax.tree.map(jnp.sin, params)
+    updates, state = build(rates).update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = build({}).init(params)
+  text = step.lower(params, state, rates).as_text()
+  for _ in range(20):
+    params, state = step(params, state, rates)
+  return params, text
+
+
+def with_rates(lr, end_lr, weight_decay, **fields):
+  fields = config(
+    lr=lr, end_lr=end_lr, weight_decay=weight_decay, warmup_steps=5.0,
+    **fields | dict(clip_norm=1.0),
+  )  # fmt: skip
+
+  def build(rates):
+    now = {**fields, **rates}
+    schedule = optimizers.build_schedule(now, 20)
+    return optimizers.build_optimizer(now, schedule, Task.DECAY)
+
+  return twenty_steps(build, optimizers.rates(fields))
+
+
+@pytest.mark.parametrize(
+  ('name', 'schedule'),
+  [
+    ('adamw', 'cosine'), ('lamb', 'linear'), ('adafactor', 'rsqrt'),
+    ('adam_atan2', 'constant'),
+  ],
+)  # fmt: skip
+def test_runs_of_other_rates_share_a_program(name, schedule):
+  how = dict(name=name, schedule=schedule, scales=('bias->3',))
+  (one, text), (other, same) = (
+    with_rates(*rates, **how) for rates in ((0.3, 0.03, 0.1), (0.2, 0.01, 0.2))
+  )
+  assert text == same
+  assert not np.allclose(one['kernel'], other['kernel'])
+
+
+def test_rates_as_arguments_equal_optax():
+  found, _ = with_rates(0.3, 0.03, 0.1)
+  schedule = optax.warmup_cosine_decay_schedule(0.3 / 5, 0.3, 5, 20, 0.03)
+  mask = {'kernel': True, 'bias': False}
+  reference = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(schedule, weight_decay=0.1, mask=mask),
+  )
+  expected, _ = twenty_steps(lambda _: reference, {})
+  for name in mask:
+    np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
 def test_adam_atan2_is_its_formula():
