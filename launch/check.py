@@ -34,19 +34,15 @@ class Flags:
 def run(flags: Flags) -> None:
   """Prints a table, or raises Mistakes."""
   config = command_line.load_config(flags.config, flags.overrides)
-  import jax
-
   from eval_lib.report import print_table
   from train_lib import model_check
-  from train_lib.build import Plan
 
   rows = model_check.ROWS
   with config.unlocked():
     config.dtype, config.mesh = 'float32', dict(data=1, fsdp=1, tensor=1)
     config.batch_size = rows * config.num_micro
   info, batch, origin = read(config, rows, flags.classes)
-  plan = Plan(config, info, 1, jax.devices()[:1])
-  table = {'data': origin, **model_check.check(plan, batch)}
+  table = {'data': origin, **model_check.check(config, info, batch)}
   lines = [{'checked': k, 'found': v} for k, v in table.items()]
   print_table(f'{flags.config}: no mistake', lines)
 

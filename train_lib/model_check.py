@@ -6,11 +6,12 @@ also refuse a training; `check` runs what a training would find late, or never.
 
 import contextlib
 import copy
+import functools
 import inspect
 import pathlib
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -20,14 +21,17 @@ import numpy as np
 
 from core import fields, registry
 from core.errors import Mistakes, UserError
+from dataset_lib.source import DatasetInfo
 from train_lib import sharding
+from train_lib.build import Plan
 from train_lib.classification import Classification
 from train_lib.optimizers import path_name
+from train_lib.task import build_task
 
 FIELDS = ('num_classes: int', 'dtype: Any = jnp.float32')
 ROWS = 4
 ROW = slice(1, 2)  # that is also run alone
-NOT_FINITE = 'expected finite numbers, got NaN or infinity; JAX_DEBUG_NANS=True finds where'
+NOT_FINITE = 'expected finite numbers; JAX_DEBUG_NANS=True finds what is not'
 TOLERANCE = 1e-5  # of the largest magnitude
 FACTOR = 2.0  # between a formula of FLOPs and the compiler's count
 
@@ -71,11 +75,14 @@ def _kind(value: Any) -> str:
   return 'an array' if is_array else type(value).__name__
 
 
-def check(plan: Any, batch: Mapping[str, Any]) -> dict[str, str]:
-  """Returns a table of the models of all phases, by their names.
+def check(
+  config: Any, info: DatasetInfo, batch: Mapping[str, Any]
+) -> dict[str, str]:
+  """Returns a table of the models of all phases, by what was checked.
 
   Args:
-    plan: a `train_lib.build.Plan` in float32.
+    config: in float32, on one device.
+    info: of the data.
     batch: `ROWS` rows of the data.
 
   Raises:
@@ -83,13 +90,26 @@ def check(plan: Any, batch: Mapping[str, Any]) -> dict[str, str]:
   """
   lines: list[str] = []
   table: dict[str, str] = {}
+  kinds = (
+    registry.locate(config.task, ''),
+    registry.locate(config.model.name, ''),
+  )
+  noted = functools.partial(_noted, lines, {*map(inspect.getfile, kinds)})
+  with noted():
+    init = build_task(config, info).init
+    jax.eval_shape(init, jax.random.key(0))
+  if lines:
+    raise Mistakes(lines)
+  plan = Plan(config, info, 1, jax.devices()[:1])
   # Phases of equal models are checked once.
   phases = {str(one.model): one for one in plan.phases[::-1]}
   for phase in phases.values():
     probe = _Probe(plan, phase, batch)
-    for find in (_shapes, _rows, _padding, _gradient, _flops):
-      with _noted(lines, probe.task), jax.set_mesh(plan.mesh):
+    for find in (_logits, _out, _rows, _padding, _gradient, _flops):
+      with noted(), jax.set_mesh(plan.mesh):
         table |= find(probe)
+      if find is _logits and lines:  # the others would fail for this reason
+        raise Mistakes(lines)
   if lines:
     raise Mistakes([*dict.fromkeys(lines)])
   return table
@@ -125,43 +145,45 @@ class _Probe:
 
 
 @contextlib.contextmanager
-def _noted(lines: list[str], task: Any) -> Iterator[None]:
-  """Appends the lines of an error instead of raising it."""
+def _noted(lines: list[str], files: Collection[str]) -> Iterator[None]:
+  """Appends the lines of an error; `files`: of the user, for its place."""
   try:
     yield
-  except Mistakes as error:
-    lines += error.lines
   except UserError as error:
-    lines.append(str(error))
+    lines += error.lines if isinstance(error, Mistakes) else [str(error)]
   except Exception as error:  # of the user's code
-    files = {inspect.getfile(type(one)) for one in (task, task.model)}
     frames = traceback.extract_tb(error.__traceback__)
     place = ([f for f in frames if f.filename in files] or frames)[-1]
     where = f'{pathlib.Path(place.filename).name}:{place.lineno}'
-    text = ' '.join(str(error).split())
-    lines.append(f'{where}: {type(error).__name__}: {text}')
+    lines.append(f'{where}: {type(error).__name__}: {error}')
 
 
-def _shapes(probe: _Probe) -> dict[str, str]:
-  """Checks logits and `out`, also those of a computation in bfloat16."""
-  task, mistakes = probe.task, []
-  found = {'model': registry.name_of(type(task.model))}
+def _logits(probe: _Probe) -> dict[str, str]:
+  """Checks shape and dtype of the logits, also of bfloat16."""
+  task, found = probe.task, ''
+  classes = getattr(task.model, 'num_classes', 0)
   for dtype in (jnp.bfloat16, jnp.float32):
-    logits, out = probe.traced(probe.batch, dtype)
-    found |= {'logits': _shown(logits), 'out': _shown(out)}
-    if isinstance(task, Classification):
-      classes = task.model.num_classes
-      legal = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
-      if not legal or logits.dtype != jnp.float32:
-        mistakes.append(
-          f'logits: expected float32 [{ROWS}, {classes}], got {_shown(logits)} '
-          f'with dtype={dtype.__name__}; end with `nn.Dense(self.num_classes)`'
-        )
-  alone = jax.tree.leaves(probe.traced(probe.alone, jnp.float32)[1])
-  for (path, leaf), one in zip(
-    jax.tree_util.tree_leaves_with_path(out), alone, strict=True
-  ):
-    # Of stacked heads or steps the second axis; integers may be constants.
+    logits, _ = probe.traced(probe.batch, dtype)
+    found = _shown(logits)
+    if not isinstance(task, Classification):
+      continue
+    fits = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
+    if not fits or logits.dtype != jnp.float32:
+      expected = f'logits: expected float32 [{ROWS}, {classes}], got {found}'
+      fix = 'end with `nn.Dense(self.num_classes)`'
+      raise Mistakes([f'{expected} with dtype={dtype.__name__}; {fix}'])
+  return {'model': registry.name_of(type(task.model)), 'logits': found}
+
+
+def _out(probe: _Probe) -> dict[str, str]:
+  """Checks that entries of `out` have an axis of rows."""
+  (_, out), (_, alone) = (
+    probe.traced(batch, jnp.float32) for batch in (probe.batch, probe.alone)
+  )
+  mistakes, ones = [], jax.tree.leaves(alone)
+  items = jax.tree_util.tree_leaves_with_path(out)
+  for (path, leaf), one in zip(items, ones, strict=True):
+    # The second axis if heads or steps are stacked. Integers may be constants.
     is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
     if is_real and leaf.shape[:2] == one.shape[:2]:
       mistakes.append(
@@ -170,7 +192,7 @@ def _shapes(probe: _Probe) -> dict[str, str]:
       )
   if mistakes:
     raise Mistakes(mistakes)
-  return found
+  return {f'out.{path_name(path)}': _shown(leaf) for path, leaf in items}
 
 
 def _rows(probe: _Probe) -> dict[str, str]:
