@@ -1,7 +1,7 @@
 """Checks a model and its task on a few rows, before a training.
 
-A mistake is a line that says what to write instead. `check_module` and `pair`
-also refuse a training; `check` runs what a training would find late, or never.
+Each mistake is a line with its fix. `check_module` and `pair` also refuse a
+training; `check` runs what a training would find late, or never.
 """
 
 import contextlib
@@ -28,84 +28,71 @@ from train_lib.classification import Classification
 from train_lib.optimizers import path_name
 from train_lib.task import build_task
 
-FIELDS = ('num_classes: int', 'dtype: Any = jnp.float32')
 ROWS = 4
 ROW = slice(1, 2)  # that is also run alone
-NOT_FINITE = 'expected finite numbers; JAX_DEBUG_NANS=True finds what is not'
 TOLERANCE = 1e-5  # of the largest magnitude
 FACTOR = 2.0  # between a formula of FLOPs and the compiler's count
+NOT_FINITE = 'expected finite numbers; JAX_DEBUG_NANS=True finds what is not'
 
 
-def check_module(module: type[nn.Module], takes_keys: bool = True) -> None:
-  """Raises Mistakes for a class without the fields that a task sets.
+def check_module(module: type[nn.Module], takes_keys: bool) -> None:
+  """Raises Mistakes for a class without what a task gives it.
 
   `takes_keys`: the task calls it with `row_keys`.
   """
-  name, mistakes = registry.name_of(module), []
-  for field in FIELDS:
-    if field.partition(':')[0] not in fields.hints(module):
-      expected = f'model: expected a field `{field}`, got none in {name}'
-      mistakes.append(f'{expected}; add it')
   given = inspect.signature(module.__call__).parameters
-  is_open = any(one.kind is one.VAR_KEYWORD for one in given.values())
-  if takes_keys and not is_open and 'row_keys' not in given:
-    shown = f'`__call__({", ".join(given)})` of {name}'
-    expected = f'model: expected an argument `row_keys=None`, got {shown}'
-    mistakes.append(f'{expected}; add it: a random key for each row, or None')
-  if mistakes:
-    raise Mistakes(mistakes)
+  has = {*fields.hints(module), *given}
+  takes_any = any(one.kind is one.VAR_KEYWORD for one in given.values())
+  wanted = ['a field `num_classes: int`', 'a field `dtype: Any = jnp.float32`']
+  if takes_keys and not takes_any:
+    wanted.append('an argument `row_keys=None` of __call__, keys of the rows')
+  lines = [
+    f'model: expected {what}, got none in {registry.name_of(module)}; add it'
+    for what in wanted
+    if not has & {*re.findall(r'`(\w+)', what)}
+  ]
+  if lines:
+    raise Mistakes(lines)
 
 
 def pair(result: Any) -> tuple[Any, Mapping[str, Any]]:
   """Returns what a model returned; raises Mistakes if it is no such pair."""
-  expected = 'model: expected (logits, out), got'
   if not isinstance(result, tuple):
-    raise Mistakes([f'{expected} {_kind(result)}; return `logits, {{}}`'])
-  if len(result) != 2:
-    fix = 'return all but the logits by name, in the dict `out`'
-    raise Mistakes([f'{expected} a tuple of {len(result)}; {fix}'])
-  if not isinstance(result[1], Mapping):
-    fix = "return a dict, such as {'features': x}"
-    raise Mistakes([f'{expected} (logits, {_kind(result[1])}); {fix}'])
-  return result
-
-
-def _kind(value: Any) -> str:
-  is_array = isinstance(value, jax.Array)
-  return 'an array' if is_array else type(value).__name__
+    is_array = isinstance(result, jax.Array)
+    given = 'an array' if is_array else type(result).__name__
+    fix = '`logits, {}`'
+  elif len(result) != 2:
+    given, fix = f'a tuple of {len(result)}', 'the others in the dict `out`'
+  elif not isinstance(result[1], Mapping):
+    given = f'(logits, {type(result[1]).__name__})'
+    fix = "a dict, such as {'features': x}"
+  else:
+    return result
+  raise Mistakes([f'model: expected (logits, out), got {given}; return {fix}'])
 
 
 def check(
   config: Any, info: DatasetInfo, batch: Mapping[str, Any]
 ) -> dict[str, str]:
-  """Returns a table of the models of all phases, by what was checked.
+  """Returns a table of what was checked in the models of all phases.
 
-  Args:
-    config: in float32, on one device.
-    info: of the data.
-    batch: `ROWS` rows of the data.
-
-  Raises:
-    Mistakes: all that were found.
+  `config` is in float32 and for one device, `batch` has `ROWS` rows. Raises
+  Mistakes with all that were found.
   """
   lines: list[str] = []
   table: dict[str, str] = {}
-  kinds = (
-    registry.locate(config.task, ''),
-    registry.locate(config.model.name, ''),
-  )
-  noted = functools.partial(_noted, lines, {*map(inspect.getfile, kinds)})
-  with noted():
-    init = build_task(config, info).init
-    jax.eval_shape(init, jax.random.key(0))
+  names = config.task, config.model.get('name') or config.task
+  sources = {inspect.getfile(registry.locate(name, '')) for name in names}
+  noted = functools.partial(_noted, lines, sources)
+  with noted():  # before the plan, whose errors have no place
+    jax.eval_shape(build_task(config, info).init, jax.random.key(0))
   if lines:
     raise Mistakes(lines)
   plan = Plan(config, info, 1, jax.devices()[:1])
   # Phases of equal models are checked once.
-  phases = {str(one.model): one for one in plan.phases[::-1]}
-  for phase in phases.values():
+  for phase in {str(one.model): one for one in plan.phases[::-1]}.values():
     probe = _Probe(plan, phase, batch)
-    for find in (_logits, _out, _rows, _padding, _gradient, _flops):
+    for find in (_logits, _out, _rows, _gradient, _flops):
       with noted(), jax.set_mesh(plan.mesh):
         table |= find(probe)
       if find is _logits and lines:  # the others would fail for this reason
@@ -115,12 +102,26 @@ def check(
   return table
 
 
-class _Probe:
-  """A task with parameters and a batch."""
+@contextlib.contextmanager
+def _noted(lines: list[str], sources: Collection[str]) -> Iterator[None]:
+  """Appends the lines of an error; `sources`: files that may have caused it."""
+  try:
+    yield
+  except UserError as error:
+    lines += error.lines if isinstance(error, Mistakes) else [str(error)]
+  except Exception as error:  # of the user's code
+    frames = traceback.extract_tb(error.__traceback__)
+    place = ([f for f in frames if f.filename in sources] or frames)[-1]
+    where = f'{pathlib.Path(place.filename).name}:{place.lineno}'
+    lines.append(f'{where}: {type(error).__name__}: {error}')
 
-  def __init__(self, plan: Any, phase: Any, batch: Mapping[str, Any]):
-    self.plan, self.phase, self.batch = plan, phase, batch
-    self.task = plan.tasks[phase.index]
+
+class _Probe:
+  """The task of a phase with parameters and a batch."""
+
+  def __init__(self, plan: Plan, phase: Any, batch: Mapping[str, Any]):
+    self.task, self.phase, self.batch = plan.tasks[phase.index], phase, batch
+    self.alone = {name: values[ROW] for name, values in batch.items()}
     key = jax.random.key(plan.config.seed)
     self.keys = jax.random.split(key, ROWS)
     init = jax.jit(lambda key: sharding.unbox(self.task.init(key)))
@@ -131,138 +132,105 @@ class _Probe:
       lambda x: x + np.asarray(0.05 * draw(size=x.shape), x.dtype), params
     )
 
-    self.alone = {name: values[ROW] for name, values in batch.items()}
-
   def run(self, batch: Mapping[str, Any], keys: Any = None) -> Any:
     """Returns (logits, out)."""
     return jax.jit(self.task.apply)(self.params, self.state, batch, keys)
 
-  def traced(self, batch: Mapping[str, Any], dtype: Any) -> Any:
+  def traced(self, batch: Mapping[str, Any], dtype: Any = jnp.float32) -> Any:
     """Returns shapes and dtypes of (logits, out)."""
     task = copy.copy(self.task)
     task.model = task.model.clone(dtype=dtype)
     return jax.eval_shape(task.apply, self.params, self.state, batch)
 
 
-@contextlib.contextmanager
-def _noted(lines: list[str], files: Collection[str]) -> Iterator[None]:
-  """Appends the lines of an error; `files`: of the user, for its place."""
-  try:
-    yield
-  except UserError as error:
-    lines += error.lines if isinstance(error, Mistakes) else [str(error)]
-  except Exception as error:  # of the user's code
-    frames = traceback.extract_tb(error.__traceback__)
-    place = ([f for f in frames if f.filename in files] or frames)[-1]
-    where = f'{pathlib.Path(place.filename).name}:{place.lineno}'
-    lines.append(f'{where}: {type(error).__name__}: {error}')
-
-
 def _logits(probe: _Probe) -> dict[str, str]:
-  """Checks shape and dtype of the logits, also of bfloat16."""
+  """Checks shape and dtype of the logits of a classification."""
   task, found = probe.task, ''
-  classes = getattr(task.model, 'num_classes', 0)
   for dtype in (jnp.bfloat16, jnp.float32):
     logits, _ = probe.traced(probe.batch, dtype)
     found = _shown(logits)
-    if not isinstance(task, Classification):
-      continue
-    fits = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
-    if not fits or logits.dtype != jnp.float32:
-      expected = f'logits: expected float32 [{ROWS}, {classes}], got {found}'
-      fix = 'end with `nn.Dense(self.num_classes)`'
-      raise Mistakes([f'{expected} with dtype={dtype.__name__}; {fix}'])
+    if isinstance(task, Classification):
+      classes = task.model.num_classes
+      fits = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
+      if not fits or logits.dtype != jnp.float32:
+        raise Mistakes([
+          f'logits: expected float32 [{ROWS}, {classes}], got {found} with '
+          f'dtype={dtype.__name__}; end with `nn.Dense(self.num_classes)`'
+        ])  # fmt: skip
   return {'model': registry.name_of(type(task.model)), 'logits': found}
 
 
 def _out(probe: _Probe) -> dict[str, str]:
   """Checks that entries of `out` have an axis of rows."""
-  (_, out), (_, alone) = (
-    probe.traced(batch, jnp.float32) for batch in (probe.batch, probe.alone)
-  )
-  mistakes, ones = [], jax.tree.leaves(alone)
+  table, mistakes = {}, []
+  (_, out), (_, alone) = probe.traced(probe.batch), probe.traced(probe.alone)
   items = jax.tree_util.tree_leaves_with_path(out)
-  for (path, leaf), one in zip(items, ones, strict=True):
-    # The second axis if heads or steps are stacked. Integers may be constants.
+  for (path, leaf), one in zip(items, jax.tree.leaves(alone), strict=True):
+    name, shown = f'out.{path_name(path)}', _shown(leaf)
+    # The second axis if heads or steps are stacked; integers may be constants.
     is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
     if is_real and leaf.shape[:2] == one.shape[:2]:
-      mistakes.append(
-        f'out.{path_name(path)}: expected an axis of rows [{ROWS}, ...], got '
-        f'{_shown(leaf)}; return it of each row, the task takes the mean'
-      )
+      wanted = f'{name}: expected an axis of rows [{ROWS}, ...], got {shown}'
+      mistakes.append(f'{wanted}; return it of each row, terms average')
+    table[name] = shown
   if mistakes:
     raise Mistakes(mistakes)
-  return {f'out.{path_name(path)}': _shown(leaf) for path, leaf in items}
+  return table
 
 
 def _rows(probe: _Probe) -> dict[str, str]:
-  """Checks that a row depends on no other row, without noise and with it."""
-  found = {}
-  for how, keys, fix in (
-    ('alone', None, 'take no mean or maximum over rows, as BatchNorm does'),
-    ('alone, with noise', probe.keys,
-     "draw a row's noise from its key, as model_lib.row_random does"),
-  ):  # fmt: skip
-    whole = probe.run(probe.batch, keys)
-    alone = probe.run(probe.alone, None if keys is None else keys[ROW])
-    found |= _compared(whole, alone, ROW, how, fix)
-  return found
+  """Checks that a row depends neither on others nor on its padding."""
+  one, key = probe.alone, probe.task.info.input_key
+  cases = [
+    ('alone', (probe.batch, None), (one, None), 'no mean or BatchNorm of rows'),
+    ('alone, with noise', (probe.batch, probe.keys), (one, probe.keys[ROW]),
+     'draw the noise of a row from its key, as model_lib.row_random'),
+  ]  # fmt: skip
+  if 'length' in one:  # a text, of which the first half is kept
+    width = one[key].shape[1]
+    half = max(2, width // 2)
+    padded = one | {'length': np.full_like(one['length'], half)}
+    short = {k: v[:, :half] if v.shape[1:2] == (width,) else v
+             for k, v in padded.items()}  # fmt: skip
+    padded[key] = np.where(np.arange(width) < half, one[key], 0)
+    fix = 'mask what is after `length`, in attention and means'
+    cases.append(('padded', (padded, None), (short, None), fix))
+  table, mistakes = {}, []
+  for how, first, second, fix in cases:
+    far = _distance(probe.run(*first), probe.run(*second))
+    table[f'difference of a row {how}'] = f'{far:.1g}'
+    if far > TOLERANCE:
+      got = f'expected equal results, got a difference of {far:.1g}'
+      mistakes.append(f'rows {how}: {got} of their size; {fix}')
+  if mistakes:
+    raise Mistakes(mistakes[:1])  # the next has the same cause
+  return table
 
 
-def _padding(probe: _Probe) -> dict[str, str]:
-  """Checks that the results of a text do not depend on its padding."""
-  row, key = probe.alone, probe.task.info.input_key
-  if 'length' not in row:
-    return {}
-  width = row[key].shape[1]
-  half = max(2, width // 2)
-  short = {
-    k: v[:, :half] if v.shape[1:2] == (width,) else v for k, v in row.items()
-  } | {'length': np.full_like(row['length'], half)}
-  padding = np.zeros_like(row[key][:, half:])
-  padded = row | {
-    'length': short['length'], key: np.append(short[key], padding, 1)
-  }  # fmt: skip
-  fix = 'mask what is after `length`, in attention and in means'
-  both = probe.run(padded), probe.run(short)
-  return _compared(*both, slice(None), 'padded', fix)
-
-
-def _compared(
-  whole: Any, other: Any, rows: slice, how: str, fix: str
-) -> dict[str, str]:
-  """Returns the largest difference of logits and features; Mistakes if large.
-
-  `rows` of the first are compared, and as many tokens as the second has.
-  """
+def _distance(several: Any, alone: Any) -> float:
+  """Returns the largest difference of logits and features, of their size."""
   most = 0.0
-  for name in ('logits', 'features'):
-    first, second = (
-      logits if name == 'logits' else out.get(name)
-      for logits, out in (whole, other)
-    )
-    if not isinstance(first, jax.Array):  # of a task with several kinds
+  parts = ((logits, out.get('features')) for logits, out in (several, alone))
+  for given, other in zip(*parts, strict=True):
+    if not isinstance(given, jax.Array):  # of a task with several kinds
       continue
-    given = np.asarray(first)[rows][tuple(map(slice, second.shape))]
-    size = max(np.abs(given).max(), 1e-30)
-    most = max(most, np.abs(given - second).max() / size)
-    if not np.isfinite(given).all():
-      raise Mistakes([f'{name}: {NOT_FINITE}'])
-  if most > TOLERANCE:
-    got = f'expected equal results, got {most:.1g} of their size'
-    raise Mistakes([f'rows {how}: {got}; {fix}'])
-  return {f'difference of a row {how}': f'{most:.1g}'}
+    rows = ROW if len(given) > 1 else slice(None)
+    same = np.asarray(given)[rows][tuple(map(slice, other.shape))]
+    if not np.isfinite(same).all():
+      raise Mistakes([f'logits, features: {NOT_FINITE}'])
+    size = max(np.abs(same).max(), 1e-30)
+    most = max(most, float(np.abs(same - other).max() / size))
+  return most
 
 
 def _gradient(probe: _Probe) -> dict[str, str]:
   """Checks the loss, its gradient and an evaluation."""
-  task, state = probe.task, probe.state
-  jax.eval_shape(task.evaluate, probe.params, state, probe.batch)
+  task, parts = probe.task, (probe.params, probe.state)
+  jax.eval_shape(task.evaluate, *parts, probe.batch)
   batch = task.carried(task.init_carry(ROWS), probe.batch)
   rest = task.init_frozen(), batch, task.normalizers(batch), probe.keys
-  knobs = probe.phase.knob_values(0)
   gradient = jax.jit(jax.grad(task.loss, has_aux=True))
-  grads, _ = gradient(probe.params, state, *rest, knobs)
+  grads, _ = gradient(*parts, *rest, probe.phase.knob_values(0))
   sizes: dict[str, int] = {}
   wrong, without = set(), set()
   for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
@@ -282,25 +250,19 @@ def _gradient(probe: _Probe) -> dict[str, str]:
 
 def _flops(probe: _Probe) -> dict[str, str]:
   """Compares the formula of a model with the compiler's count."""
-  task = probe.task
-  counted = task.counted_flops()
-  found = {'FLOPs of a row, compiler': f'{counted:,.0f}, loops once'}
-  if task.has_formula:
-    given = task.flops()
+  counted, given = probe.task.counted_flops(), probe.task.flops()
+  table = {'FLOPs of a row, compiler': f'{counted:,.0f}, loops once'}
+  if probe.task.has_formula:
     ratio = given / counted
-    far = (
-      f': {ratio:.2g} times; {FACTOR:g} at most if nothing loops or is skipped'
-    )
-    is_near = 1 / FACTOR <= ratio <= FACTOR
-    found['FLOPs of a row, model.flops'] = (
-      f'{given:,.0f}{"" if is_near else far}'
-    )
-  return found
+    note = f', {ratio:.2g} times: expected without loops or skipped tokens is '
+    note = '' if 1 / FACTOR <= ratio <= FACTOR else f'{note}at most {FACTOR:g}'
+    table['FLOPs of a row, model.flops'] = f'{given:,.0f}{note}'
+  return table
 
 
 def _shown(tree: Any) -> str:
-  """Returns names, shapes and dtypes of arrays."""
+  """Returns names, dtypes and shapes of arrays."""
   items = jax.tree_util.tree_leaves_with_path(tree)
-  named = ((path_name(path), x) for path, x in items)
-  texts = (f'{name} {x.dtype} {list(x.shape)}'.strip() for name, x in named)
-  return ', '.join(texts)
+  return ', '.join(
+    f'{path_name(path)} {x.dtype} {list(x.shape)}'.strip() for path, x in items
+  )

@@ -235,11 +235,10 @@ class Task(abc.ABC):
 
     example, shape = self.example(), self.info.input_shape
     short = example[self.info.input_key].shape
-    rows = {
-      name: jax.ShapeDtypeStruct((1, *shape) if x.shape == short else x.shape,
-                                 x.dtype)
-      for name, x in example.items()
-    }  # fmt: skip
+    rows = {  # as long as those of the data
+      k: jnp.zeros((1, *shape), x.dtype) if x.shape == short else x
+      for k, x in example.items()
+    }
     boxed = jax.eval_shape(self.init, jax.random.key(0))
     lowered = jax.jit(self.apply).lower(*sharding.unbox(boxed), rows)
     return float((lowered.cost_analysis() or {}).get('flops', math.nan))
