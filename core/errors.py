@@ -1,5 +1,6 @@
 """The errors that a user sees, each with the exit code of a command."""
 
+from collections.abc import Sequence
 from typing import Any
 
 MAX_SHOWN, MAX_MESSAGE = 1000, 1400  # characters of a value, of a message
@@ -31,6 +32,17 @@ class ConfigError(UserError, ValueError):
 
   def __reduce__(self) -> tuple[Any, ...]:
     return type(self), (self.field, self.given, self.expected)
+
+
+class Mistakes(UserError, ValueError):  # noqa: N818
+  """Several mistakes; a command prints a line for each of `lines`."""
+
+  def __init__(self, lines: Sequence[str]):
+    super().__init__('; '.join(map(shortened, lines)))
+    self.lines = tuple(map(shortened, lines))
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.lines,)
 
 
 def check_option(field: str, given: Any, legal: tuple[Any, ...]) -> None:

@@ -104,6 +104,14 @@ def _members(node: Any) -> dict[str, Any] | None:
   return node if isinstance(node, dict) else None
 
 
+def flat(values: Any, place: str = '') -> Iterator[tuple[str, Any]]:
+  """Yields ('group.field', value) of groups as `override` returns them."""
+  if not (members := _members(values)):
+    yield place, values
+  for name, value in (members or {}).items():
+    yield from flat(value, f'{place}.{name}' if place else name)
+
+
 def flag(
   words: str,
   default: Any = dataclasses.MISSING,

@@ -1,6 +1,9 @@
 """Processors that this process may use: affinity, cgroup quota, a flag."""
 
 import contextlib
+import glob
+import importlib.metadata
+import importlib.util
 import math
 import os
 import pathlib
@@ -10,6 +13,8 @@ CGROUPS = pathlib.Path('/sys/fs/cgroup')
 MEMBERSHIP = pathlib.Path('/proc/self/cgroup')
 # By XLA's CPU client and by the tokenizers.
 _VARIABLES = 'PJRT_NPROC', 'RAYON_NUM_THREADS'
+# Of Cloud TPU VMs: up to v4, and from v5e on.
+TPU_FILES = '/dev/accel*', '/dev/vfio/[0-9]*'
 _chosen: list[int] = []  # by `use_threads`
 
 
@@ -38,6 +43,25 @@ def affinity() -> list[int]:
     return sorted(os.sched_getaffinity(0))
   except AttributeError:  # not on every system
     return []
+
+
+def has_only_cpu() -> bool:
+  """Tells without starting JAX's backend, whose threads would be too early."""
+  if platforms := os.environ.get('JAX_PLATFORMS'):
+    return platforms == 'cpu'
+  if importlib.metadata.entry_points(group='jax_plugins'):
+    return False
+  has_libtpu = importlib.util.find_spec('libtpu') is not None
+  return not (has_libtpu and any(map(glob.glob, TPU_FILES)))
+
+
+def skip_absent_tpu() -> None:
+  """Lets JAX use the CPU if libtpu is installed where there is no TPU.
+
+  It would try libtpu first, which prints errors. Call it before importing JAX.
+  """
+  if importlib.util.find_spec('libtpu') is not None and has_only_cpu():
+    os.environ['JAX_PLATFORMS'] = 'cpu'
 
 
 def _available() -> int:

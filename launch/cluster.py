@@ -82,12 +82,16 @@ class _Training:
   workdir: Directory = flag('directory of the run on all hosts', metavar='PATH')
   name: Name = flag('name of the job')
   python: Text = flag('the interpreter on the hosts', 'python3', 'PATH')
+  package: Directory | None = flag(
+    'folder of your own packages, here and on all hosts', None, 'PATH'
+  )
   dry_run: bool = flag('print what would run, run nothing', False)
 
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
     training = command_line.training(self.config, self.workdir, self.overrides)
-    return [self.python, *training, *['--distributed'] * is_distributed]
+    own = ['env', f'PYTHONPATH={self.package}'] if self.package else []
+    return [*own, self.python, *training, *['--distributed'] * is_distributed]
 
   def values(self) -> Mapping[str, object]:
     """Returns the values of the template."""
@@ -211,6 +215,8 @@ class Slurm(_Training):
 
 def run(flags: Any) -> None:
   """Checks a training for its devices, then prints or submits it."""
+  if flags.package:
+    sys.path.append(flags.package)
   config = command_line.load_config(flags.config, flags.overrides)
   from jax.sharding import AbstractMesh
 

@@ -18,14 +18,13 @@ TensorBoard files, run.png and, at the end, result.json. Several processes
 
 import contextlib
 import dataclasses
-import importlib.metadata
-import importlib.util
 import logging
 import os
 import sys
 import time
 from typing import Any
 
+from core import fields, machine
 from core.errors import ConfigError
 from core.fields import flag
 from launch import command_line
@@ -43,6 +42,7 @@ class Flags:
   overrides: tuple[str, ...] = command_line.overrides_flag()
   workdir: Workdir = flag('directory of the run', '', 'DIRECTORY')
   dry_run: bool = flag('compile, print sizes and FLOPs, write nothing', False)
+  print_config: bool = flag('print every field, its default too; end', False)
   distributed: bool = flag('join the other processes of the run first', False)
   coordinator: str | None = flag('address of process 0', None, 'HOST:PORT')
   num_processes: Positive | None = flag('number of processes', None, 'COUNT')
@@ -52,6 +52,12 @@ class Flags:
 def run(flags: Flags) -> int | None:
   """Trains, or builds and compiles."""
   config = command_line.load_config(flags.config, flags.overrides)
+  if flags.print_config:
+    from train_lib.config_schema import Run
+
+    for key, value in fields.flat(fields.override(Run, config, ())):
+      print(f'{key} = {value!r}')
+    return None
   peers = flags.coordinator, flags.num_processes, flags.process_id
   if peers != (None, None, None) and not flags.distributed:
     names = '--coordinator, --num_processes, --process_id'
@@ -65,7 +71,7 @@ def run(flags: Flags) -> int | None:
   from train_lib import trainer
 
   _silence_repeated_errors()
-  if _has_only_cpu():
+  if machine.has_only_cpu():
     process.keep_freed_memory()
   if flags.distributed:
     _join(*peers)
@@ -99,14 +105,6 @@ def _silence_repeated_errors() -> None:
       before(unraisable)
 
   sys.unraisablehook = show
-
-
-def _has_only_cpu() -> bool:
-  """Tells without starting JAX's backend, whose threads would be too early."""
-  if platforms := os.environ.get('JAX_PLATFORMS'):
-    return platforms == 'cpu'
-  plugins = importlib.metadata.entry_points(group='jax_plugins')
-  return not plugins and importlib.util.find_spec('libtpu') is None
 
 
 def _join(*peers: Any) -> None:

@@ -70,12 +70,12 @@ def tree(tmp_path_factory):
   return root
 
 
-def python(tree, *arguments, **options):
+def python(tree, *arguments, path=None, **options):
   """Runs Python in the copy, with `input`; returns stdout."""
   done = subprocess.run(
     [sys.executable, *arguments],
     cwd=tree,
-    env=os.environ | {'PYTHONPATH': str(tree)},
+    env=os.environ | {'PYTHONPATH': str(path or tree)},
     capture_output=True,
     text=True,
     check=False,
@@ -117,6 +117,25 @@ def test_its_configuration_trains(tree, family, tmp_path):
   result = json.loads((tmp_path / 'run' / 'result.json').read_text())
   assert result['steps'] == 2
   assert 'test/accuracy' in result
+
+
+@pytest.mark.slow
+def test_a_family_outside_the_checkout_trains(tmp_path):
+  """From a folder of its own, whose packages commands find."""
+  for name, text in documented().items():
+    if 'pooled' in name:
+      path = tmp_path / name.replace('configs/pooled/', '')
+      path.parent.mkdir(exist_ok=True)
+      path.write_text(text)
+  run = f'--workdir={tmp_path}/run'
+  python(tmp_path, '-m', 'launch.check', '--config=parity.py', path=ROOT)
+  python(
+    tmp_path, '-m', 'launch.train', '--config=parity.py', run,
+    '--config.phases.0.steps=2', '--config.batch_size=8',
+    '--config.dataset.test_examples=16', path=ROOT,
+  )  # fmt: skip
+  trust = ('-m', 'launch.evaluate', run, '--evals=test', '--trust=pooled')
+  assert 'accuracy' in python(tmp_path, *trust, path=ROOT)
 
 
 @pytest.mark.slow

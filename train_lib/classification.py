@@ -45,7 +45,9 @@ class Classification(Task):
   def validate_config(cls, config: dict[str, Any]) -> None:
     """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
-    config['model'] = complete_model(config['model'], cls.MODEL)
+    takes_keys = cls.apply is Task.apply
+    model = config['model']
+    config['model'] = complete_model(model, cls.MODEL, takes_keys)
     alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')

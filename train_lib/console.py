@@ -201,6 +201,7 @@ def _table(rows: Mapping[str, Any]) -> rich.table.Table:
 def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
   """Prints parameters per module, sizes and FLOPs, on one screen."""
   config, info, flops = setup.config, setup.dataset.info, setup.task.flops()
+  counted = '' if setup.task.has_formula else ' (the compiler, loops once)'
   parameters = parameter_counts(setup.abstract.params)
   shape = ', '.join(map(str, (config.batch_size, *info.input_shape)))
   rows = {
@@ -209,7 +210,7 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
     'input': f'{info.input_key} [{shape}] {info.input_dtype}',
     'classes': info.num_classes if info.num_classes != 1 else 'a number',
     'examples': f'{info.num_examples:,}',
-    'forward FLOPs per example': f'{flops:,.0f}',
+    'forward FLOPs per example': f'{flops:,.0f}{counted}',
     # Backward costs about two forward passes: gradients of inputs and weights.
     'train step FLOPs': f'{3 * flops * config.batch_size:.3g}',
     'mesh': dict(setup.mesh.shape),

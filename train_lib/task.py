@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import ml_collections
 from jaxtyping import Array, Float, Key, Shaped
@@ -131,8 +132,12 @@ class Task(abc.ABC):
     **options: Any,
   ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Runs the model; returns its (logits, out)."""
+    from train_lib import model_check  # it imports tasks
+
     variables, inputs = {'params': params, **model_state}, self.arguments(batch)
-    return self.model.apply(variables, *inputs, row_keys=row_keys, **options)
+    return model_check.pair(
+      self.model.apply(variables, *inputs, row_keys=row_keys, **options)
+    )
 
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
     """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""
@@ -210,10 +215,33 @@ class Task(abc.ABC):
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes files that serving needs, such as a tokenizer."""
 
+  @property
+  def has_formula(self) -> bool:
+    """Whether `flops` is a formula of the model, not the compiler's count."""
+    return callable(getattr(self.model, 'flops', None))
+
   def flops(self) -> float:
-    """Returns FLOPs of a forward pass (2 per multiply-add), NaN if unknown."""
-    formula = getattr(self.model, 'flops', None)
-    return formula(self.info.input_shape) if formula else math.nan
+    """Returns FLOPs of a forward pass of a row (2 per multiply-add)."""
+    if self.has_formula:
+      return self.model.flops(self.info.input_shape)
+    return self.counted_flops()
+
+  def counted_flops(self) -> float:
+    """Returns the compiler's count for a row, NaN if there is none.
+
+    It has all operations of the masked form, the body of a loop once.
+    """
+    from train_lib import sharding
+
+    example, shape = self.example(), self.info.input_shape
+    short = example[self.info.input_key].shape
+    rows = {  # as long as those of the data
+      k: jnp.zeros((1, *shape), x.dtype) if x.shape == short else x
+      for k, x in example.items()
+    }
+    boxed = jax.eval_shape(self.init, jax.random.key(0))
+    lowered = jax.jit(self.apply).lower(*sharding.unbox(boxed), rows)
+    return float((lowered.cost_analysis() or {}).get('flops', math.nan))
 
 
 def build_task(config: Config, info: DatasetInfo, changes: Config = ()) -> Task:
@@ -254,15 +282,23 @@ class Model(Mapping[str, Any]):
 
 
 def complete_model(
-  model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
+  model: Mapping[str, Any],
+  kind: type[nn.Module] = nn.Module,
+  takes_keys: bool = True,
 ) -> Model:
-  """Completes `config.model` with defaults; its module must subclass `kind`."""
+  """Completes `config.model` with defaults; its module must subclass `kind`.
+
+  `takes_keys`: the task calls it with `row_keys`.
+  """
+  from train_lib import model_check  # it imports tasks
+
   settings = dict(model)
   name = settings.pop('name', '')
   expected = f"'{registry.name_of(kind)}' or a subclass"
   if kind is nn.Module:
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
+  model_check.check_module(module, takes_keys)
   settings = older.model_fields(settings, module)
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)

@@ -42,3 +42,20 @@ def test_quotas_count(monkeypatch, tmp_path, member, files, expected):
   assert limits.items() <= os.environ.items()
   machine.use_threads(3)  # by a flag
   assert machine.cores() == 3
+
+
+@pytest.mark.parametrize('case', ['no TPU', 'TPU', 'plugin', 'chosen'])
+def test_libtpu_is_skipped_where_there_is_no_tpu(monkeypatch, tmp_path, case):
+  (tmp_path / 'libtpu.py').touch()
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setenv('JAX_PLATFORMS', 'tpu' if case == 'chosen' else '')
+  (tmp_path / 'accel0').touch()
+  files = 'accel*' if case == 'TPU' else 'nothing*'
+  monkeypatch.setattr(machine, 'TPU_FILES', (f'{tmp_path}/{files}',))
+  if case == 'plugin':  # as of jax-cuda13-plugin
+    (tmp_path / 'gpu-1.dist-info').mkdir()
+    text = '[jax_plugins]\ngpu = gpu\n'
+    (tmp_path / 'gpu-1.dist-info' / 'entry_points.txt').write_text(text)
+  machine.skip_absent_tpu()
+  expected = {'no TPU': 'cpu', 'chosen': 'tpu'}.get(case, '')
+  assert os.environ['JAX_PLATFORMS'] == expected

@@ -100,6 +100,22 @@ def test_the_page_shows_what_its_commands_print(printed, kind):
   assert f'```\n{text}```\n' in page
 
 
+@pytest.mark.parametrize('given', [VM, SLURM, GKE], ids=lambda given: given[0])
+def test_packages_outside_the_checkout_are_found_on_all_hosts(
+  given, printed, refused, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  name = f'outside_{given[0]}'
+  (tmp_path / f'{name}.py').write_text(
+    'from adatape.parity import ParityModel as Model'
+  )
+  model = f'--config.model.name={name}:Model'
+  refused(cluster.main, [*given, model, '--dry_run'], ['model.name', name])
+  text = printed(*given, model, f'--package={tmp_path}')
+  words = text.replace('", "', ' ')  # of GKE, a list
+  assert f'env PYTHONPATH={tmp_path} python3 -m launch.train' in words
+
+
 def test_a_missing_or_failed_program_is_one_line(refused, fakes, monkeypatch):
   root = fakes(kubectl='#!/bin/bash\ncat > /dev/null\nexit 3\n')
   refused(cluster.main, GKE, ['kubectl', 'exit code 3'], code=69)
