@@ -10,6 +10,7 @@ import dataclasses
 import math
 import pathlib
 import pkgutil
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -254,9 +255,14 @@ class Model(Mapping[str, Any]):
 
 
 def complete_model(
-  model: Mapping[str, Any], kind: type[nn.Module] = nn.Module
+  model: Mapping[str, Any],
+  kind: type[nn.Module] = nn.Module,
+  known: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Model:
-  """Completes `config.model` with defaults; its module must subclass `kind`."""
+  """Completes `config.model` with `known` values of its fields, and defaults.
+
+  Its module must subclass `kind`.
+  """
   settings = dict(model)
   name = settings.pop('name', '')
   expected = f"'{registry.name_of(kind)}' or a subclass"
@@ -264,14 +270,16 @@ def complete_model(
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
   settings = older.model_fields(settings, module)
+  legal = fields.hints(module)
+  known = {name: value for name, value in known.items() if name in legal}
+  settings = known | settings
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):
     built: Any = registry.build(module, complete, num_classes=2)
-  hints = fields.hints(module)
   # The module may have set sizes that its variant determines.
   sizes = {
-    k: getattr(built, k) for k in complete if not fields.is_open(hints[k])
+    k: getattr(built, k) for k in complete if not fields.is_open(legal[k])
   }
   return Model({'name': str(name), **complete, **sizes}, built)
 
