@@ -69,13 +69,14 @@ def get_config(arg=''):
   lr, decay = 1e-3, 8e-5 if variant[:2] in ('S/', 'B/') else 1e-4
   c.optimizer = dict(lr=lr, warmup_steps=0.1, weight_decay=decay / lr)
   c.phases = (dict(epochs=60),)
-  every = dict(type='classification', every_steps=500)
-  c.evals = dict(test=every | dict(split='test'))
+  c.evals = dict(
+    test=dict(type='classification', split='test', every_steps=500)
+  )
   folder = pathlib.Path(a.data).expanduser() / 'train'
   if a.data and not any(path.is_dir() for path in folder.glob('*')):
     # Splits are made: `test` is evaluated once, at the end.
     c.evals.test.every_steps = 0
-    c.evals.validation = every | dict(split='validation')
+    c.evals.validation = dict(c.evals.test, split='validation', every_steps=0.2)
   c.checkpoint = dict(every_steps=500)
   if a.pretrained:
     start_from(c, a)

@@ -25,10 +25,9 @@ from typing import Annotated, Any
 from absl import logging
 from annotated_types import Len, Predicate
 
-from core import fields, files
+from core import files
 from core.errors import (
   BadRecord,
-  ConfigError,
   InvalidDataError,
   MissingDataError,
 )
@@ -137,11 +136,7 @@ class ImageFolder(ImageOptions):
   def _listed(self, file: pathlib.Path) -> list[Row]:
     """Returns the rows of a table; sets classes and, of train, bad rows."""
     table = tables.read(file, {self.path, self.label})
-    for field in ('path', 'label'):
-      if (name := getattr(self, field)) not in table.columns:
-        expected = f'a column of {file}: '
-        expected += fields.unknown(name, table.columns, 'column')
-        raise ConfigError(f'dataset.{field}', name, expected)
+    table.require({'path': self.path, 'label': self.label})
     found, bad = [], []
     for number in range(len(table)):
       try:

@@ -2,8 +2,16 @@
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import jax
@@ -161,13 +169,8 @@ def _check_fields(
   is_unseen = convert_vit.is_vit(directory) and {*names} & {*_UNSEEN}
   if not names or (fit and not is_unseen):
     return
-  source = f'as in {directory}'
-  if len(names) == 1:
-    name = names[0]
-    expected = f'{theirs[name]!r}, {source}'
-    raise ConfigError(f'model.{name}', ours[name], expected)
   expected, given = ({n: x[n] for n in names} for x in (theirs, ours))
-  raise ConfigError('model', given, f'{expected}, {source}')
+  raise ConfigError('model', given, f'{expected}, as in {directory}')
 
 
 def _log(
@@ -193,15 +196,14 @@ def _size(arrays: Iterable[Any]) -> str:
 
 def _modules(tree: Mapping[str, Any], names: Collection[str]) -> list[str]:
   """Returns the largest modules with no other parameters, and their sizes."""
-  others = {
-    name[: end.start()]
-    for name in {*tree} - {*names}
-    for end in re.finditer('/|$', name)
-  }
+
+  def parents(name: str) -> Iterator[str]:
+    return itertools.accumulate(name.split('/'), '{}/{}'.format)
+
+  others = {x for name in {*tree} - {*names} for x in parents(name)}
   found = collections.defaultdict(list)
   for name in sorted(names):
-    ends = (name[: end.start()] for end in re.finditer('/|$', name))
-    module = next(end for end in ends if end not in others)
+    module = next(x for x in parents(name) if x not in others)
     found[re.sub(r'block_\d+', 'block_*', module)].append(tree[name])
   return [f'{name} ({_size(found[name])})' for name in found]
 

@@ -222,7 +222,7 @@ def test_a_split_that_is_made_is_watched(tmp_path, load):
   (tmp_path / 'train' / 'cat').mkdir(parents=True)
   assert load(f'images.py:data={tmp_path}').evals.test.every_steps == 500
   evals = load(f'images.py:data={tmp_path}/train').evals
-  assert evals.validation.every_steps == 500
+  assert evals.validation.every_steps == 0.2
   assert evals.test.every_steps == 0
 
 

@@ -270,10 +270,10 @@ def test_another_trunk_is_named(fields, message, file):
 
 def test_fields_that_the_file_fixes_are_checked(file):
   config = load_config(file, 'model.num_heads=2', model='vit')
-  message = r'^warm_start.workdir: .*model\.num_heads: expected 4, as .*, got 2'
+  message = r"^warm_start.workdir: .*model: expected {'num_heads': 4}, as "
   with pytest.raises(ConfigError, match=message):
     trainer.train(config, '', dry_run=True)
-  with pytest.raises(ValueError, match=r"model\.activation: .*'gelu_new'"):
+  with pytest.raises(ValueError, match=r"model: .*'gelu_new'}, as .*'gelu'}"):
     warm_start(fresh_params(), file, model={'activation': 'gelu'})
 
 
@@ -323,6 +323,35 @@ def test_sizes_of_a_checkpoint(kind, name, others, file, tmp_path):
     return
   with pytest.raises(ConfigError, match=r'model\.from_checkpoint: .* depth'):
     model_of(kind, name, **given)
+
+
+def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
+  tensors = public_vits.hugging_face_tensors(public_vits.archive())
+  name, draw = 'vit.embeddings.position_embeddings', np.random.default_rng(5)
+  second = draw.normal(size=(2, 1, 1, 16)).astype(np.float32)
+  tensors['vit.embeddings.distillation_token'] = second[0]
+  tensors[name] = np.insert(tensors[name], [1], second[1], axis=1)
+  sizes = public_vits.CONFIG | {'model_type': 'deit', 'image_size': 16}
+  public_vits.write(tmp_path, tensors, **sizes)
+  vit = fresh_params(num_classes=5)
+  for x in ('kernel', 'bias'):
+    vit['head'][x] += 1
+  skip = '^(distillation_)?head/', '^distillation$'
+  with pytest.raises(ValueError, match='distillation: expected nothing'):
+    warm_start(vit, tmp_path, skip=skip[:1])
+  started = warm_start(vit, tmp_path, skip=skip)
+  deit = vit | {
+    'distillation': vit['tokens']['cls'],
+    'distillation_head': vit['head'],
+  }
+  taught = warm_start(deit, tmp_path, skip=skip[:1])
+  np.testing.assert_allclose(taught['distillation'], second.sum(0), atol=1e-6)
+  assert_trees_equal({name: taught[name] for name in vit}, started)
+  assert_trees_equal(taught['distillation_head'], vit['head'])
+  public_vits.write(tmp_path, public_vits.hugging_face_tensors(
+    public_vits.archive()), **public_vits.CONFIG)  # fmt: skip
+  plain_vit = warm_start(vit, tmp_path, skip=skip[:1])
+  assert_trees_equal(plain_vit, started)
 
 
 IMAGE_MODELS = {
