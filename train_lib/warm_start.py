@@ -52,7 +52,7 @@ def start_from(setup: Setup) -> Any:
   except (ValueError, checkpoint_io.CheckpointError) as error:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
-  state = setup.init()
+  state: Any = setup.init()
   params = _replaced(state.params, found)
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
