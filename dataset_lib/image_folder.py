@@ -170,8 +170,9 @@ class ImageFolder(ImageOptions):
     if len(self._classes) < 2:
       expected = f'expected 2 classes or more, got {self._classes}; {LAYOUT}'
       raise InvalidDataError(f'{self.root}: {expected}')
-    names = [os.path.relpath(path, self._root) for _, path in rows]
-    first: dict[Any, str] = {}
+    paths = [os.path.relpath(path, self._root) for _, path in rows]
+    names = [splits.checksum(os.fsencode(path)) for path in paths]
+    first: dict[Any, bytes] = {}
     keys = _contents([path for _, path in rows])
     for key, name in zip(keys, names, strict=True):
       first[key] = min(name, first.get(key, name))
