@@ -9,6 +9,8 @@ and of the classes that it names.
 import difflib
 import json
 import pathlib
+import re
+import zipfile
 from typing import Any
 
 import ml_collections
@@ -141,3 +143,24 @@ def size_of(checkpoint: str, *names: str) -> int:
       'config argument pretrained or teacher: expected the directory of a run '
       f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'
     ) from error
+
+
+def blocks_of(checkpoint: str) -> int:
+  """Reads the number of blocks of a run or of a published ViT."""
+  path = pathlib.Path(checkpoint)
+  file = path / 'model.safetensors' if path.is_dir() else path
+  if not file.is_file():
+    return depth_of(checkpoint)
+  try:
+    if file.suffix == '.npz':
+      with zipfile.ZipFile(file) as archive:
+        names = ' '.join(archive.namelist())
+    else:
+      with file.open('rb') as tensors:
+        size = int.from_bytes(tensors.read(8), 'little')
+        names = tensors.read(min(size, 2**26)).decode()
+    numbers = re.findall(r'(?:block_|blocks\.|layer\.)(\d+)', names)
+    return 1 + max(map(int, numbers))
+  except (OSError, ValueError, zipfile.BadZipFile) as error:
+    message = f'config argument pretrained: expected numbered blocks in {file}'
+    raise ValueError(f'{message} ({error})') from error

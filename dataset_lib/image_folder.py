@@ -1,32 +1,48 @@
-"""Images in folders: root/split/class/image.jpg, with no preparation step.
+"""Images of one's own: folders of classes, of splits, or a table of paths.
 
-The classes are the sorted folders of `train`, or, without one, of all splits.
-Hidden files and folders and files that are no images are left out.
+  root/class/1.jpg         splits are made, see `dataset_lib.splits`
+  root/split/class/1.jpg   the splits are folders
+  labels.csv               a file that `dataset_lib.tables` reads, with columns
+                           of paths (in its folder) and labels; splits are made
+
+The classes are the sorted folders (of `train`, or, without one, of all splits)
+or labels. Hidden files and folders and files that are no images are left out.
+Images with the same bytes are in one of the splits that are made.
 
 A part of a split, as 'train[:90%]', has the same share of each class: rows of a
 class are ordered by a checksum of their names, and classes interleaved. The
 rows of a part are then sorted again by class and name.
 """
 
+import collections
 import dataclasses
+import hashlib
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
-from core.errors import BadRecord, InvalidDataError, MissingDataError
-from dataset_lib import source, splits
+from core.errors import (
+  BadRecord,
+  InvalidDataError,
+  MissingDataError,
+)
+from dataset_lib import source, splits, tables
 from dataset_lib.image_ops import ImageOptions
+from dataset_lib.source import require
 
 Row = tuple[int, str]  # label and path
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
-TRAIN = 'train'
+TRAIN, ALL = 'train', 'all'  # 'all': the rows of all splits that are made
 # A path would leave the root; +, [ and ] are of parts.
 _FOLDER_NAME = r'[^./\\\0+\[\]][^/\\\0+\[\]]*'
-LAYOUT = 'images lie in root/split/class/, like root/train/cat/1.jpg'
+LAYOUT = (
+  'images lie in root/class/, like root/cat/1.jpg, or in root/split/class/'
+)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -36,30 +52,45 @@ class ImageFolder(ImageOptions):
   split: Annotated[
     str,
     Predicate(lambda split: source.parts(split, _FOLDER_NAME)),
-    f'the name of a folder in dataset.root, not a path, {source.PART_WORDS}',
+    'train, validation, test or all, of a folder of splits the name of a '
+    f'folder in dataset.root, not a path, {source.PART_WORDS}',
   ]
-  root: Annotated[str, Len(1), 'the folder that holds the splits']
+  root: Annotated[str, Len(1), 'the folder of the images, or a table of them']
+  path: Annotated[str, Len(1), 'the column of the path in a table'] = 'path'
+  label: Annotated[str, Len(1), 'the column of the label'] = 'label'
+  split_shares: splits.Shares = splits.SHARES
+  split_seed: source.Seed = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def __post_init__(self) -> None:
     root = pathlib.Path(self.root).expanduser()
-    if not root.is_dir():
+    if not root.exists():
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
-    self._root = root.resolve()
-    splits = self._folders(self._root)
-    of_classes = [splits[TRAIN]] if TRAIN in splits else splits.values()
-    self._classes = sorted(set().union(*map(self._folders, of_classes)))
+    self._root = (root if root.is_dir() else root.parent).resolve()
+    self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
+    folders = self._folders(self._root) if root.is_dir() else {}
+    made: dict[str, list[Row]] = {}
+    about: dict[str, Any] = {}
+    if not root.is_dir():
+      made, about = self._made(self._listed(root))
+    elif self._is_flat(folders):
+      self._classes = [*folders]
+      made, about = self._made(self._rows_in(folders))
+    else:
+      train = [folders[TRAIN]] if TRAIN in folders else folders.values()
+      self._classes = sorted(set().union(*map(self._folders, train)))
 
     def opened(name: str) -> list[Row]:
-      if name not in splits:
-        problem = f'no split {name!r} in {root}, which has {[*splits]}'
+      if name not in (known := made or folders):
+        problem = f'no split {name!r} in {root}, which has {[*known]}'
         raise MissingDataError(f'{problem}; {LAYOUT}')
-      return self._open(splits[name])
+      return made[name] if made else self._open(folders[name])
 
     self._rows: list[Row] = []
     for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
       self._rows += _part(rows, part)
     self.describe(len(self._classes), self._classes, len(self._rows))
+    self.info = dataclasses.replace(self.info, splits=about)
 
   def _open(self, folder: str) -> list[Row]:
     """Returns label and path of the images of a split, sorted."""
@@ -74,12 +105,84 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'{strays[0]} lies in no class folder; {LAYOUT}')
     if not present:
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
+    return self._rows_in(present)
+
+  def _rows_in(self, folders: Mapping[str, str]) -> list[Row]:
+    """Returns label and path of the images in the folders of classes."""
     return [
-      (label, os.path.join(present[name], image))
+      (label, os.path.join(folders[name], image))
       for label, name in enumerate(self._classes)
-      if name in present
-      for image in self._images(present[name])
+      if name in folders
+      for image in self._images(folders[name])
     ]
+
+  def _is_flat(self, folders: Mapping[str, str]) -> bool:
+    """Returns True for folders of classes, False for those of splits."""
+    images, nested = [], []
+    # Those of the split first: of a folder of splits no others are opened.
+    for name in sorted(folders, key=lambda name: name not in self._names):
+      for entry in self._entries(folders[name]):
+        if os.path.isdir(entry):
+          nested.append(entry.path)
+        elif _is_image(entry):
+          images.append(entry.path)
+      if nested and name in self._names:
+        return False
+    if images and nested:
+      both = f'has an image {images[0]} and a folder {nested[0]}'
+      raise InvalidDataError(f'{self.root} {both}; {LAYOUT}')
+    return bool(images)
+
+  def _listed(self, file: pathlib.Path) -> list[Row]:
+    """Returns the rows of a table; sets classes and, of train, bad rows."""
+    table = tables.read(file, {self.path, self.label})
+    table.require({'path': self.path, 'label': self.label})
+    found, bad = [], []
+    for number in range(len(table)):
+      try:
+        found.append(self._row(table[number]))
+      except BadRecord as error:
+        where = table.where(number)
+        bad.append((number, BadRecord(error.kind, where, error.message)))
+    self._classes = sorted({label for label, _ in found})
+    self.bad_rows = bad if self._names & {TRAIN, ALL} else ()
+    if not found and bad:
+      raise InvalidDataError(f'{file}: no row can be used: {bad[0][1]}')
+    labels = {name: label for label, name in enumerate(self._classes)}
+    return sorted((labels[name], path) for name, path in found)
+
+  def _row(self, values: Mapping[str, str]) -> tuple[str, str]:
+    """Returns label and path of a row; BadRecord if there is no such file."""
+    name, label = values[self.path], values[self.label].strip()
+    require(label, 'illegal_label', 'the label is empty')
+    path = self._root / name
+    require(name and path.is_file(), 'missing', f'no file {path}')
+    try:
+      files.check_inside(path, self._root)
+    except InvalidDataError as error:
+      raise BadRecord('illegal_path', '', str(error)) from error
+    return label, str(path)
+
+  def _made(
+    self, rows: list[Row]
+  ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """Returns the rows of each split, and `DatasetInfo.splits`."""
+    if len(self._classes) < 2:
+      expected = f'expected 2 classes or more, got {self._classes}; {LAYOUT}'
+      raise InvalidDataError(f'{self.root}: {expected}')
+    paths = [os.path.relpath(path, self._root) for _, path in rows]
+    names = [splits.checksum(os.fsencode(path)) for path in paths]
+    first: dict[Any, bytes] = {}
+    keys = _contents([path for _, path in rows])
+    for key, name in zip(keys, names, strict=True):
+      first[key] = min(name, first.get(key, name))
+    described = [
+      splits.Row((self._classes[label],), first[key], name)
+      for (label, _), key, name in zip(rows, keys, names, strict=True)
+    ]
+    made, about = splits.make(described, self.split_shares, self.split_seed)
+    taken = {name: sorted(rows[i] for i in made[name]) for name in made}
+    return taken | {ALL: rows}, about
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': file contents, 'label'}; BadRecord if unreadable."""
@@ -130,6 +233,24 @@ class ImageFolder(ImageOptions):
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
   return entry.name.lower().endswith(EXTENSIONS)
+
+
+def _contents(paths: list[str]) -> list[Any]:
+  """Returns a key of each file, equal if its bytes are.
+
+  Only files of equal sizes are read.
+  """
+  sizes = [os.path.getsize(path) for path in paths]
+  often, keys = collections.Counter(sizes), []
+  for path, size in zip(paths, sizes, strict=True):
+    key: Any = size
+    if often[size] > 1:
+      try:
+        key = hashlib.blake2b(files.read_record(path)).digest()
+      except (OSError, BadRecord):  # which is counted when it is read
+        key = path
+    keys.append(key)
+  return keys
 
 
 def _part(rows: list[Row], part: range) -> list[Row]:

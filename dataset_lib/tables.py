@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from core import files
-from core.errors import BadRecord, InvalidDataError, MissingDataError
+from core.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
+from core.fields import unknown
 from dataset_lib.source import require
 
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
@@ -60,6 +66,14 @@ class Table:
   def where(self, row: int) -> str:
     """Returns the file of a row and its line there."""
     return f'{self.path}, {self.unit} {self.numbers[row]}'
+
+  def require(self, columns: Mapping[str, str]) -> None:
+    """Raises ConfigError of a field of `dataset` that names no column."""
+    for field, name in columns.items():
+      if name and name not in self.columns:
+        expected = f'a column of {self.path}: '
+        expected += unknown(name, self.columns, 'column')
+        raise ConfigError(f'dataset.{field}', name, expected)
 
   def take(self, rows: Iterable[int]) -> 'Table':
     """Returns some of the rows."""

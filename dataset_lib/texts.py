@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Len, Predicate
 
-from core import fields, files
+from core import files
 from core.errors import (
   BadRecord,
   ConfigError,
@@ -112,12 +112,7 @@ class Texts(LabelledTexts):
   def _table(self, path: Path, task: TextTask) -> Table:
     """Reads the columns of the fields; ConfigError if one is not there."""
     table = tables.read(path, task.names | {self.group} - {''})
-    for field in COLUMNS:
-      name = getattr(self, field)
-      if name and name not in table.columns:
-        place, expected = f'dataset.{field}', f'a column of {path}: '
-        expected += fields.unknown(name, table.columns, 'column')
-        raise ConfigError(place, name, expected)
+    table.require({field: getattr(self, field) for field in COLUMNS})
     if not len(table):
       raise InvalidDataError(f'{path} has no rows, only names of columns')
     return table

@@ -1,10 +1,11 @@
 """Published Vision Transformers, read into our ViT and models that contain it.
 
 NumPy archives of vit_jax (augreg) and big_vision; safetensors of timm and
-Hugging Face. Nothing is unpickled or downloaded. vit_jax and big_vision compute
-GELU by tanh (`activation='gelu_new'`).
+Hugging Face, also of DeiT. Nothing is unpickled or downloaded. vit_jax and
+big_vision compute GELU by tanh (`activation='gelu_new'`).
 """
 
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -14,32 +15,42 @@ import numpy as np
 
 from core import files
 from core.errors import ConfigError, check_option
-from model_lib import convert_files, convert_pixels
+from model_lib import convert_files, convert_pixels, sizes
 from model_lib.convert import Checkpoint, Directory, checkpoint
 from model_lib.convert_pixels import HALF, Pixels
 from model_lib.convert_tables import places
 from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
+DISTILLATION = 'distillation'  # DeiT's second token
+_ARRAYS = (CLASS, POSITIONS, DISTILLATION)
+HEADS = ('head', 'distillation_head')
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
 # Our modules outside and inside a block, in the order of `_Layout`.
 _OUTER = (
-  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head',
-  'pre_logits',
+  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head'
 )  # fmt: skip
+# And those that only archives of JAX, or only tensors of PyTorch have.
+_MORE = ('pre_logits',), (DISTILLATION, 'distillation_head')
 _INNER = (
   'attention_norm', 'attention/query', 'attention/key', 'attention/value',
   'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
 )  # fmt: skip
-_OPTIONAL = (CLASS, POSITIONS, 'head', 'pre_logits')
+_OPTIONAL = (*_ARRAYS, *HEADS, 'pre_logits')
+_TYPES = ('vit', 'deit')  # Hugging Face's `model_type`
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
+# Architectures of timm with the heads of `sizes.VIT` and the exact GELU.
+_PLAIN = re.compile(
+  r'(vit|deit)_(tiny|small|base|large)(_distilled)?_patch\d+_\d+'
+  r'(_in21k)?(\.|$)'
+)
 _ROOTS = ('params/', 'opt/target/')  # big_vision also saves its optimizer
 _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 
 class _Layout(NamedTuple):
-  """A public layout: its names of `_OUTER` and `_INNER`."""
+  """A public layout: its names of `_OUTER` and `_MORE`, and of `_INNER`."""
 
   is_torch: bool
   outer: str
@@ -48,8 +59,9 @@ class _Layout(NamedTuple):
 
   def places(self, depth: int) -> dict[str, str]:
     """Returns our parameter of each tensor of a ViT with `depth` blocks."""
-    modules = dict(zip(_OUTER, self.outer.split(), strict=False))
-    arrays = {modules.pop(ours): ours for ours in (CLASS, POSITIONS)}
+    outer = _OUTER + _MORE[self.is_torch]
+    modules = dict(zip(outer, self.outer.split(), strict=True))
+    arrays = {modules.pop(ours): ours for ours in _ARRAYS if ours in modules}
     for i in range(depth):
       for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
         modules[f'encoder/block_{i}/{ours}'] = self.block.format(i) + theirs
@@ -59,7 +71,8 @@ class _Layout(NamedTuple):
 _HUGGING_FACE = _Layout(
   True,
   'embeddings.cls_token embeddings.position_embeddings '
-  'embeddings.patch_embeddings.projection layernorm classifier',
+  'embeddings.patch_embeddings.projection layernorm classifier '
+  'embeddings.distillation_token distillation_classifier',
   'encoder.layer.{}.',
   'layernorm_before attention.attention.query attention.attention.key '
   'attention.attention.value attention.output.dense layernorm_after '
@@ -67,7 +80,7 @@ _HUGGING_FACE = _Layout(
 )
 _TIMM = _Layout(
   True,
-  'cls_token pos_embed patch_embed.proj norm head',
+  'cls_token pos_embed patch_embed.proj norm head dist_token head_dist',
   'blocks.{}.',
   'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
   'mlp.fc2',
@@ -98,7 +111,7 @@ def is_vit(path: Directory) -> bool:
   """Returns True for a file, and by config.json for a directory of a ViT."""
   config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
-  is_vit = is_timm or config.get('model_type') == 'vit'
+  is_vit = is_timm or config.get('model_type') in _TYPES
   return is_vit or pathlib.Path(path).is_file()
 
 
@@ -108,13 +121,14 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   `path` is an .npz or .safetensors file, or a directory with config.json and
   safetensors; Hugging Face's config.json is needed beside a file too. What they
   state of their inputs is folded into the patch embedding, see
-  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The position of the
-  class token is added to the token, as ours has none.
+  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The positions of the
+  class and the distillation token are added to them, as ours have none.
 
-  `fields` are 'num_heads' and 'activation', where the file tells them (timm's
-  tells none). `head` is absent if the file has none; a `pre_logits` layer
-  before it is kept for `fit`. Raises ValueError for a damaged file, an option
-  that is not supported, and tensors that are missing, unknown or not finite.
+  `fields` are those of `sizes.VIT.defaults`, but 'num_heads' and 'activation'
+  only where the files tell them (of timm: by the name of the architecture).
+  `head` is absent if the file has none; a `pre_logits` layer before it is kept
+  for `fit`. Raises ValueError for a damaged file, an option that is not
+  supported, and tensors that are missing, unknown or not finite.
   """
   path = pathlib.Path(path)
   stored = _plain_names(convert_files.read_tensors(path))
@@ -140,13 +154,14 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   )
   params |= zip(_PATCHES, folded, strict=True)
   image = _split_class_position(f'{path}: class token', params, _sides(config))
+  fields = _sizes(params, channels)
   if is_hugging_face:
-    fields = _fields(file, config)
+    fields |= _fields(file, config)
   elif is_torch:
-    fields = {}
+    fields |= _timm_fields(config, fields['width'])
   else:
     heads = {x.shape[1] for n, x in tensors.items() if n.endswith('key/kernel')}
-    fields = {'num_heads': max(heads), 'activation': _TANH[0]}
+    fields |= {'num_heads': max(heads), 'activation': _TANH[0]}
   return checkpoint(
     path, tensors, params, ignored, fields=fields, image=image,
     class_names=_class_names(config),
@@ -170,17 +185,17 @@ def _layout(
 def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths that keep fresh values in a model that contains a ViT.
 
-  `found` are parameters of `load`, `fresh` the model's, by path. Kept
-  are modules that a ViT lacks, and the head, unless it has the model's shape
-  and follows no `pre_logits`.
+  `found` are parameters of `load`, `fresh` the model's, by path. Kept are
+  modules that a ViT and `found` lack, and the heads, unless they have the
+  model's shape and follow no `pre_logits`.
   """
   ours = {*_VIT_JAX.places(1).values()}
   first = {name: re.sub(r'block_\d+', 'block_0', name) for name in fresh}
-  kept = {name for name in fresh if first[name] not in ours}
+  kept = {name for name in fresh if first[name] not in ours} - {*found}
   head = 'head/kernel'
   shapes = [x[head].shape if head in x else () for x in (found, fresh)]
   if shapes[0] != shapes[1] or 'pre_logits/kernel' in found:
-    heads = 'head/', 'pre_logits/'
+    heads = 'head/', 'distillation_head/', 'pre_logits/'
     kept |= {name for name in {*found, *fresh} if name.startswith(heads)}
   return kept
 
@@ -201,7 +216,8 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   for name, tensor in found.items():
     if not name.startswith(root):
       continue
-    short = name.removeprefix(root).removeprefix('vit.')
+    short = name.removeprefix(root)
+    short = re.sub(r'^(vit\.|deit\.|cls_(?=classifier))', '', short)
     rows = np.atleast_1d(tensor)
     if short.startswith(_SCANNED):
       for i, part in enumerate(rows):
@@ -215,9 +231,31 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return plain
 
 
+def _sizes(params: Mapping[str, np.ndarray], channels: int) -> dict[str, Any]:
+  """Returns the fields of the model that the parameters show."""
+  rows, width = params[_PATCHES[0]].shape
+  blocks = {name.split('/')[1] for name in params if '/block_' in name}
+  return {
+    'width': width,
+    'depth': len(blocks),
+    'mlp_dim': len(params['encoder/block_0/mlp/hidden/bias']),
+    'patch_size': math.isqrt(rows // channels),
+    'pool': 'cls' if CLASS in params else 'gap',
+    'positions': 'learned' if POSITIONS in params else 'sincos2d',
+  }
+
+
+def _timm_fields(config: Mapping[str, Any], width: int) -> dict[str, Any]:
+  """Returns heads and activation by the name of an architecture of timm."""
+  heads = {x['width']: x['num_heads'] for x in sizes.VIT.variants.values()}
+  if width not in heads or not _PLAIN.match(str(config.get('architecture'))):
+    return {}
+  return {'num_heads': heads[width], 'activation': 'gelu'}
+
+
 def _fields(file: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the fields of the model that config.json states."""
-  check_option(f'{file}: model_type', config.get('model_type'), ('vit',))
+  check_option(f'{file}: model_type', config.get('model_type'), _TYPES)
   # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
   epsilon = config.get('layer_norm_eps', 1e-12)
   check_option(f'{file}: layer_norm_eps', epsilon, (1e-12, 1e-6))
@@ -234,7 +272,7 @@ def _converted(
 ) -> np.ndarray:
   """Returns a float32 parameter in our shape."""
   is_kernel, is_patch = ours.endswith('/kernel'), 'patch_embed' in ours
-  rank = 3 if ours in (CLASS, POSITIONS) else 1 + is_kernel
+  rank = 3 if ours in _ARRAYS else 1 + is_kernel
   if is_kernel and is_patch:
     rank = 4
   elif '/attention/' in ours and not is_torch and 'out/bias' not in ours:
@@ -249,7 +287,7 @@ def _converted(
     is_input = re.search('/attention/(query|key|value)/', ours)
     rows = len(tensor) if is_input else tensor.size // tensor.shape[-1]
     tensor = tensor.reshape(rows, -1)
-  elif ours not in (CLASS, POSITIONS):
+  elif ours not in _ARRAYS:
     tensor = tensor.reshape(-1)
   return np.ascontiguousarray(tensor, np.float32)
 
@@ -267,19 +305,21 @@ def _sides(config: Mapping[str, Any]) -> Sides:
 def _split_class_position(
   where: str, params: dict[str, np.ndarray], image: Sides
 ) -> Sides:
-  """Adds the class token's position to it; returns sides that the grid fits."""
+  """Adds tokens' positions to them; returns sides that the grid fits."""
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
+  tokens = [name for name in (CLASS, DISTILLATION) if name in params]
+  before = max(1, len(tokens))
   for sides in (image, SQUARE):
     if grid(count, sides):
       return sides
-    if grid(count - 1, sides):
+    if grid(count - before, sides):
       break
   else:
     return SQUARE
-  first, params[POSITIONS] = np.split(params[POSITIONS], [1], axis=1)
-  if CLASS in params:
-    if params[CLASS].shape != first.shape:
-      shape = list(params[CLASS].shape)
-      raise ConfigError(where, shape, str(list(first.shape)))
-    params[CLASS] = params[CLASS] + first
+  first, params[POSITIONS] = np.split(params[POSITIONS], [before], axis=1)
+  for name, position in zip(tokens, np.split(first, before, 1), strict=False):
+    if params[name].shape != position.shape:
+      shape = list(params[name].shape)
+      raise ConfigError(where, shape, str(list(position.shape)))
+    params[name] = params[name] + position
   return sides

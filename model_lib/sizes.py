@@ -99,5 +99,10 @@ VIT = Sizes(
     'width depth num_heads',
     Ti=(192, 12, 3), S=(384, 12, 6), B=(768, 12, 12), L=(1024, 24, 16),
   ),
+  {
+    'width': 768, 'depth': 12, 'num_heads': 12, 'mlp_dim': 3072,
+    'patch_size': 16, 'pool': 'cls', 'positions': 'learned',
+    'activation': 'gelu',
+  },
   has_patch=True,
 )  # fmt: skip

@@ -14,11 +14,13 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 
 from core import files
 from launch import command_line, evaluate, sweep
 from tests.dataset_lib import corpora
+from tests.model_lib import public_vits
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ('README.md', 'CONTRIBUTING.md', *sorted(map(str, (
@@ -95,6 +97,10 @@ def save(folder, config):
 def check(name, words):
   """Parses a command; a training leaves the configuration of its run."""
   words = [READ.sub(r'\1=\1', word) for word in words]
+  words = [
+    word.replace('=pretrained', '=vit.npz') if 'images.py' in word else word
+    for word in words
+  ]
   module = name if '.' in name else f'launch.{name}'
   flags = complete(importlib.import_module(module).main, words)
   config, folder = getattr(flags, 'config', ''), getattr(flags, 'workdir', '')
@@ -120,6 +126,7 @@ def root(tmp_path_factory):
   shutil.copy(root / 'corpus/tokenizer.json', root)
   for name in ('FILE.conllu', 'en_ewt-ud-dev.conllu'):
     (root / name).touch()
+  np.savez(root / 'vit.npz', **public_vits.archive())
   (root / 'benchmarks/results').mkdir(parents=True)
   with contextlib.chdir(root):
     save(root / 'pretrained', {'model_type': 'bert', 'num_hidden_layers': 6})

@@ -119,6 +119,7 @@ def local(command):
     ('NEW_DIRECTORY', 'new'), ('=TEXTS', '=data/texts'),
     ('TAGS_DIRECTORY', 'data/tags'), ('column=upos,', ''),
     ('PROBING_DIRECTORY', 'data/probing'), ('root=DIR', 'root=data/images'),
+    ('images.py:data=DIR', 'images.py:data=data/images'),
     ('=train.txt.gz', '=train.txt'), ('=valid.txt.gz', '=valid.txt'),
   ):  # fmt: skip
     command = command.replace(name, place)

@@ -6,6 +6,8 @@ subclass adds read `out`.
 
 import dataclasses
 import math
+import pathlib
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -16,9 +18,11 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
+from core import files
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
+from model_lib import sizes
 from train_lib import mixup
 from train_lib.task import Task, complete_model, construct
 from train_lib.terms import Batch, Forward, Metrics, Term
@@ -27,11 +31,17 @@ TOP = 5  # classes of the metric `top5_accuracy`
 
 
 class Classification(Task):
-  """Softmax cross-entropy, with label smoothing and mixup as options."""
+  """Softmax cross-entropy, with label smoothing and mixup as options.
+
+  `model.from_checkpoint`, a run or a published ViT, gives the sizes of a model
+  of images that are not stated.
+  """
 
   SERVE = 'serve_lib.classifier:serve'
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
   MULTI_LABEL: ClassVar[bool] = False  # rows of the data have several labels
+  # Variants, and defaults of the fields that a checkpoint determines.
+  SIZES: ClassVar[sizes.Sizes] = sizes.VIT
 
   @dataclasses.dataclass(frozen=True)
   class Loss:
@@ -46,8 +56,10 @@ class Classification(Task):
     """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
     takes_keys = cls.apply is Task.apply
-    model = config['model']
-    config['model'] = complete_model(model, cls.MODEL, takes_keys)
+    model = dict(config['model'])
+    directory = model.pop('from_checkpoint', '')
+    known = checkpoint_fields(directory, cls.SIZES.defaults)
+    config['model'] = complete_model(model, cls.MODEL, known, takes_keys)
     alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')
@@ -180,6 +192,29 @@ class Classification(Task):
     count = self.info.num_classes
     names = tuple(self.info.class_names) or tuple(map(str, range(count)))
     return names if count > 1 or self.MULTI_LABEL else ()
+
+
+def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
+  """Reads the named fields of a published model or of a run; {} without one."""
+  from model_lib import convert, convert_vit
+  from train_lib.run_directory import CONFIG
+
+  if not directory:
+    return {}
+  try:
+    if convert_vit.is_vit(directory):
+      return convert_vit.load(directory).fields
+    if convert.is_checkpoint(directory):
+      fields = convert.read_sizes(directory)
+    else:
+      model = files.read_object(pathlib.Path(directory) / CONFIG)['model']
+      fields = {name: model[name] for name in names if name in model}
+    if {*fields} != {*names}:
+      raise ValueError(f'expected {", ".join(names)}, got {", ".join(fields)}')
+    return fields
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    expected = f'the directory of a run or of a published model ({error})'
+    raise ConfigError('model.from_checkpoint', directory, expected) from error
 
 
 def check_sizes(model: Any, info: DatasetInfo) -> None:

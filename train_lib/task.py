@@ -10,6 +10,7 @@ import dataclasses
 import math
 import pathlib
 import pkgutil
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -284,11 +285,13 @@ class Model(Mapping[str, Any]):
 def complete_model(
   model: Mapping[str, Any],
   kind: type[nn.Module] = nn.Module,
+  known: Mapping[str, Any] = types.MappingProxyType({}),
   takes_keys: bool = True,
 ) -> Model:
-  """Completes `config.model` with defaults; its module must subclass `kind`.
+  """Completes `config.model` with `known` values of its fields, and defaults.
 
-  `takes_keys`: the task calls it with `row_keys`.
+  Its module must subclass `kind`; `takes_keys`: the task calls it with
+  `row_keys`.
   """
   from train_lib import model_check  # it imports tasks
 
@@ -300,14 +303,16 @@ def complete_model(
   module = registry.locate(name, 'model.name', kind, expected)
   model_check.check_module(module, takes_keys)
   settings = older.model_fields(settings, module)
+  legal = fields.hints(module)
+  known = {name: value for name, value in known.items() if name in legal}
+  settings = known | settings
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):
     built: Any = registry.build(module, complete, num_classes=2)
-  hints = fields.hints(module)
   # The module may have set sizes that its variant determines.
   sizes = {
-    k: getattr(built, k) for k in complete if not fields.is_open(hints[k])
+    k: getattr(built, k) for k in complete if not fields.is_open(legal[k])
   }
   return Model({'name': str(name), **complete, **sizes}, built)
 

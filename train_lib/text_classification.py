@@ -5,17 +5,14 @@ logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import pathlib
-from collections.abc import Collection
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from core import files
-from core.errors import ConfigError
 from eval_lib.metrics import Average
 from model_lib import sizes
-from train_lib.classification import Classification
+from train_lib.classification import Classification, checkpoint_fields
 from train_lib.task import model_errors
 from train_lib.terms import Batch, Forward, Metrics
 
@@ -82,22 +79,3 @@ class TextClassification(Classification):
       return super().metrics(forward)
     errors = self.cross_entropy(forward.logits, forward.batch)
     return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
-
-
-def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
-  """Reads the named fields of the model of Hugging Face or of a run."""
-  from model_lib import convert
-  from train_lib.run_directory import CONFIG
-
-  try:
-    if convert.is_checkpoint(directory):
-      fields = convert.read_sizes(directory)
-    else:
-      model = files.read_object(pathlib.Path(directory) / CONFIG)['model']
-      fields = {name: model[name] for name in names if name in model}
-    if {*fields} != {*names}:
-      raise ValueError(f'expected {", ".join(names)}, got {", ".join(fields)}')
-    return fields
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    expected = f'the directory of a run or of a Hugging Face model ({error})'
-    raise ConfigError('model.from_checkpoint', directory, expected) from error

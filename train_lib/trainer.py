@@ -22,7 +22,6 @@ from train_lib.build import Setup
 from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
-from train_lib.loading import start_from
 from train_lib.phases import Planned
 from train_lib.run_directory import (
   CHECKPOINTS,
@@ -31,6 +30,7 @@ from train_lib.run_directory import (
   writing,
 )
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
+from train_lib.warm_start import start_from
 from train_lib.watchdog import Watchdog
 
 # Metrics are read this many steps late, so that the host does not block.
@@ -58,7 +58,7 @@ def train(
     stack.enter_context(jax.set_mesh(setup.mesh))
     state: Any = None
     if dry_run or not steps_in(pathlib.Path(workdir, CHECKPOINTS)):
-      state = start_from(setup.init(), setup.config.warm_start, setup.task)
+      state = start_from(setup)
     if dry_run:
       print_dry_run(setup)
       return {}

@@ -17,8 +17,9 @@ from eval_lib.metrics import compute
 from model_lib import convert
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
-from train_lib import config_schema, loading
+from train_lib import config_schema
 from train_lib.build import Setup
+from train_lib.warm_start import start_from
 
 TAU = 0.25
 
@@ -197,7 +198,7 @@ def test_a_directory_without_such_a_model_is_refused(tmp_path, text):
   with pytest.raises(ConfigError) as error:
     resolved(tmp_path)
   assert error.value.field == 'model.from_checkpoint'
-  assert 'the directory of a run or of a Hugg' in error.value.expected
+  assert 'the directory of a run or of a publ' in error.value.expected
 
 
 def begun(config):
@@ -205,7 +206,7 @@ def begun(config):
   config = config_schema.validate(config)
   built = Setup(config)
   with jax.set_mesh(built.mesh):
-    state = loading.start_from(built.init(), config.warm_start, built.task)
+    state = start_from(built)
     return jax.device_get(state.params)
 
 

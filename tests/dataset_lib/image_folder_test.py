@@ -1,13 +1,15 @@
 """Image folders: what counts, faults that name their place, photographs."""
 
+import itertools
 import os
+import shutil
 import tarfile
 
 import cv2
 import numpy as np
 import pytest
 
-from core.errors import InvalidDataError, MissingDataError
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder
 from tests.dataset_lib.batches import build, take
 
@@ -125,3 +127,103 @@ def test_caltech_folders(shared_data, tmp_path):
   masks = np.concatenate([batch['mask'] for batch in test.batches()])
   assert masks.sum() == test.info.num_examples
   assert data.bad_records == test.bad_records == {}
+
+
+SPLITS = 'train', 'validation', 'test'
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Folders of classes: 10 cats, 20 dogs, two of which are one photograph."""
+  for name, count, start in (('cat', 10, 0), ('dog', 20, 100)):
+    for i in range(count):
+      write_image(tmp_path / 'photos' / name / f'{i}.png', start + i)
+  write_image(tmp_path / 'photos' / 'dog' / '7.png', 112)  # as 12.png
+  return tmp_path / 'photos'
+
+
+def names_of(data):
+  return ['/'.join(data.where(i).split('/')[-2:]) for i in range(len(data))]
+
+
+def test_a_folder_of_classes_is_split(photos):
+  parts = {split: source(photos, split) for split in SPLITS}
+  found = {split: names_of(one) for split, one in parts.items()}
+  sizes = {split: len(names) for split, names in found.items()}
+  every = sorted(itertools.chain(*found.values()))
+  assert every == sorted(names_of(source(photos, 'all')))
+  cats = {k: sum(n.startswith('cat') for n in x) for k, x in found.items()}
+  assert cats == {'train': 6, 'validation': 2, 'test': 2}
+  assert abs(sizes['train'] - 18) <= 1
+  assert len({k for k, names in found.items()
+              if {'dog/7.png', 'dog/12.png'} & {*names}}) == 1  # fmt: skip
+  for one in parts.values():
+    assert one.info.class_names == ('cat', 'dog')
+    assert one.info.splits['rows'] == sizes
+    assert one.info.splits == parts['train'].info.splits
+  # A part of a split has the shares of the classes.
+  half = names_of(source(photos, 'train[:50%]'))
+  assert sum(name.startswith('cat') for name in half) == 3
+  assert {*half} < {*found['train']}
+  other = builder.build_source(config(photos, split_seed=1), 'test')
+  assert names_of(other) != found['test']
+  shares = config(photos, split_shares=(0.6, 0.0, 0.4))
+  assert abs(len(builder.build_source(shares, 'test')) - 12) <= 1
+
+
+@pytest.mark.parametrize(
+  ('path', 'split', 'words'),
+  [
+    ('dog/more/1.png', 'train', r'an image .*cat/0\.png and a folder .*more'),
+    ('', 'val', "no split 'val'.*'train', 'validation', 'test', 'all'"),
+    ('dog', 'train', r"2 classes or more, got \['cat'\]"),
+  ],
+)
+def test_faults_of_a_folder_of_classes_are_named(photos, path, split, words):
+  if path.endswith('.png'):
+    write_image(photos / path)
+  elif path:
+    shutil.rmtree(photos / path)
+  with pytest.raises((InvalidDataError, MissingDataError), match=words):
+    source(photos, split)
+
+
+def table(photos, *rows):
+  lines = [f'{p.relative_to(photos)},{p.parent.name}'
+           for p in sorted(photos.rglob('*.png'))]  # fmt: skip
+  path = photos / 'labels.csv'
+  path.write_text('\n'.join(['path,label', *lines, *rows]))
+  return path
+
+
+def test_a_table_of_paths_and_labels_has_the_splits_of_the_folder(photos):
+  # A folder with a table is still a folder of classes.
+  file = table(photos)
+  for split in (*SPLITS, 'all', 'test[:50%]'):
+    one, other = source(photos, split), source(file, split)
+    assert names_of(one) == names_of(other)
+    assert one.info == other.info
+    assert one.record(1) == other.record(1)
+  text = file.read_text().replace('path,label', 'file,species')
+  file.write_text(text)
+  given = dict(path='file', label='species')
+  named = builder.build_source(config(file, **given), 'train')
+  assert names_of(named) == names_of(source(photos))
+  with pytest.raises(ConfigError, match=r'dataset\.path: .*labels\.csv.* file'):
+    source(file)
+
+
+def test_bad_rows_of_a_table_are_named(photos, tmp_path):
+  write_image(tmp_path / 'out.png')
+  rows = 'cat/99.png,cat', 'cat/1.png,', '../out.png,cat', 'dog,dog'
+  file = table(photos, *rows)
+  assert names_of(source(file, 'test')) == names_of(source(photos, 'test'))
+  train = source(file)
+  assert names_of(train) == names_of(source(photos))
+  found = [(bad.kind, bad.where) for _, bad in train.bad_rows]
+  kinds = 'missing', 'illegal_label', 'illegal_path', 'missing'
+  assert found == [(kind, f'{file}, line {32 + i}')
+                   for i, kind in enumerate(kinds)]  # fmt: skip
+  file.write_text('path,label\n' + '\n'.join(rows))
+  with pytest.raises(InvalidDataError, match=r'no row.*no file .*99\.png'):
+    source(file)

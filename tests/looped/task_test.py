@@ -18,6 +18,7 @@ from dataset_lib.source import DatasetInfo
 from looped.task import Carried, Unrolled, log_stable
 from train_lib import config_schema, loading, trainer
 from train_lib.build import Setup
+from train_lib.warm_start import start_from
 
 ROWS, CELLS, SYMBOLS, COUNT = 8, 6, 5, 3
 INFO = DatasetInfo('tokens', (CELLS,), 'int32', SYMBOLS, (), 1, SYMBOLS)
@@ -177,7 +178,7 @@ def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
   setup = Setup(config_schema.validate(config, fields))
   with jax.set_mesh(setup.mesh):
     fresh = setup.init()
-    state = loading.start_from(fresh, setup.config.warm_start, setup.task)
+    state = start_from(setup)
   for own, expected in (
     (state.params, source['params']),
     (state.model_state, source['model_state']),

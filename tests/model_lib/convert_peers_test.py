@@ -11,7 +11,7 @@ from albert_act import published
 from model_lib import convert, sizes
 from tests.model_lib import checkpoints, plain
 from tests.peers import torch_and_transformers
-from train_lib import loading
+from train_lib.warm_start import warm_start
 
 pytestmark = pytest.mark.peers
 _SIZES = {
@@ -256,7 +256,7 @@ def test_the_encoder_of_any_head_starts_a_run(
   theirs.save_pretrained(tmp_path)
   fields = convert.read_sizes(tmp_path)
   fresh = jax.tree.map(jnp.asarray, checkpoints.fresh_params(kind, 3, fields))
-  started = loading.warm_start(fresh, tmp_path)
+  started = warm_start(fresh, tmp_path)
   source = convert.load(tmp_path, heads)
   for module, leaves in fresh.items():
     want = source.params.get(module, leaves)

@@ -11,7 +11,7 @@ import pytest
 from core.errors import MissingDataError
 from model_lib import convert, convert_tables
 from tests.model_lib import checkpoints
-from train_lib import loading
+from train_lib.warm_start import warm_start
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 INDEX, SECOND = f'{WEIGHTS}.index.json', 'model-00001-of-00002.safetensors'
@@ -114,7 +114,7 @@ def test_a_tensor_of_another_shape_starts_no_run(tmp_path):
   checkpoints.write(tmp_path, tensors)
   fresh = jax.tree.map(jnp.asarray, checkpoints.fresh_params())
   with pytest.raises(ValueError, match='warm_start') as error:
-    loading.warm_start(fresh, tmp_path)
+    warm_start(fresh, tmp_path)
   for line in (
     'block_0/mlp/out/bias: expected float32[8], got float32[9]',
     'block_0/mlp/hidden/kernel: expected float32[8, 12], got float32[12, 8]',

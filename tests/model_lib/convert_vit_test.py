@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from adatape.deit import DeiT
 from model_lib import convert_vit
 from model_lib.vit import ViT
 from tests import peers
@@ -37,6 +38,8 @@ def loaded(path, model, inputs):
 
 def check_logits(path, theirs, inputs, **fields):
   model, inputs = ViT(**(FIELDS | fields)), jnp.asarray(inputs)
+  for name, value in convert_vit.load(path).fields.items():
+    assert getattr(model, name) == value
   params = loaded(path, model, inputs)
   ours, out = jax.jit(model.apply)({'params': params}, inputs)
   np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
@@ -119,12 +122,13 @@ def test_modules_of_other_models_and_unfit_heads_stay_fresh():
   fresh = {name: np.zeros(size) for name, size in shapes.items()}
   own = {n for n in fresh if 'tape' in n or 'read' in n}
   head = {'head/kernel', 'head/bias'}
-  assert convert_vit.fit(fresh, fresh) == own
-  found = fresh | {'head/kernel': np.zeros(9)}
+  vit = {name: x for name, x in fresh.items() if name not in own}
+  assert convert_vit.fit(vit, fresh) == own
+  found = vit | {'head/kernel': np.zeros(9)}
   assert convert_vit.fit(found, fresh) == own | head
-  found = {name: x for name, x in fresh.items() if name not in head}
+  found = {name: x for name, x in vit.items() if name not in head}
   assert convert_vit.fit(found, fresh) == own | head
-  found = fresh | {'pre_logits/kernel': np.zeros(9)}
+  found = vit | {'pre_logits/kernel': np.zeros(9)}
   assert convert_vit.fit(found, fresh) == own | head | {'pre_logits/kernel'}
 
 
@@ -175,7 +179,7 @@ def test_a_name_of_another_layout_is_refused(tmp_path, name, other):
   'name',
   [
     'blocks.0.ls1.gamma', 'blocks.1.attn.q_norm.weight', 'reg_token',
-    'head_dist.weight', 'fc_norm.bias', 'norm_pre.weight', 'pre_logits.fc.bias',
+    'attn_pool.latent', 'fc_norm.bias', 'norm_pre.weight', 'pre_logits.fc.bias',
   ],
 )  # fmt: skip
 def test_what_our_vit_lacks_is_named(tmp_path, name):
@@ -190,7 +194,7 @@ def test_what_our_vit_lacks_is_named(tmp_path, name):
   [
     ({'layer_norm_eps': 1e-3}, 'layer_norm_eps: expected one of'),
     ({'hidden_act': 'relu'}, "hidden_act: expected one of .*got 'relu'"),
-    ({'model_type': 'deit'}, "model_type: expected one of .*got 'deit'"),
+    ({'model_type': 'beit'}, "model_type: expected one of .*got 'beit'"),
   ],
 )
 def test_an_option_that_changes_the_result_is_refused(
@@ -229,6 +233,55 @@ def test_a_damaged_archive_is_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r'vit\.npz: .* is damaged'):
       convert_vit.load(path)
+
+
+@pytest.mark.parametrize(
+  ('name', 'heads'),
+  [
+    ('vit_base_patch16_224.augreg_in21k', 12), ('deit_base_patch16_384', 12),
+    ('vit_base_patch16_224_in21k', 12), ('vit_base_patch16_siglip_gap_224', 0),
+    ('vit_base_patch16_clip_224', 0), ('eva02_base_patch14_224', 0),
+  ],
+)  # fmt: skip
+def test_an_architecture_of_timm_tells_the_heads(name, heads):
+  known = {'num_heads': heads, 'activation': 'gelu'} if heads else {}
+  assert convert_vit._timm_fields({'architecture': name}, 768) == known
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+  ('kind', 'name', 'options'),
+  [
+    (ViT, 'ViTForImageClassification', {}),
+    (ViT, 'ViTForImageClassification', {
+      'hidden_act': 'gelu_pytorch_tanh', 'patch_size': 8, 'hidden_size': 24,
+      'num_attention_heads': 2, 'num_hidden_layers': 3, 'intermediate_size': 20,
+    }),
+    (DeiT, 'DeiTForImageClassificationWithTeacher', {}),
+    (DeiT, 'DeiTForImageClassificationWithTeacher', {'hidden_act': 'gelu_new'}),
+  ],
+)  # fmt: skip
+def test_logits_of_transformers_with_the_sizes_of_its_files(
+  kind, name, options, tmp_path
+):
+  torch, transformers = peers.torch_and_transformers()
+  torch.manual_seed(0)
+  tiny = {
+    'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 4,
+    'intermediate_size': 24, 'image_size': 16, 'patch_size': 4, 'num_labels': 5,
+  } | options  # fmt: skip
+  config = getattr(transformers, f'{kind.__name__}Config')(**tiny)
+  model = getattr(transformers, name)(config)
+  theirs = torch_logits(torch, model, images()).logits
+  model.float().save_pretrained(tmp_path)
+  found, inputs = convert_vit.load(tmp_path), jnp.asarray(images())
+  ours = kind(num_classes=5, **found.fields)
+  fresh = flatten_dict(plain.noise(ours, inputs), sep='/')
+  assert not convert_vit.fit(flatten_dict(found.params, sep='/'), fresh)
+  params = jax.tree.map(jnp.asarray, found.params)
+  logits, _ = ours.apply({'params': params}, inputs)
+  np.testing.assert_allclose(logits, theirs, rtol=0, atol=TOLERANCE)
+  assert np.ptp(logits, axis=0).min() > 100 * TOLERANCE
 
 
 @pytest.mark.peers

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from adatape.deit import Distillation
 from adatape.model import AdaTapeViT
+from adatape.task import PonderClassification, TapeClassification
 from core import files
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
@@ -19,8 +22,9 @@ from model_lib.vit import ViT
 from tests.marks import first_is_slow
 from tests.model_lib import plain, public_vits
 from tests.train_lib.states import save_all
-from train_lib import build, checkpoint_io, loading, sharding, trainer
-from train_lib.loading import warm_start
+from train_lib import build, checkpoint_io, sharding, trainer
+from train_lib.classification import Classification
+from train_lib.warm_start import start_from, warm_start
 
 KERNEL = jnp.arange(16.0).reshape(4, 4)
 SAVED = {
@@ -177,8 +181,7 @@ def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   config = load_config(file, *overrides, model=model)
   setup = build.Setup(config)
   with jax.set_mesh(setup.mesh), caplog.at_level(logging.WARNING):
-    fresh = setup.init()
-    started = loading.start_from(fresh, config.warm_start, setup.task)
+    fresh, started = setup.init(), start_from(setup)
   started, fresh = (
     checkpoint_io.flatten(jax.device_get(one.params))
     for one in (started, fresh)
@@ -195,7 +198,9 @@ def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   assert {name.split('/')[0] for name in own} == {'tape_bank', 'encoder'}
   for name in own:
     np.testing.assert_array_equal(started[name], fresh[name])
-    assert name in caplog.text
+  bank = sum(fresh[n].size for n in own if n.startswith('tape_bank'))
+  assert f'tape_bank ({bank:,})' in caplog.text
+  assert 'encoder/block_*/tape_mlp (' in caplog.text
   assert 'mlp_norm' not in caplog.text
 
   # With its tape masked, AdaTape is the ViT.
@@ -223,13 +228,15 @@ def fresh_params(**fields):
 
 def test_a_head_of_other_classes_stays_fresh(file, caplog):
   params = fresh_params(num_classes=3)
-  started = loading.warm_start(params, file)
+  started = warm_start(params, file)
   np.testing.assert_array_equal(
     started['head']['kernel'], params['head']['kernel']
   )
-  assert "['head/bias', 'head/kernel']" in caplog.text
+  total = sum(leaf.size for leaf in jax.tree.leaves(params))
+  words = f'loaded {total - 51:,} of {total:,} parameters; new: head (51)'
+  assert f'{words}; not used: head (170)' in caplog.text
   source = convert_vit.load(file).params
-  other = loading.warm_start(fresh_params(), file)
+  other = warm_start(fresh_params(), file)
   assert_trees_equal(other['head'], source['head'])
   assert_trees_equal(started['encoder'], source['encoder'])
 
@@ -241,7 +248,7 @@ def test_a_published_head_is_in_the_order_of_our_classes(tmp_path):
   given = {'id2label': dict(enumerate(names)), 'image_size': 16}
   public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
   info = dataclasses.replace(info_of((16, 16)), class_names=(*names[::-1],))
-  head = loading.warm_start(fresh_params(), tmp_path, info=info)['head']
+  head = warm_start(fresh_params(), tmp_path, info=info)['head']
   source = convert_vit.load(tmp_path).params['head']
   for name in head:
     np.testing.assert_array_equal(head[name], source[name][..., ::-1])
@@ -258,16 +265,93 @@ def test_a_published_head_is_in_the_order_of_our_classes(tmp_path):
 )
 def test_another_trunk_is_named(fields, message, file):
   with pytest.raises(ValueError, match=message):
-    loading.warm_start(fresh_params(**fields), file)
+    warm_start(fresh_params(**fields), file)
 
 
 def test_fields_that_the_file_fixes_are_checked(file):
   config = load_config(file, 'model.num_heads=2', model='vit')
-  message = r'^warm_start.workdir: .*model\.num_heads: expected 4, as .*, got 2'
+  message = r"^warm_start.workdir: .*model: expected {'num_heads': 4}, as "
   with pytest.raises(ConfigError, match=message):
     trainer.train(config, '', dry_run=True)
-  with pytest.raises(ValueError, match=r"model\.activation: .*'gelu_new'"):
-    loading.warm_start(fresh_params(), file, model={'activation': 'gelu'})
+  with pytest.raises(ValueError, match=r"model: .*'gelu_new'}, as .*'gelu'}"):
+    warm_start(fresh_params(), file, model={'activation': 'gelu'})
+
+
+def test_all_fields_that_differ_are_named_before_compiling(file, monkeypatch):
+  monkeypatch.setattr(build.Setup, 'init', lambda self: pytest.fail('compiled'))
+  sizes = 'model.depth=3', 'model.mlp_dim=20', 'model.pool=gap'
+  config = load_config(file, *sizes, model='vit')
+  message = (
+    "model: expected {'depth': 2, 'mlp_dim': 24, 'pool': 'cls'}, as in "
+    f"{file}, got {{'depth': 3, 'mlp_dim': 20, 'pool': 'gap'}}"
+  )
+  with pytest.raises(ConfigError, match=re.escape(message)):
+    trainer.train(config, '', dry_run=True)
+
+
+def model_of(kind, name, **model):
+  """The checked fields of a model."""
+  config = {'loss': {}, 'model': {'name': name} | model}
+  config['dataset'] = {'image_size': 16}
+  kind.validate_config(config)
+  return config['model']
+
+
+@pytest.mark.parametrize(
+  ('kind', 'name', 'others'),
+  [
+    (Classification, 'model_lib.vit:ViT', {}),
+    (TapeClassification, 'adatape.model:AdaTapeViT', {'query_dim': 8}),
+    (Distillation, 'adatape.deit:DeiT', {}),
+    (PonderClassification, 'adatape.universal:UnsharedViT', {'max_steps': 2}),
+  ],
+)
+def test_sizes_of_a_checkpoint(kind, name, others, file, tmp_path):
+  given = {'from_checkpoint': str(file)} | others
+  model = model_of(kind, name, **given)
+  assert 'from_checkpoint' not in model
+  for field in convert_vit.load(file).fields.keys() & {*model}:
+    assert model[field] == public_vits.FIELDS.get(field, model[field])
+  assert (model.pool, model.positions) == ('cls', 'learned')
+  stated = {'mlp_dim': 20, 'variant': 'B/16'}
+  assert model_of(kind, name, **given, **stated).mlp_dim == 20
+  assert model_of(kind, name, **given, **stated).width == model.width
+  (tmp_path / 'config.json').write_text(files.dumps({'model': dict(model)}))
+  given['from_checkpoint'] = str(tmp_path)
+  if 'depth' in model:
+    assert dict(model_of(kind, name, **given)) == dict(model)
+    return
+  with pytest.raises(ConfigError, match=r'model\.from_checkpoint: .* depth'):
+    model_of(kind, name, **given)
+
+
+def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
+  tensors = public_vits.hugging_face_tensors(public_vits.archive())
+  name, draw = 'vit.embeddings.position_embeddings', np.random.default_rng(5)
+  second = draw.normal(size=(2, 1, 1, 16)).astype(np.float32)
+  tensors['vit.embeddings.distillation_token'] = second[0]
+  tensors[name] = np.insert(tensors[name], [1], second[1], axis=1)
+  sizes = public_vits.CONFIG | {'model_type': 'deit', 'image_size': 16}
+  public_vits.write(tmp_path, tensors, **sizes)
+  vit = fresh_params(num_classes=5)
+  for x in ('kernel', 'bias'):
+    vit['head'][x] += 1
+  skip = '^(distillation_)?head/', '^distillation$'
+  with pytest.raises(ValueError, match='distillation: expected nothing'):
+    warm_start(vit, tmp_path, skip=skip[:1])
+  started = warm_start(vit, tmp_path, skip=skip)
+  deit = vit | {
+    'distillation': vit['tokens']['cls'],
+    'distillation_head': vit['head'],
+  }
+  taught = warm_start(deit, tmp_path, skip=skip[:1])
+  np.testing.assert_allclose(taught['distillation'], second.sum(0), atol=1e-6)
+  assert_trees_equal({name: taught[name] for name in vit}, started)
+  assert_trees_equal(taught['distillation_head'], vit['head'])
+  public_vits.write(tmp_path, public_vits.hugging_face_tensors(
+    public_vits.archive()), **public_vits.CONFIG)  # fmt: skip
+  plain_vit = warm_start(vit, tmp_path, skip=skip[:1])
+  assert_trees_equal(plain_vit, started)
 
 
 IMAGE_MODELS = {
@@ -316,6 +400,24 @@ def test_positions_of_an_own_run_are_resized(
       leaf = public_vits.resized(leaf, grids[1], grids[0])
       assert (name in caplog.text) == (old != new)
     np.testing.assert_allclose(started[name], leaf, rtol=0, atol=1e-5)
+
+
+def test_adatape_starts_with_the_vit_of_an_own_run(tmp_path, caplog):
+  saved, size = fresh_params(num_classes=5), (1, 16, 16, 3)
+  save_all(tmp_path / 'checkpoints', [1], lambda _: {'params': saved})
+  record = files.dumps(dataclasses.asdict(info_of((16, 16))))
+  (tmp_path / 'dataset_info.json').write_text(record)
+  model = IMAGE_MODELS['input']().clone(pool='cls')
+  fresh = jax.tree.map(jnp.asarray, plain.noise(model, jnp.zeros(size)))
+  started = warm_start(fresh, tmp_path, info=info_of((16, 16)))
+  assert_trees_equal(started['tape_bank'], fresh['tape_bank'])
+  assert_trees_equal({n: started[n] for n in saved if n != 'encoder'} | {
+    'encoder': {n: started['encoder'][n] for n in saved['encoder']}
+  }, saved)  # fmt: skip
+  assert re.search(r'new: encoder/read_network \(.*, tape_bank \(', caplog.text)
+  # Its head of other classes is skipped explicitly.
+  with pytest.raises(ValueError, match='head/bias: expected float32'):
+    warm_start(fresh_params(num_classes=3), tmp_path, info=info_of((16, 16)))
 
 
 def test_positions_that_are_no_grid_of_the_images_are_refused(tmp_path):
