@@ -1,11 +1,13 @@
 """BERT and DistilBERT as classifiers, and what all text encoders share.
 
-Devlin et al. 2019; Sanh et al. 2019. Parameters are named as those that
-`model_lib.convert` loads from a published checkpoint. The first `length` tokens
-of a row are valid; the others are never read.
+Devlin et al. 2019; Sanh et al. 2019. Another encoder, such as ModernBERT,
+overrides methods of `BertClassifier`; `eat.model` prunes any. Parameters are
+named as those that `model_lib.convert` loads from a published checkpoint. The
+first `length` tokens of a row are valid; the others are never read.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -27,6 +29,7 @@ from model_lib.layers import (
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
+from model_lib.tokens import Tokens
 
 INIT = nn.initializers.truncated_normal(0.02)
 
@@ -176,14 +179,14 @@ class TextEncoder(nn.Module, kw_only=True):
     super().__post_init__()
 
   @nn.nowrap
-  def make_embeddings(self, width: int) -> BertEmbeddings:
+  def make_embeddings(self, width: int) -> nn.Module:
     """Returns the embeddings that the fields describe."""
     return build(BertEmbeddings, self, width=width)
 
   @nn.nowrap
   def make_blocks(
     self, count: int, attend: Callable[..., Any] = attend
-  ) -> list[BertBlock]:
+  ) -> Sequence[nn.Module]:
     """Returns `count` blocks that the fields describe."""
     return [build(BertBlock, self, attend=attend) for _ in range(count)]
 
@@ -209,11 +212,16 @@ class BertClassifier(TextEncoder, kw_only=True):
     """Returns the layers with a head, here the last one."""
     return (self.depth,)
 
+  @nn.nowrap
+  def pooler_kind(self) -> Callable[..., nn.Module]:
+    """Returns a function that makes the layer before a classifier."""
+    return functools.partial(Pooler, self.pooler_activation, dtype=self.dtype)
+
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
     self.embeddings = self.make_embeddings(self.width)
     self.block = self.make_blocks(self.depth)
-    self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
+    self.pooler = self.pooler_kind()()
     self.head = classifier(self.num_classes)
 
   def __call__(
@@ -229,7 +237,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     pooled [CLS] `out['features']` `[B, D]`, both float32.
     """
     states = self.encode(tokens, token_types, length, row_keys)
-    logits, features = self.classify(states[:, 0], row_keys)
+    logits, features = self.classify(self.pool(states, length), row_keys)
     return logits, {'features': features}
 
   def encode(
@@ -239,16 +247,44 @@ class BertClassifier(TextEncoder, kw_only=True):
     length: Int[Array, ' B'],
     row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
-    """Returns the states after the last block."""
+    """Returns `states` of all tokens after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
     mask = valid_tokens(tokens, length)
     names = [f'block_{index}' for index in range(self.depth)]
     keys = [row_random.fold_rows(row_keys, name) for name in names]
     return blocks.apply(self.block, x, mask, keys, lambda out: out.x)
 
+  def run_block(
+    self, layer: int, tokens: Tokens, row_keys: RowKeys = None, **options: Any
+  ) -> Attended:
+    """Runs the block of a layer, from 1; options as those of `BertBlock`."""
+    mask = valid_tokens(tokens.x, tokens.length)
+    block = self.block[layer - 1]
+    return blocks.call(block, tokens.x, mask, row_keys, **options)
+
+  def states(self, x: Float[Array, 'B L D']) -> Float[Array, 'B L D']:
+    """Returns what heads read of the output of a block."""
+    return x
+
+  def pool(
+    self, states: Float[Array, 'B L D'], length: Int[Array, ' B']
+  ) -> Float[Array, 'B D']:
+    """Returns the state that a row is classified by, here that of [CLS]."""
+    return states[:, 0]
+
+  @nn.nowrap
+  def pools_all(self) -> bool:
+    """Returns True if `pool` reads more than [CLS]."""
+    return False
+
+  @nn.nowrap
+  def block_flops(self, tokens: int, only_cls: bool = False) -> float:
+    """Returns the FLOPs of a block, for the output of [CLS] or of all."""
+    count = flops.cls_block if only_cls else flops.block
+    return count(tokens, self.width, self.mlp_dim)
+
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
-    tokens = input_shape[0]
-    blocks = self.depth * flops.block(tokens, self.width, self.mlp_dim)
-    return blocks + flops.dense(1, self.width, self.width + self.num_classes)
+    head = flops.dense(1, self.width, self.width + self.num_classes)
+    return self.depth * self.block_flops(input_shape[0]) + head
