@@ -114,8 +114,8 @@ def layers(name: str, text: str) -> tuple[int, ...]:
   return tuple(map(int, items))
 
 
-def depth_of(checkpoint: str) -> int:
-  """Reads the number of layers of a run or of a Hugging Face model."""
+def encoder_of(checkpoint: str) -> tuple[str, int]:
+  """Reads kind and layers of a run, its model's class, or of Hugging Face's."""
   try:
     path = pathlib.Path(checkpoint, 'config.json')
     if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
@@ -123,7 +123,9 @@ def depth_of(checkpoint: str) -> int:
     content = json.loads(path.read_bytes())
     content = content.get('model', content)
     names = 'depth', 'num_hidden_layers', 'n_layers'
-    return int(next(content[name] for name in names if name in content))
+    kind = content.get('model_type') or content.get('name', '')
+    depth = next(content[name] for name in names if name in content)
+    return str(kind), int(depth)
   except (
     OSError, ValueError, TypeError, AttributeError, StopIteration,
     RecursionError,

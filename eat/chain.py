@@ -110,7 +110,7 @@ def as_adaptive(model: Any) -> Adaptive:
     return build(EatModernBert, model, **none)
   if isinstance(model, BertClassifier):
     return build(EatClassifier, model, window=0, **none)
-  legal = 'a model of eat.model, model_lib.bert or model_lib.modern_bert'
+  legal = 'eat.model:EatClassifier or EatModernBert, or the same dense'
   raise ConfigError('model.name', type(model).__name__, legal)
 
 

@@ -205,8 +205,8 @@ def test_a_vocabulary_of_another_system(directory):
 @pytest.mark.parametrize(
   ('name', 'content', 'words'),
   [
-    ('tokenizer.json', b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
-     r'expected a WordPiece tokenizer, or .* got BPE'),
+    ('tokenizer.json', b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, '
+     b'"unk_token": "a"}}', r'expected a WordPiece, BPE .* got WordLevel'),
     ('vocab.txt', b'[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
     ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is damaged: .*utf-8'),
     ('tokenizer_config.json', b'{', r'tokenizer_config\.json is damaged'),
