@@ -67,9 +67,9 @@ class EatChain(Resizable):
     tokens at the end.
     """
     first, last = (1, *self.heads)[index], self.heads[index]
-    pools_all = self.model.pools_all()
-    first += (alone or pools_all) and index > 0
-    is_whole = pools_all or (alone and index < self.num_stages - 1)
+    reads_all = self.model.pooling == 'mean'
+    first += (alone or reads_all) and index > 0
+    is_whole = reads_all or (alone and index < self.num_stages - 1)
 
     def run(module: Adaptive, carry: Any) -> Any:
       if index == 0:

@@ -20,7 +20,7 @@ from model_lib import flops, row_random
 from model_lib import tokens as pruning
 from model_lib.attention import KeysValues, attend
 from model_lib.bert import BertClassifier
-from model_lib.layers import build, classifier, valid_tokens
+from model_lib.layers import classifier, valid_tokens
 from model_lib.logical import partitioned_dense
 from model_lib.modern_bert import ModernBertClassifier
 from model_lib.row_random import RowKeys
@@ -115,9 +115,9 @@ class Adaptive(Encoder, kw_only=True):
   def setup(self):
     """Declares the modules under the encoder's names, and `exit_<layer>`."""
     super().setup()
-    pooler: Any = dict(make_pooler=self.pooler_kind())
-    early = self.heads()[:-1]
-    self.exit = {str(layer): build(Head, self, **pooler) for layer in early}
+    head: Any = functools.partial(Head, self.num_classes, self.pooler_kind())
+    rate = self.classifier_dropout
+    self.exit = {str(layer): head(rate) for layer in self.heads()[:-1]}
     if self.prune_scores == 'learned':
       self.scorer = {str(layer): TokenScorer() for layer in self.prune_layers}
 
@@ -225,10 +225,7 @@ class Adaptive(Encoder, kw_only=True):
   def cls_after(
     self, tokens: Tokens, layer: int
   ) -> tuple[Float[Array, 'B D'], KeysValues]:
-    """Returns (what a block's head reads, keys and values of all tokens).
-
-    Not of an encoder that `pools_all`.
-    """
+    """Returns (what a block's head reads, keys and values of all tokens)."""
     out = self.run_block(layer, tokens, num_queries=1)
     return self._read(out.x, tokens, layer), out.keys_values
 
@@ -282,7 +279,7 @@ class Adaptive(Encoder, kw_only=True):
       block = self.block_flops(length)
       if layer not in self.heads():
         total += block
-      elif count_cls and not self.pools_all():
+      elif count_cls and self.pooling == 'cls':
         alone = self.block_flops(length, only_cls=True)
         totals.append(total + alone + head)
         # [CLS] is computed again with the others; keys and values are not.
@@ -325,11 +322,7 @@ class EatClassifier(Adaptive, BertClassifier, kw_only=True):
 
 
 class EatModernBert(Adaptive, ModernBertClassifier, kw_only=True):
-  """ModernBERT with token pruning and exits; see `Adaptive`.
-
-  Its local attention takes the place of a window. All heads share the norm
-  after the last block.
-  """
+  """ModernBERT with token pruning and exits; all heads share the last norm."""
 
 
 def branch(

@@ -24,6 +24,7 @@ from model_lib.layers import (
   Mlp,
   build,
   classifier,
+  masked_mean,
   valid_tokens,
 )
 from model_lib.logical import constrain, partitioned, partitioned_dense
@@ -55,13 +56,17 @@ class Embedding(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-  """Words, types and positions, summed, normed; fields as in `TextEncoder`."""
+  """Words, types and positions, summed, normed; fields as in `TextEncoder`.
+
+  There may be no table of types or positions, of size 0.
+  """
 
   vocab_size: int
   width: int
   max_positions: int = 512
   type_vocab_size: int = 2
   norm_epsilon: float = 1e-12
+  norm_bias: bool = True
   dropout: float = 0.0
   dtype: Any = jnp.float32
 
@@ -74,16 +79,18 @@ class BertEmbeddings(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Embeds token ids; an unknown id or type gives NaN."""
     length = tokens.shape[1]
-    if length > self.max_positions:
+    if length > self.max_positions > 0:
       expected = f'at least the length {length} of the sequence'
       raise ConfigError('max_positions', self.max_positions, expected)
     x = Embedding(self.vocab_size, self.width, name='word')(tokens)
     if self.type_vocab_size:
       types = Embedding(self.type_vocab_size, self.width, name='token_type')
       x = x + types(token_types)
-    positions = Embedding(self.max_positions, self.width, name='position')
-    x = x + positions(jnp.arange(length)[None])
-    x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
+    if self.max_positions:
+      positions = Embedding(self.max_positions, self.width, name='position')
+      x = x + positions(jnp.arange(length)[None])
+    norm = LayerNorm(self.dtype, self.norm_epsilon, self.norm_bias, name='norm')
+    x = norm(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return row_random.drop(x, self.dropout, row_keys, 'embeddings')
 
@@ -206,6 +213,8 @@ class BertClassifier(TextEncoder, kw_only=True):
 
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
+  # No field: a subclass may have one.
+  pooling = 'cls'  # the state that is classified, or the 'mean' of all tokens
 
   @nn.nowrap
   def heads(self) -> tuple[int, ...]:
@@ -269,13 +278,10 @@ class BertClassifier(TextEncoder, kw_only=True):
   def pool(
     self, states: Float[Array, 'B L D'], length: Int[Array, ' B']
   ) -> Float[Array, 'B D']:
-    """Returns the state that a row is classified by, here that of [CLS]."""
-    return states[:, 0]
-
-  @nn.nowrap
-  def pools_all(self) -> bool:
-    """Returns True if `pool` reads more than [CLS]."""
-    return False
+    """Returns the state that a row is classified by; see `pooling`."""
+    if self.pooling == 'cls':
+      return states[:, 0]
+    return masked_mean(states, valid_tokens(states, length))
 
   @nn.nowrap
   def block_flops(self, tokens: int, only_cls: bool = False) -> float:

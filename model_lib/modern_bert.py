@@ -7,7 +7,7 @@ text, so a pruned row has the distances of the whole one.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -25,15 +25,8 @@ from model_lib.attention import (
   attend,
   wide,
 )
-from model_lib.bert import INIT, Activation, BertClassifier, Embedding
-from model_lib.layers import (
-  ACTIVATIONS,
-  LayerNorm,
-  Mlp,
-  build,
-  masked_mean,
-  valid_tokens,
-)
+from model_lib.bert import INIT, Activation, BertClassifier, BertEmbeddings
+from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate
@@ -64,30 +57,6 @@ def rotate(
   cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
   turned = first * cos - second * sin, second * cos + first * sin
   return jnp.concatenate(turned, axis=-1).reshape(x.shape).astype(x.dtype)
-
-
-class ModernBertEmbeddings(nn.Module):
-  """Words, normed; fields as in `ModernBertClassifier`."""
-
-  vocab_size: int
-  width: int
-  norm_epsilon: float = 1e-5
-  norm_bias: bool = False
-  dropout: float = 0.0
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self,
-    tokens: Int[Array, 'B L'],
-    token_types: Int[Array, 'B L'],
-    row_keys: RowKeys = None,
-  ) -> Float[Array, 'B L D']:
-    """Embeds token ids; an unknown id gives NaN. Types are not read."""
-    x = Embedding(self.vocab_size, self.width, name='word')(tokens)
-    norm = LayerNorm(self.dtype, self.norm_epsilon, self.norm_bias, name='norm')
-    x = constrain(norm(x), 'batch', 'length', 'embed')
-    return row_random.drop(x, self.dropout, row_keys, 'embeddings')
 
 
 class ModernBertBlock(nn.Module):
@@ -203,8 +172,7 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   attention_bias: bool = False
   mlp_bias: bool = False
   pooler_bias: bool = False
-  # The classifier reads [CLS], or the mean of all tokens.
-  pooling: Literal['cls', 'mean'] = 'cls'
+  pooling: Literal['cls', 'mean'] = 'cls'  # 'mean' of all tokens
 
   def __post_init__(self):
     super().__post_init__()
@@ -226,14 +194,12 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
     )  # fmt: skip
 
   @nn.nowrap
-  def make_embeddings(self, width: int) -> nn.Module:
-    """See the base."""
-    return build(ModernBertEmbeddings, self, width=width)
+  def make_embeddings(self, width):
+    """See the base; blocks read positions, not embeddings."""
+    return build(BertEmbeddings, self, width=width, max_positions=0)
 
   @nn.nowrap
-  def make_blocks(
-    self, count: int, attend: Callable[..., Any] = attend
-  ) -> Sequence[nn.Module]:
+  def make_blocks(self, count, attend=attend):
     """See the base."""
     made = []
     for index in range(count):
@@ -243,14 +209,8 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
       made.append(build(ModernBertBlock, self, attend=attend, **kind))
     return made
 
-  def encode(
-    self,
-    tokens: Int[Array, 'B L'],
-    token_types: Int[Array, 'B L'],
-    length: Int[Array, ' B'],
-    row_keys: RowKeys = None,
-  ) -> Float[Array, 'B L D']:
-    """Returns the normed states after the last block."""
+  def encode(self, tokens, token_types, length, row_keys=None):
+    """See the base; its blocks differ and are not scanned."""
     left = whole(self.embeddings(tokens, token_types, row_keys), length)
     for layer in range(1, self.depth + 1):
       keys = row_random.fold_rows(row_keys, f'block_{layer - 1}')
@@ -265,17 +225,6 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   def states(self, x):
     """Norms the states."""
     return self.norm(x)
-
-  def pool(self, states, length):
-    """Returns that of [CLS], or the mean."""
-    if not self.pools_all():
-      return super().pool(states, length)
-    return masked_mean(states, valid_tokens(states, length))
-
-  @nn.nowrap
-  def pools_all(self):
-    """See the base."""
-    return self.pooling == 'mean'
 
   @nn.nowrap
   def block_flops(self, tokens, only_cls=False):
