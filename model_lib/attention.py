@@ -73,8 +73,8 @@ def masked_scores(
   scores = jnp.einsum(
     'bnlh,bnsh->bnls', query * scale, key, preferred_element_type=kind
   )
-  masks = () if valid is None else (valid[:, None, None, :],)
-  masks += () if near is None else (near[:, None],)
+  masks = [] if valid is None else [valid[:, None, None, :]]
+  masks += [] if near is None else [near[:, None]]
   if not masks:
     return scores
   mask = functools.reduce(jnp.logical_and, masks)

@@ -34,7 +34,7 @@ class TextClassification(Classification):
     """Also takes sizes from the checkpoint or the variant."""
     from model_lib.bert import TextEncoder
 
-    model, known = dict(config['model']), {}
+    model, known = dict(config['model']), dict[str, Any]()
     directory = model.pop('from_checkpoint', '')
     kind = registry.locate(model.get('name', ''), 'model.name')
     sizes = (kind if issubclass(kind, TextEncoder) else TextEncoder).SIZES
