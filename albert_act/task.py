@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from albert_act import published
 from albert_act.model import AlbertClassifier
 from eval_lib.metrics import Average
-from model_lib.sizes import Sizes
 from train_lib.expected_loss import ExpectedLoss
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -39,7 +37,6 @@ class FineTune(ExpectedLoss, TextClassification):
 
   KNOBS = ('ponder_weight',)
   MODEL: ClassVar[Any] = AlbertClassifier
-  SIZES: ClassVar[Sizes] = published.SIZES
   PANELS = (ITERATIONS,)
   SERVE = 'albert_act.chain:serve'
 

@@ -1,6 +1,7 @@
-"""Times EAT in the engine against dense BERTs of three libraries.
+"""Times EAT in the engine against dense encoders of three libraries.
 
   python -m benchmarks.eat_speed --variant=base --batch=1,16,32
+  python -m benchmarks.eat_speed --encoder=modernbert --length=500 --batch=1,8
   python -m benchmarks.eat_speed --variant=mini --depth=6
 
 All run the same random weights and token ids, each in a process of its own. EAT
@@ -29,7 +30,7 @@ from benchmarks.timing import Call, Candidate, log_probabilities
 from core.errors import ConfigError
 from core.fields import flag
 from eat.chain import EatChain
-from eat.model import EatClassifier
+from eat.model import Adaptive, EatClassifier, EatModernBert
 from eat.policy import ExitPolicy
 from eval_lib import plots
 from eval_lib.plots import Line, Panel
@@ -40,8 +41,15 @@ from serve_lib.engine import Engine
 from serve_lib.items import TextReader
 
 EXIT_LAYER, VOCAB_SIZE = 4, 30522
-TITLES = {'dense': 'BERT', 'distil': 'DistilBERT'}
-OVER = {'PyTorch BERT': 'over_torch', 'PyTorch DistilBERT': 'over_torch_distil'}
+# Dense models of an encoder.
+TITLES = {
+  'bert': {'dense': 'BERT', 'distil': 'DistilBERT'},
+  'modernbert': {'dense': 'ModernBERT'},
+}
+OVER = {
+  'PyTorch BERT': 'over_torch', 'PyTorch DistilBERT': 'over_torch_distil',
+  'PyTorch ModernBERT': 'over_torch',
+}  # fmt: skip
 CLASS_NAMES = ('first', 'second')
 LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 
@@ -67,7 +75,8 @@ Percents = Annotated[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Timing):
-  variant: str = flag('BERT: tiny, mini, small, medium, base, ...', 'base')
+  encoder: Literal['bert', 'modernbert'] = flag('encoder', 'bert')
+  variant: str = flag('sizes: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
   length: Lengths = flag('tokens of every row, ascending', (128,))
   batch: Sizes = flag('rows of a batch; 1: one request at a time', (1, 16, 32))
@@ -87,8 +96,9 @@ class Flags(command.Timing):
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels and candidates; other libraries also run a DistilBERT."""
+  titles = TITLES[flags.encoder]
   # Raises for a wrong flag before anything is timed.
-  models = {kind: dense_model(flags, kind) for kind in TITLES}
+  models = {kind: dense_model(flags, kind) for kind in titles}
   libraries = [*peers.usable(flags.candidates, flags.dtype)]
   with tempfile.TemporaryDirectory() as folder:
     for kind, model in models.items() if libraries else ():
@@ -97,9 +107,9 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       timed = [*candidates(length, batch, flags)]
       tokens = token_rows(batch, length)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
-      for library, kind in itertools.product(libraries, TITLES):
+      for library, kind in itertools.product(libraries, titles):
         weights = library, f'{folder}/{kind}', items, batch, flags.dtype
-        name = f'{peers.TITLES[library]} {TITLES[kind]}'
+        name = f'{peers.TITLES[library]} {titles[kind]}'
         timed.append(Candidate(
           name, functools.partial(peers.make, *weights), name, group=kind,
           flops=model_flops(models[kind], length)[0], over=OVER.get(name, ''),
@@ -133,12 +143,16 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
-  """Returns a BERT, or a DistilBERT, as an EAT without anything adaptive."""
-  model = EatClassifier(
+  """Returns an encoder, or a DistilBERT, as an EAT with nothing adaptive."""
+  fields: Any = dict(
     variant=flags.variant, depth=flags.depth or None,
     num_classes=2, dtype=jnp.dtype(flags.dtype),
-    prune_layers=(), prune_ratios=(), window=0, exit_layers=(),
+    prune_layers=(), prune_ratios=(), exit_layers=(),
   )  # fmt: skip
+  if flags.encoder == 'modernbert':
+    model: Any = EatModernBert(**fields)
+  else:
+    model = EatClassifier(**fields, window=0)
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
@@ -160,7 +174,7 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
     )  # fmt: skip
   eat = model.clone(
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
-    window=flags.window,
+    **{'window': flags.window} if flags.encoder == 'bert' else {},
   )  # fmt: skip
   for rate in flags.exit_rates if 'eat' in flags.candidates else ():
     full, computed = model_flops(eat, length, (1.0, 1.0 - rate / 100))
@@ -172,7 +186,7 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
 
 
 def model_flops(
-  model: EatClassifier, length: int, stay: Sequence[float] = (1.0,)
+  model: Adaptive, length: int, stay: Sequence[float] = (1.0,)
 ) -> list[float]:
   """Returns the FLOPs of a row: every block in full, and as computed.
 
@@ -207,7 +221,7 @@ def random_params(model: Any) -> dict[str, Any]:
   return jax.tree.map(with_noise, nn.unbox(variables['params']))
 
 
-def _prepare_dense(form: str, model: EatClassifier, tokens: Any) -> Call:
+def _prepare_dense(form: str, model: Adaptive, tokens: Any) -> Call:
   if form == 'engine':
     engine = _engine(model, tokens.shape[1], len(tokens))
     items = [{'tokens': row} for row in tokens]
@@ -245,7 +259,7 @@ def rows_per_call(batch: int, rates: Sequence[int], fill: int) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _engine(model: EatClassifier, length: int, batch: int) -> Engine:
+def _engine(model: Adaptive, length: int, batch: int) -> Engine:
   variables = {'params': random_params(model)}
   chain = EatChain(model, variables, with_unpruned=False)
   # The rule is evaluated for every row, as in service.

@@ -116,25 +116,23 @@ def layers(name: str, text: str) -> tuple[int, ...]:
   return tuple(map(int, items))
 
 
-def depth_of(checkpoint: str) -> int:
-  """Reads the number of layers of a run or of a Hugging Face model."""
-  return size_of(checkpoint, 'depth', 'num_hidden_layers', 'n_layers')
+def encoder_of(checkpoint: str) -> tuple[str, int, int]:
+  """Reads kind, layers and width of a run or of a Hugging Face model.
 
-
-def width_of(checkpoint: str) -> int:
-  """Reads the width of a run or of a Hugging Face model."""
-  return size_of(checkpoint, 'width', 'hidden_size', 'dim')
-
-
-def size_of(checkpoint: str, *names: str) -> int:
-  """Reads the first of these numbers of a run or of a Hugging Face model."""
+  The kind is the class of a run's model or Hugging Face's model_type.
+  """
   try:
     path = pathlib.Path(checkpoint, 'config.json')
     if path.stat().st_size > 2**26 or not path.is_file():  # a pipe would wait
       raise ValueError('config.json: expected a regular file of JSON')
     content = json.loads(path.read_bytes())
     content = content.get('model', content)
-    return int(next(content[name] for name in names if name in content))
+    names = 'depth', 'num_hidden_layers', 'n_layers'
+    kind = content.get('model_type') or content.get('name', '')
+    depth = next(content[name] for name in names if name in content)
+    names = 'width', 'hidden_size', 'dim'
+    width = next((content[name] for name in names if name in content), 0)
+    return str(kind), int(depth), int(width)
   except (
     OSError, ValueError, TypeError, AttributeError, StopIteration,
     RecursionError,
@@ -150,7 +148,7 @@ def blocks_of(checkpoint: str) -> int:
   path = pathlib.Path(checkpoint)
   file = path / 'model.safetensors' if path.is_dir() else path
   if not file.is_file():
-    return depth_of(checkpoint)
+    return encoder_of(checkpoint)[1]
   try:
     if file.suffix == '.npz':
       with zipfile.ZipFile(file) as archive:

@@ -55,7 +55,7 @@ def get_config(arg=''):
     name='texts', path=a.data, kind=a.kind,
     tokenizer=a.vocabulary or checkpoint, **{k: a[k] for k in COLUMNS},
   )  # fmt: skip
-  is_small = not checkpoint or common.width_of(checkpoint) <= SMALL
+  is_small = not checkpoint or common.encoder_of(checkpoint)[2] <= SMALL
   c.optimizer.lr = 1e-4 if is_small else 3e-5
   for phase in c.phases:  # in which an EAT first keeps all tokens
     phase['least_steps'] = round(LEAST_STEPS * phase['epochs'] / a.epochs)

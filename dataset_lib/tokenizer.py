@@ -1,4 +1,4 @@
-"""WordPiece and SentencePiece tokenizers, by the `tokenizers` library.
+"""WordPiece, SentencePiece and byte-level BPE, by the `tokenizers` library.
 
 Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
 `split_special_tokens=True`: a typed "[SEP]" is never the separator.
@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import sentencepiece_model, tokenizer_files
 from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer_files import (
+  BYTES,
   JSON_FILE,
   ROLES,
   SPECIAL,
   UNIGRAM,
   VOCABULARY_FILE,
+  WORD_PIECE,
 )
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
@@ -44,12 +46,17 @@ _NORMALIZER = {
   'strip_accents': 'strip_accents',
   'tokenize_chinese_chars': 'handle_chinese_chars',
 }
-_begins_word = re.compile('(?!##)').match
+# Of a token's name; in a BPE 'Ġ' is the byte of a space.
+_BEGINS_WORD: Mapping[str, Callable[[str], Any]] = {
+  WORD_PIECE: re.compile('(?!##)').match,
+  BYTES: re.compile('Ġ').match,
+  UNIGRAM: sentencepiece_model.begins_word,
+}
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
 
 
 class Tokenizer:
-  """A WordPiece or SentencePiece tokenizer; threads may share it.
+  """A tokenizer of the module's kinds; threads may share it.
 
   `library` is a `tokenizers.Tokenizer`, `special` the ids of its special tokens
   in the order of `ROLES`; that of [MASK] may be None.
@@ -86,7 +93,7 @@ class Tokenizer:
   def shortened(self, text: str, max_length: int) -> str:
     """Returns a part of a text, or all, from which `encode` gives equal rows.
 
-    Exceptions: the tokens of a SentencePiece word that is longer than the row;
+    Exceptions: the tokens of a word, but of WordPiece, longer than the row;
     and if both texts of a pair are, which of them keeps an odd token.
     """
     size = PART * max_length
@@ -109,8 +116,7 @@ class Tokenizer:
   def word_starts(self) -> Bool[np.ndarray, ' V']:
     """Returns for each id whether the token begins a word."""
     names = map(self._library.id_to_token, range(self.vocab_size))
-    is_unigram = type(self._library.model).__name__ == UNIGRAM
-    begins = sentencepiece_model.begins_word if is_unigram else _begins_word
+    begins = _BEGINS_WORD[type(self._library.model).__name__]
     result = np.array([not name or bool(begins(name)) for name in names])
     result[list(self.special_ids)] = True
     return result
@@ -198,7 +204,7 @@ def _named(
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-  """Reads a tokenizer like BERT's or ALBERT's from its directory or file.
+  """Reads a tokenizer as of BERT, ALBERT or ModernBERT, directory or file.
 
   Raises MissingDataError or InvalidDataError.
   """
@@ -255,7 +261,7 @@ def _completed(
   """Checks the library's tokenizer, and sets it as in `config`."""
   kind = type(library.model).__name__
   if kind not in SPECIAL:
-    expected = 'a WordPiece tokenizer, or a Unigram one (SentencePiece)'
+    expected = 'a WordPiece, BPE or Unigram (SentencePiece) tokenizer'
     raise InvalidDataError(f'{file}: expected {expected}, got {kind}')
   stated = {key: value for key, value in config.items() if value is not None}
   names = {**tokenizer_files.saved_roles(library), **stated}
@@ -294,9 +300,11 @@ def _completed(
     ('vocab', len({*numbers}) == len(numbers), 'distinct ids'),
     ('vocab', max(*numbers, *probe.ids) < MAX_VOCABULARY,
      f'ids below {MAX_VOCABULARY}'),
-    ('type_id', types[:2] == types[2:], '0 of a text, 1 of its pair'),
+    # A model of a BPE reads no types.
+    ('type_id', kind == BYTES or types[:2] == types[2:],
+     '0 of a text, 1 of its pair'),
     ('max_input_chars_per_word',
-     kind == UNIGRAM or library.model.max_input_chars_per_word <= 1000,
+     kind != WORD_PIECE or library.model.max_input_chars_per_word <= 1000,
      'at most 1000; longer words are unknown'),
   ):  # fmt: skip
     if not is_legal:

@@ -16,9 +16,10 @@ from core.errors import InvalidDataError
 from dataset_lib import sentencepiece_model
 
 JSON_FILE, VOCABULARY_FILE = 'tokenizer.json', 'vocab.txt'
-WORD_PIECE, UNIGRAM = 'WordPiece', 'Unigram'
+WORD_PIECE, UNIGRAM, BYTES = 'WordPiece', 'Unigram', 'BPE'
 SPECIAL = {
   WORD_PIECE: ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
+  BYTES: ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),  # of ModernBERT
   UNIGRAM: sentencepiece_model.SPECIAL_TOKENS,
 }
 ROLES = ('pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token')

@@ -15,11 +15,12 @@ import jax
 
 from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat.model import EatClassifier
+from eat.model import Adaptive, EatClassifier, EatModernBert
 from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options
 from eval_lib.calibration import CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
+from model_lib.modern_bert import ModernBertClassifier
 from serve_lib import certified, classifier
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Resizable, Stage
@@ -28,7 +29,7 @@ from serve_lib.items import TOKEN_IDS, TextReader
 
 
 class EatChain(Resizable):
-  """An `EatClassifier` as `serve_lib.chain.Chain`.
+  """An `eat.model.Adaptive` as `serve_lib.chain.Chain`.
 
   The variant 'unpruned' keeps all tokens, for sources that must not lose any
   and for models that prune nothing. `with_unpruned=False` compiles only
@@ -39,11 +40,11 @@ class EatChain(Resizable):
 
   def __init__(
     self,
-    model: EatClassifier,
+    model: Adaptive,
     variables: Mapping[str, Any],
     reader: TextReader = TOKEN_IDS,
     with_unpruned: bool = True,
-    others: Mapping[str, EatClassifier] = types.MappingProxyType({}),
+    others: Mapping[str, Adaptive] = types.MappingProxyType({}),
   ):
     self.model, self.variables, self._others = model, variables, others
     self.reader, self.pad = reader, reader.pad
@@ -61,24 +62,26 @@ class EatChain(Resizable):
 
     A short row `alone` goes through the block of a head with all of its tokens:
     reading its weights takes longer than computing with them, and the next
-    stage would read them again. Outputs are 'logits' float32 `[B, O]` and
-    'kept' int32 `[B]`, the valid tokens at the end.
+    stage would read them again. So do all rows if heads read all tokens.
+    Outputs are 'logits' float32 `[B, O]` and 'kept' int32 `[B]`, the valid
+    tokens at the end.
     """
     first, last = (1, *self.heads)[index], self.heads[index]
-    first += alone and index > 0
-    is_whole = alone and index < self.num_stages - 1
+    reads_all = self.model.pooling == 'mean'
+    first += (alone or reads_all) and index > 0
+    is_whole = reads_all or (alone and index < self.num_stages - 1)
 
-    def run(module: EatClassifier, carry: Any) -> Any:
+    def run(module: Adaptive, carry: Any) -> Any:
       if index == 0:
         inputs = (carry[key] for key in ('tokens', 'token_types', 'length'))
         tokens, known = module.embed(*inputs), None
       else:
         tokens, known = carry
       until: Any = dict(sizes=sizes, keys_values=known)
-      tokens = module.encode(tokens, first, last - 1, **until).tokens
+      tokens = module.run_blocks(tokens, first, last - 1, **until).tokens
       kept = tokens.length
       if is_whole:
-        end = module.encode(tokens, last, last, heads=(last,), sizes=sizes)
+        end = module.run_blocks(tokens, last, last, heads=(last,), sizes=sizes)
         cls, tokens, known = end.cls[last], end.tokens, None
       else:
         cls, known = module.cls_after(tokens, last)
@@ -98,15 +101,17 @@ class EatChain(Resizable):
     return self.model.static_sizes(length)[-1]
 
 
-def as_adaptive(model: Any) -> EatClassifier:
-  """Returns a dense BERT as an `EatClassifier` of one stage."""
-  if isinstance(model, EatClassifier):
+def as_adaptive(model: Any) -> Adaptive:
+  """Returns a dense encoder as an `Adaptive` of one stage."""
+  if isinstance(model, Adaptive):
     return model
-  if not isinstance(model, BertClassifier):
-    legal = 'eat.model:EatClassifier or model_lib.bert:BertClassifier'
-    raise ConfigError('model.name', type(model).__name__, legal)
-  none: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=(), window=0)
-  return build(EatClassifier, model, **none)
+  none: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=())
+  if isinstance(model, ModernBertClassifier):
+    return build(EatModernBert, model, **none)
+  if isinstance(model, BertClassifier):
+    return build(EatClassifier, model, window=0, **none)
+  legal = 'eat.model:EatClassifier or EatModernBert, or the same dense'
+  raise ConfigError('model.name', type(model).__name__, legal)
 
 
 def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:

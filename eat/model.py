@@ -1,12 +1,13 @@
-"""BERT with token pruning, window attention and early exits: the masked form.
+"""Encoders with token pruning, window attention and early exits: masked form.
 
 EAT, sections 4 and 5 (Algorithm 1). Pruned tokens follow the kept ones and are
 masked, so that the pruned share may be traced. `eat.chain` crops them.
+`Adaptive` prunes and exits on any encoder that is a `BertClassifier`.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,32 +16,36 @@ from annotated_types import Interval, Predicate
 from jaxtyping import Array, Float, Int
 
 from eat.window_attention import window_attend, window_scores
-from model_lib import blocks, flops, row_random
+from model_lib import flops, row_random
 from model_lib import tokens as pruning
 from model_lib.attention import KeysValues, attend
-from model_lib.bert import Activation, Pooler, TextEncoder
-from model_lib.layers import build, classifier, valid_tokens
+from model_lib.bert import BertClassifier
+from model_lib.layers import classifier, valid_tokens
 from model_lib.logical import partitioned_dense
+from model_lib.modern_bert import ModernBertClassifier
 from model_lib.row_random import RowKeys
-from model_lib.sizes import Size
 from model_lib.tokens import Layers, Ratios, Tokens, check_layers, check_ratios
+
+# `Adaptive` calls methods of an encoder, which is the next base of its classes.
+if TYPE_CHECKING:
+  Encoder = BertClassifier
+else:
+  Encoder = nn.Module
 
 
 class Head(nn.Module):
-  """A pooler and a classifier on [CLS]; fields of `EatClassifier`."""
+  """A pooler and a classifier of a row; fields of `Adaptive`."""
 
   num_classes: int
-  pooler_activation: str = 'tanh'
+  make_pooler: Callable[..., nn.Module]
   classifier_dropout: float = 0.0
-  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(
     self, cls: Float[Array, 'B D'], row_keys: RowKeys = None
   ) -> Float[Array, 'B O']:
     """Returns the logits of the rows, float32."""
-    pooler = Pooler(self.pooler_activation, name='pooler', dtype=self.dtype)
-    pooled = pooler(cls).astype(jnp.float32)
+    pooled = self.make_pooler(name='pooler')(cls).astype(jnp.float32)
     rate = self.classifier_dropout
     dropped = row_random.drop(pooled, rate, row_keys, 'classifier')
     return classifier(self.num_classes)(dropped)
@@ -75,27 +80,18 @@ class Encoded(NamedTuple):
   full: Any  # states `[B, L, D]` at the original positions, or None
 
 
-class EatClassifier(TextEncoder, kw_only=True):
-  """BERT with token pruning, window attention and exits; see `TextEncoder`.
+class Adaptive(Encoder, kw_only=True):
+  """Token pruning and exits of an encoder that is the next base of a class.
 
   Layers are counted from 1: pruning "after layer 2" is before the third block.
   """
 
-  depth: Size = None  # number of blocks
-  pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
   prune_layers: Layers = (2, 4)  # layers after which tokens are pruned
   prune_ratios: Ratios = (0.3, 0.3)
   prune_scores: Literal['norm', 'attention', 'learned'] = 'norm'
   # Least tokens that pruning leaves in a row.
   min_tokens: Annotated[int, Interval(ge=1, le=2**20)] = 1
   merge: bool = False  # average a pruned token into the most similar kept one
-  # Width k of the attention window, k / 2 on each side.
-  window: Annotated[
-    int,
-    Predicate(lambda k: k >= 0 and k % 2 == 0),
-    'an even number, 0 for none',
-  ] = 32
-  window_implementation: Literal['auto', 'block', 'dense'] = 'auto'
   exit_layers: Layers = (4,)  # with a head; the last layer always has one
   # Exits read [CLS] plus the mean of the tokens that enter their block. In low
   # layers [CLS] knows little of them (not in the paper).
@@ -117,17 +113,11 @@ class EatClassifier(TextEncoder, kw_only=True):
     return (*sorted({*self.exit_layers} - {self.depth}), self.depth)
 
   def setup(self):
-    """Declares the modules under BERT's names, and `exit_<layer>`."""
-    kind = self.window_implementation
-    windowed = functools.partial(
-      window_attend, window=self.window, implementation=kind
-    )
-    self.embeddings = self.make_embeddings(self.width)
-    attention = windowed if self.window else attend
-    self.block = self.make_blocks(self.depth, attention)
-    self.exit = {str(layer): build(Head, self) for layer in self.heads()[:-1]}
-    self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
-    self.head = classifier(self.num_classes)
+    """Declares the modules under the encoder's names, and `exit_<layer>`."""
+    super().setup()
+    head: Any = functools.partial(Head, self.num_classes, self.pooler_kind())
+    rate = self.classifier_dropout
+    self.exit = {str(layer): head(rate) for layer in self.heads()[:-1]}
     if self.prune_scores == 'learned':
       self.scorer = {str(layer): TokenScorer() for layer in self.prune_layers}
 
@@ -151,7 +141,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     *early, depth = heads = self.heads()
     start = self.embed(tokens, token_types, length, row_keys)
     options: Any = dict(heads=heads, row_keys=row_keys, prune_scale=prune_scale)
-    encoded = self.encode(start, 1, depth, **options)
+    encoded = self.run_blocks(start, 1, depth, **options)
     left, cls = encoded.tokens, encoded.cls
     exits = [self.head_logits(cls[n], n, row_keys) for n in early]
     logits, features = self.classify(cls[depth], row_keys)
@@ -173,7 +163,7 @@ class EatClassifier(TextEncoder, kw_only=True):
     x = self.embeddings(tokens, token_types, row_keys)
     return pruning.whole(x, length)
 
-  def encode(
+  def run_blocks(
     self,
     tokens: Tokens,
     first: int,
@@ -195,10 +185,9 @@ class EatClassifier(TextEncoder, kw_only=True):
     for layer in range(first, last + 1):
       keys = row_random.fold_rows(row_keys, f'block_{layer - 1}')
       prunes = layer in self.prune_layers and sizes != ()
-      out = blocks.call(
-        self.block[layer - 1],
-        tokens.x,
-        valid_tokens(tokens.x, tokens.length),
+      out = self.run_block(
+        layer,
+        tokens,
         keys,
         received=prunes and self.prune_scores == 'attention',
         keys_values=keys_values if layer == first else None,
@@ -211,7 +200,7 @@ class EatClassifier(TextEncoder, kw_only=True):
           own, x = branch(out.x, later, self.gradient)
           below = below._replace(x=branch(below.x, later, self.gradient)[0])
           tokens = tokens._replace(x=x)
-        cls[layer] = self._read(own[:, 0], below, layer)
+        cls[layer] = self._read(own, below, layer)
       if prunes:
         if full is not None:
           full = pruning.restore(full, tokens)
@@ -237,16 +226,16 @@ class EatClassifier(TextEncoder, kw_only=True):
     self, tokens: Tokens, layer: int
   ) -> tuple[Float[Array, 'B D'], KeysValues]:
     """Returns (what a block's head reads, keys and values of all tokens)."""
-    mask = valid_tokens(tokens.x, tokens.length)
-    out = self.block[layer - 1](tokens.x, mask, num_queries=1)
-    return self._read(out.x[:, 0], tokens, layer), out.keys_values
+    out = self.run_block(layer, tokens, num_queries=1)
+    return self._read(out.x, tokens, layer), out.keys_values
 
-  def _read(self, cls: Array, below: Tokens, layer: int) -> Array:
+  def _read(self, x: Array, below: Tokens, layer: int) -> Array:
     """Returns what the head of a layer reads `[B, D]`; see `exit_mean`."""
+    cls = self.pool(self.states(x), below.length)
     if not self.exit_mean or layer == self.depth:
       return cls
     valid = valid_tokens(below.x, below.length)[..., None]
-    total = jnp.where(valid, below.x, 0.0).sum(1)
+    total = jnp.where(valid, self.states(below.x), 0.0).sum(1)
     return cls + total / below.length.clip(1)[:, None].astype(cls.dtype)
 
   def head_logits(
@@ -287,14 +276,11 @@ class EatClassifier(TextEncoder, kw_only=True):
     head = flops.dense(1, width, width + self.num_classes)
     totals, total = [], 0.0
     for layer in range(1, self.depth + 1):
-      block = flops.block(length, width, self.mlp_dim)
-      if self.window:  # the scores that are computed, in blocks or masked
-        scores = window_scores(length, self.window, self.window_implementation)
-        block += 4.0 * width * (scores - length**2)
+      block = self.block_flops(length)
       if layer not in self.heads():
         total += block
-      elif count_cls:
-        alone = flops.cls_block(length, width, self.mlp_dim)
+      elif count_cls and self.pooling == 'cls':
+        alone = self.block_flops(length, only_cls=True)
         totals.append(total + alone + head)
         # [CLS] is computed again with the others; keys and values are not.
         total = block - flops.dense(length, width, 2 * width)
@@ -304,6 +290,39 @@ class EatClassifier(TextEncoder, kw_only=True):
       if sizes and layer in self.prune_layers:
         length = sizes[list(self.prune_layers).index(layer)]
     return totals
+
+
+class EatClassifier(Adaptive, BertClassifier, kw_only=True):
+  """BERT with token pruning, window attention and exits; see `Adaptive`."""
+
+  # Width k of the attention window, k / 2 on each side.
+  window: Annotated[
+    int,
+    Predicate(lambda k: k >= 0 and k % 2 == 0),
+    'an even number, 0 for none',
+  ] = 32
+  window_implementation: Literal['auto', 'block', 'dense'] = 'auto'
+
+  @nn.nowrap
+  def make_blocks(self, count, attend=attend):
+    """Returns blocks with window attention."""
+    if self.window:
+      kind: Any = dict(implementation=self.window_implementation)
+      attend = functools.partial(window_attend, window=self.window, **kind)
+    return super().make_blocks(count, attend)
+
+  @nn.nowrap
+  def block_flops(self, tokens, only_cls=False):
+    """See the base; counts the scores that are computed, also masked ones."""
+    count = super().block_flops(tokens, only_cls)
+    if self.window and not only_cls:
+      kind = self.window, self.window_implementation
+      count += 4.0 * self.width * (window_scores(tokens, *kind) - tokens**2)
+    return count
+
+
+class EatModernBert(Adaptive, ModernBertClassifier, kw_only=True):
+  """ModernBERT with token pruning and exits; all heads share the last norm."""
 
 
 def branch(

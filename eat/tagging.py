@@ -47,7 +47,7 @@ class EatTagger(EatClassifier, kw_only=True):
     """
     start = self.embed(tokens, token_types, length, row_keys)
     options: Any = dict(row_keys=row_keys, prune_scale=prune_scale)
-    encoded = self.encode(start, 1, self.depth, **options)
+    encoded = self.run_blocks(start, 1, self.depth, **options)
     states = restore(encoded.full, encoded.tokens).astype(jnp.float32)
     rate = self.classifier_dropout
     logits = self.head(row_random.drop(states, rate, row_keys, 'classifier'))

@@ -142,10 +142,10 @@ def retention(forward: Forward) -> Metrics:
 
 
 def is_adaptive(model: Any) -> bool:
-  """Returns False for a dense BERT."""
-  from eat.model import EatClassifier
+  """Returns False for a dense encoder."""
+  from eat.model import Adaptive
 
-  return isinstance(model, EatClassifier)
+  return isinstance(model, Adaptive)
 
 
 def check_tokenizer(teacher: str, own: str) -> None:

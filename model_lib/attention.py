@@ -34,15 +34,16 @@ def attend(
   drop: Callable[[Any], Any] | None = None,
   received: bool | Literal['cls'] = False,
   sizes: Float[Array, 'B S'] | None = None,
+  near: Bool[Array, 'B L S'] | None = None,
 ) -> tuple[Float[Array, 'B N L H'], Float[Array, 'B S'] | None]:
   """Computes scaled dot-product attention with the softmax in float32.
 
-  Only valid keys are read; `drop` is dropout of the weights. If `received`, the
-  second result is `mean_received` of the weights before dropout, with 'cls' of
-  the query [CLS] only. A key of size s counts as s equal ones (proportional
-  attention; Bolya et al. 2023, section 3).
+  Only valid keys are read, by each query those `near` it; `drop` is dropout of
+  the weights. If `received`, the second result is `mean_received` of the
+  weights before dropout, with 'cls' of the query [CLS] only. A key of size s
+  counts as s equal ones (proportional attention; Bolya et al. 2023, section 3).
   """
-  scores = masked_scores(query, key, valid)
+  scores = masked_scores(query, key, valid, near)
   if sizes is not None:
     scores = scores + jnp.log(sizes)[:, None, None, :]
   if valid is not None:
@@ -64,16 +65,20 @@ def masked_scores(
   query: Float[Array, 'B N L H'],
   key: Float[Array, 'B N S H'],
   valid: Bool[Array, 'B S'] | None = None,
+  near: Bool[Array, 'B L S'] | None = None,
 ) -> Float[Array, 'B N L S']:
-  """Returns scaled scores, float32 at least; `MASKED_SCORE` of invalid keys."""
+  """Returns scaled scores, float32 at least; `MASKED_SCORE` of masked keys."""
   scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   kind = wide(query.dtype)
   scores = jnp.einsum(
     'bnlh,bnsh->bnls', query * scale, key, preferred_element_type=kind
   )
-  if valid is None:
+  masks = [] if valid is None else [valid[:, None, None, :]]
+  masks += [] if near is None else [near[:, None]]
+  if not masks:
     return scores
-  return jnp.where(valid[:, None, None, :], scores, MASKED_SCORE)
+  mask = functools.reduce(jnp.logical_and, masks)
+  return jnp.where(mask, scores, MASKED_SCORE)
 
 
 def wide(dtype: Any) -> Any:
@@ -123,6 +128,9 @@ class MultiHeadAttention(nn.Module):
   num_heads: int
   attend: Callable[..., Any] = attend
   dropout: float = 0.0  # of the attention weights
+  # Of queries and of keys `[B, L, D]`, such as by their positions.
+  rotate: Callable[[Any], Any] | None = None
+  use_bias: bool = True
   kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
   dtype: Any = jnp.float32  # of the matrix products; the softmax is float32
 
@@ -149,14 +157,16 @@ class MultiHeadAttention(nn.Module):
     """
     width = x.shape[-1]
     project = functools.partial(
-      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
-    )
+      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype,
+      use_bias=self.use_bias,
+    )  # fmt: skip
+    rotate = self.rotate or (lambda x: x)
     queries = x if num_queries is None else x[:, :num_queries]
-    query = self._split(project(width, 'embed', 'heads', 'query')(queries))
-    joined: Any = keys_values or tuple(
-      project(width, 'embed', 'heads', name)(x) for name in ('key', 'value')
-    )
-    key, value = map(self._split, joined)
+    query = rotate(project(width, 'embed', 'heads', 'query')(queries))
+    if keys_values is None:
+      key = rotate(project(width, 'embed', 'heads', 'key')(x))
+      keys_values = key, project(width, 'embed', 'heads', 'value')(x)
+    query, key, value = map(self._split, (query, *keys_values))
     valid = None if mask is None else mask.astype(bool)
     drop = None
     if row_keys is not None and self.dropout:
@@ -168,7 +178,7 @@ class MultiHeadAttention(nn.Module):
     )
     out = project(width, 'heads', 'embed', 'out')(join_heads(attended))
     out = constrain(out, 'batch', 'length', 'embed')
-    return Attended(out, mean, joined)
+    return Attended(out, mean, keys_values)
 
   def _split(self, x: Float[Array, 'B L D']) -> Float[Array, 'B N L H']:
     heads = split_heads(x, self.num_heads)

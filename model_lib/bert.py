@@ -1,11 +1,13 @@
 """BERT and DistilBERT as classifiers, and what all text encoders share.
 
-Devlin et al. 2019; Sanh et al. 2019. Parameters are named as those that
-`model_lib.convert` loads from a published checkpoint. The first `length` tokens
-of a row are valid; the others are never read.
+Devlin et al. 2019; Sanh et al. 2019. Another encoder, such as ModernBERT,
+overrides methods of `BertClassifier`; `eat.model` prunes any. Parameters are
+named as those that `model_lib.convert` loads from a published checkpoint. The
+first `length` tokens of a row are valid; the others are never read.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -22,11 +24,13 @@ from model_lib.layers import (
   Mlp,
   build,
   classifier,
+  masked_mean,
   valid_tokens,
 )
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
+from model_lib.tokens import Tokens
 
 INIT = nn.initializers.truncated_normal(0.02)
 
@@ -52,13 +56,17 @@ class Embedding(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-  """Words, types and positions, summed, normed; fields as in `TextEncoder`."""
+  """Words, types and positions, summed, normed; fields as in `TextEncoder`.
+
+  There may be no table of types or positions, of size 0.
+  """
 
   vocab_size: int
   width: int
   max_positions: int = 512
   type_vocab_size: int = 2
   norm_epsilon: float = 1e-12
+  norm_bias: bool = True
   dropout: float = 0.0
   dtype: Any = jnp.float32
 
@@ -71,16 +79,18 @@ class BertEmbeddings(nn.Module):
   ) -> Float[Array, 'B L D']:
     """Embeds token ids; an unknown id or type gives NaN."""
     length = tokens.shape[1]
-    if length > self.max_positions:
+    if length > self.max_positions > 0:
       expected = f'at least the length {length} of the sequence'
       raise ConfigError('max_positions', self.max_positions, expected)
     x = Embedding(self.vocab_size, self.width, name='word')(tokens)
     if self.type_vocab_size:
       types = Embedding(self.type_vocab_size, self.width, name='token_type')
       x = x + types(token_types)
-    positions = Embedding(self.max_positions, self.width, name='position')
-    x = x + positions(jnp.arange(length)[None])
-    x = LayerNorm(self.dtype, self.norm_epsilon, name='norm')(x)
+    if self.max_positions:
+      positions = Embedding(self.max_positions, self.width, name='position')
+      x = x + positions(jnp.arange(length)[None])
+    norm = LayerNorm(self.dtype, self.norm_epsilon, self.norm_bias, name='norm')
+    x = norm(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return row_random.drop(x, self.dropout, row_keys, 'embeddings')
 
@@ -176,14 +186,14 @@ class TextEncoder(nn.Module, kw_only=True):
     super().__post_init__()
 
   @nn.nowrap
-  def make_embeddings(self, width: int) -> BertEmbeddings:
+  def make_embeddings(self, width: int) -> nn.Module:
     """Returns the embeddings that the fields describe."""
     return build(BertEmbeddings, self, width=width)
 
   @nn.nowrap
   def make_blocks(
     self, count: int, attend: Callable[..., Any] = attend
-  ) -> list[BertBlock]:
+  ) -> Sequence[nn.Module]:
     """Returns `count` blocks that the fields describe."""
     return [build(BertBlock, self, attend=attend) for _ in range(count)]
 
@@ -203,17 +213,24 @@ class BertClassifier(TextEncoder, kw_only=True):
 
   depth: Size = None  # number of blocks
   pooler_activation: Activation = 'tanh'  # 'relu' in DistilBERT
+  # No field: a subclass may have one.
+  pooling = 'cls'  # the state that is classified, or the 'mean' of all tokens
 
   @nn.nowrap
   def heads(self) -> tuple[int, ...]:
     """Returns the layers with a head, here the last one."""
     return (self.depth,)
 
+  @nn.nowrap
+  def pooler_kind(self) -> Callable[..., nn.Module]:
+    """Returns a function that makes the layer before a classifier."""
+    return functools.partial(Pooler, self.pooler_activation, dtype=self.dtype)
+
   def setup(self):
     """Declares embeddings, blocks, pooler and head."""
     self.embeddings = self.make_embeddings(self.width)
     self.block = self.make_blocks(self.depth)
-    self.pooler = Pooler(self.pooler_activation, dtype=self.dtype)
+    self.pooler = self.pooler_kind()()
     self.head = classifier(self.num_classes)
 
   def __call__(
@@ -229,7 +246,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     pooled [CLS] `out['features']` `[B, D]`, both float32.
     """
     states = self.encode(tokens, token_types, length, row_keys)
-    logits, features = self.classify(states[:, 0], row_keys)
+    logits, features = self.classify(self.pool(states, length), row_keys)
     return logits, {'features': features}
 
   def encode(
@@ -239,16 +256,41 @@ class BertClassifier(TextEncoder, kw_only=True):
     length: Int[Array, ' B'],
     row_keys: RowKeys = None,
   ) -> Float[Array, 'B L D']:
-    """Returns the states after the last block."""
+    """Returns `states` of all tokens after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
     mask = valid_tokens(tokens, length)
     names = [f'block_{index}' for index in range(self.depth)]
     keys = [row_random.fold_rows(row_keys, name) for name in names]
     return blocks.apply(self.block, x, mask, keys, lambda out: out.x)
 
+  def run_block(
+    self, layer: int, tokens: Tokens, row_keys: RowKeys = None, **options: Any
+  ) -> Attended:
+    """Runs the block of a layer, from 1; options as those of `BertBlock`."""
+    mask = valid_tokens(tokens.x, tokens.length)
+    block = self.block[layer - 1]
+    return blocks.call(block, tokens.x, mask, row_keys, **options)
+
+  def states(self, x: Float[Array, 'B L D']) -> Float[Array, 'B L D']:
+    """Returns what heads read of the output of a block."""
+    return x
+
+  def pool(
+    self, states: Float[Array, 'B L D'], length: Int[Array, ' B']
+  ) -> Float[Array, 'B D']:
+    """Returns the state that a row is classified by; see `pooling`."""
+    if self.pooling == 'cls':
+      return states[:, 0]
+    return masked_mean(states, valid_tokens(states, length))
+
+  @nn.nowrap
+  def block_flops(self, tokens: int, only_cls: bool = False) -> float:
+    """Returns the FLOPs of a block, for the output of [CLS] or of all."""
+    count = flops.cls_block if only_cls else flops.block
+    return count(tokens, self.width, self.mlp_dim)
+
   @nn.nowrap
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
-    tokens = input_shape[0]
-    blocks = self.depth * flops.block(tokens, self.width, self.mlp_dim)
-    return blocks + flops.dense(1, self.width, self.width + self.num_classes)
+    head = flops.dense(1, self.width, self.width + self.num_classes)
+    return self.depth * self.block_flops(input_shape[0]) + head

@@ -1,4 +1,6 @@
-"""Hugging Face checkpoints of BERT, DistilBERT and ALBERT, read and written.
+"""Hugging Face checkpoints of encoders of texts, read and written.
+
+BERT, DistilBERT and ModernBERT, and those of families, such as ALBERT.
 
 A directory is one that `save_pretrained` writes. Nothing is unpickled or
 downloaded. A damaged, missing or unsupported file, option or tensor raises an
@@ -91,6 +93,7 @@ def _read_config(
   config = files.read_object(path)
   model_type = config.get('model_type')
   architecture = find(model_type, heads, f'{path}: model_type')
+  config = architecture.read(config, str(path))
   for option, legal in (_ONLY | dict(architecture.only)).items():
     if option in config and config[option] not in legal:
       expected = f'{" or ".join(map(repr, legal))}, the only supported value'
@@ -98,6 +101,8 @@ def _read_config(
   fields = dict(architecture.defaults)
   for option, name in architecture.options.items():
     value = config.get(option, fields[name])
+    if type(value) is int and type(fields[name]) is float:
+      value = float(value)
     if type(value) is not type(fields[name]):
       expected = f'a value such as {fields[name]!r}'
       raise ConfigError(f'{path}: {option}', value, expected)
@@ -106,7 +111,7 @@ def _read_config(
 
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
-  """Reads and checks a Hugging Face BERT, DistilBERT or ALBERT.
+  """Reads and checks a Hugging Face BERT, ModernBERT or ALBERT.
 
   `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
   and sentence order; tensors of others are ignored and logged. A head or pooler
@@ -122,7 +127,9 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   names = config.get('architectures') or ['ForSequenceClassification']
   if not any('ForSequenceClassification' in str(name) for name in names):
     places = {k: v for k, v in places.items() if not k.startswith('classifier')}
-  tensors, ignored = _named_as(places, stored, f'{architecture.model_type}.')
+  stored = convert_files.divided(stored, architecture.joined)
+  prefix = architecture.prefix or f'{architecture.model_type}.'
+  tensors, ignored = _named_as(places, stored, prefix)
   _remove_tied(path, tensors, architecture)
   convert_files.check_tensors(path, tensors, places, _OPTIONAL)
   params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
@@ -178,7 +185,8 @@ def save_model(
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   # `save_file` would make the file readable by its owner only.
-  content = safetensors.numpy.save(tensors, metadata={'format': 'pt'})
+  whole = convert_files.joined(tensors)
+  content = safetensors.numpy.save(whole, metadata={'format': 'pt'})
   (path / WEIGHTS).write_bytes(content)
   texts[CONFIG] = convert_files.to_json(config)
   for name, text in texts.items():

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,33 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
     else np.zeros(entry['shape'], np.uint8)
     for name, entry in entries
   }
+
+
+def divided(
+  tensors: Mapping[str, np.ndarray], parts: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+  """Returns tensors of which those of modules in `parts` are cut in parts.
+
+  Those of 'Wi.weight' are 'Wi#0.weight' and 'Wi#1.weight', each half the rows.
+  """
+  result = {}
+  for name, tensor in tensors.items():
+    module, _, leaf = name.rpartition('.')
+    count = parts.get(module.rpartition('.')[2], 0)
+    if not count:
+      result[name] = tensor
+      continue
+    for index, part in enumerate(np.array_split(np.atleast_1d(tensor), count)):
+      result[f'{module}#{index}.{leaf}'] = part
+  return result
+
+
+def joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns tensors of which parts, as of `divided`, are whole."""
+  whole: dict[str, list[np.ndarray]] = {}
+  for name, part in tensors.items():
+    whole.setdefault(re.sub(r'#\d+', '', name), []).append(part)
+  return {name: np.concatenate(parts) for name, parts in whole.items()}
 
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:

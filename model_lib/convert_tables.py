@@ -1,20 +1,22 @@
-"""Tables of Hugging Face's BERT and DistilBERT: options and tensors.
+"""Tables of Hugging Face's BERT, DistilBERT and ModernBERT: options, tensors.
 
-Devlin et al. 2019; Sanh et al. 2019. A family adds its own by `add`.
+Devlin et al. 2019; Sanh et al. 2019; Warner et al. 2024. A family adds its own
+by `add`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from core.errors import check_option
+from core.errors import ConfigError, check_option
 from model_lib import sizes
 
 # Modules of the embeddings and of every block, in the order of `named`.
 _MODULES = {
   'embeddings/': 'word position norm token_type',
   'block/': 'attention/query attention/key attention/value attention/out '
-  'attention_norm mlp/hidden mlp/out mlp_norm',
+  'attention_norm mlp/hidden mlp/out mlp_norm mlp/gated',
 }
 # Modules after the encoder.
 HEADS = {'classifier': ('head',), 'pretraining': ('predictions', 'sop')}
@@ -50,8 +52,15 @@ class Architecture:
   defaults: Mapping[str, Any]  # of all fields, when an option is absent
   rates: Mapping[str, str]  # the option of each dropout rate
   # Hugging Face's name of each module; `{outer}` and `{inner}` number the
-  # blocks. A published encoder may lack the prefix `model_type`.
+  # blocks, `#0`, `#1` are equal parts of one tensor.
   modules: Mapping[str, str]
+  # That a published encoder may lack; `model_type` if it is empty.
+  prefix: str = ''
+  joined: Mapping[str, int] = dataclasses.field(default_factory=dict)  # parts
+  # Parameters (patterns) that exist only if a field is true; '' for never.
+  only_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Returns config.json, which was read from a path, with the options above.
+  read: Callable[[dict[str, Any], str], dict[str, Any]] = lambda c, path: c
   # Tied tensor -> the tensor that is loaded, which it must equal.
   tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Other options that change the computation, and their supported values.
@@ -72,7 +81,14 @@ class Architecture:
       for index in range(blocks):
         name = theirs.format(outer=index // inner, inner=index % inner)
         modules[ours.replace('block/', f'block_{index}/')] = name
-    return places(modules)
+    return {
+      name: ours
+      for name, ours in places(modules).items()
+      if all(
+        fields.get(field) or not re.search(pattern, ours)
+        for pattern, field in self.only_with.items()
+      )
+    }
 
 
 def named(begin: str, prefix: str, names: str) -> dict[str, str]:
@@ -90,6 +106,10 @@ OPTIONS = {
   'type_vocab_size': 'type_vocab_size', 'hidden_act': 'activation',
   'layer_norm_eps': 'norm_epsilon',
 }  # fmt: skip
+# Of transformers' layer_types.
+GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
+_BASES = {GLOBAL: 'global_rope_theta', LOCAL: 'local_rope_theta'}
+_UNSCALED = (None, 'default')
 _DISTIL_OPTIONS = {
   'dim': 'width', 'n_layers': 'depth', 'hidden_dim': 'mlp_dim',
   'n_heads': 'num_heads', 'vocab_size': 'vocab_size',
@@ -135,7 +155,83 @@ DISTILBERT = Architecture(
   )
   | {'pooler': 'pre_classifier', 'head': 'classifier'},
 )
-_ARCHITECTURES = {kind.model_type: kind for kind in (BERT, DISTILBERT)}
+
+
+def _older(config: dict[str, Any], path: str) -> dict[str, Any]:
+  """Returns ModernBERT's options of transformers 4; 5 groups them by layer."""
+  config = dict(config)
+  if (kinds := config.get('layer_types')) is not None:
+    count = len(kinds) if isinstance(kinds, list) else 0
+    patterns = (
+      (n, [GLOBAL if i % n == 0 else LOCAL for i in range(count)])
+      for n in range(1, count + 1)
+    )
+    every = next((n for n, layers in patterns if layers == kinds), 0)
+    if not every:
+      expected = f'{GLOBAL!r} of the first layer and every n-th, else {LOCAL!r}'
+      raise ConfigError(f'{path}: layer_types', kinds, expected)
+    config['global_attn_every_n_layers'] = every
+  groups = config.get('rope_parameters') or {}
+  for kind, option in _BASES.items():
+    rope = (groups.get(kind) or {}) if isinstance(groups, dict) else None
+    if not isinstance(rope, dict) or rope.get('rope_type') not in _UNSCALED:
+      expected = "an object of objects with rope_theta and rope_type 'default'"
+      raise ConfigError(f'{path}: rope_parameters', groups, expected)
+    if 'rope_theta' in rope:
+      config[option] = rope['rope_theta']
+  return config
+
+
+MODERN_BERT = Architecture(
+  model_type='modernbert',
+  classes={'classifier': 'ModernBertForSequenceClassification'},
+  options={
+    'hidden_size': 'width', 'intermediate_size': 'mlp_dim',
+    'num_hidden_layers': 'depth', 'num_attention_heads': 'num_heads',
+    'vocab_size': 'vocab_size', 'max_position_embeddings': 'max_positions',
+    'hidden_activation': 'activation', 'norm_eps': 'norm_epsilon',
+    'classifier_activation': 'pooler_activation',
+    'global_attn_every_n_layers': 'global_every',
+    'local_attention': 'local_window', 'global_rope_theta': 'global_base',
+    'local_rope_theta': 'local_base', 'norm_bias': 'norm_bias',
+    'attention_bias': 'attention_bias', 'mlp_bias': 'mlp_bias',
+    'classifier_bias': 'pooler_bias', 'classifier_pooling': 'pooling',
+  },
+  defaults=sizes.MODERN_BERT.defaults,
+  rates={
+    'dropout': 'embedding_dropout',
+    'attention_dropout': 'attention_dropout',
+    'classifier_dropout': 'classifier_dropout',
+  },
+  modules=named(
+    'block/',
+    'model.layers.{outer}',
+    'attn.Wqkv#0 attn.Wqkv#1 attn.Wqkv#2 attn.Wo attn_norm mlp.Wi#0 mlp.Wo '
+    'mlp_norm mlp.Wi#1',
+  )
+  | {
+    'embeddings/word': 'model.embeddings.tok_embeddings',
+    'embeddings/norm': 'model.embeddings.norm',
+    'norm': 'model.final_norm',
+    'pooler/dense': 'head.dense',
+    'pooler/norm': 'head.norm',
+    'head': 'classifier',
+  },
+  prefix='model.',
+  joined={'Wqkv': 3, 'Wi': 2},
+  only_with={
+    '^block_0/attention_norm/': '',
+    'norm/bias$': 'norm_bias',
+    r'/attention/\w+/bias$': 'attention_bias',
+    r'/mlp/\w+/bias$': 'mlp_bias',
+    '^pooler/dense/bias$': 'pooler_bias',
+  },
+  only={'rope_scaling': (None,)},
+  read=_older,
+)  # fmt: skip
+_ARCHITECTURES = {
+  kind.model_type: kind for kind in (BERT, DISTILBERT, MODERN_BERT)
+}
 
 
 def add(architecture: Architecture) -> None:

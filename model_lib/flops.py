@@ -21,18 +21,22 @@ def mlp(tokens: Count, width: int, mlp_dim: int, gated: bool = False) -> float:
   return (3 if gated else 2) * dense(tokens, width, mlp_dim)
 
 
-def block(tokens: Count, width: int, mlp_dim: int) -> float:
+def block(
+  tokens: Count, width: int, mlp_dim: int, gated: bool = False
+) -> float:
   """Returns the FLOPs of an `EncoderBlock`."""
-  return attention(tokens, width) + mlp(tokens, width, mlp_dim)
+  return attention(tokens, width) + mlp(tokens, width, mlp_dim, gated)
 
 
-def cls_block(tokens: Count, width: int, mlp_dim: int) -> float:
+def cls_block(
+  tokens: Count, width: int, mlp_dim: int, gated: bool = False
+) -> float:
   """Returns the FLOPs of a block that computes the output of one token."""
   return (
     2 * dense(tokens, width, width)
     + 2 * dense(1, width, width)
     + 4.0 * tokens * width
-    + mlp(1, width, mlp_dim)
+    + mlp(1, width, mlp_dim, gated)
   )
 
 

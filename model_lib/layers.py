@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from model_lib import row_random
-from model_lib.attention import Attended, MultiHeadAttention, attend
+from model_lib.attention import Attended, MultiHeadAttention, attend, wide
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -44,10 +44,11 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class LayerNorm(nn.Module):
-  """Layer normalisation over the last axis, computed in float32."""
+  """Layer normalisation over the last axis, computed in float32 at least."""
 
   dtype: Any = jnp.float32  # of the result
   epsilon: float = 1e-6  # added to the variance
+  use_bias: bool = True
 
   @nn.compact
   def __call__(self, x: Float[Array, '*S D']) -> Float[Array, '*S D']:
@@ -56,8 +57,10 @@ class LayerNorm(nn.Module):
     ones = partitioned(nn.initializers.ones, 'embed')
     zeros = partitioned(nn.initializers.zeros, 'embed')
     scale = self.param('scale', ones, shape[-1:])
-    bias = self.param('bias', zeros, shape[-1:])
-    x = x.astype(jnp.float32)
+    bias = jnp.zeros(shape[-1:])  # ONNX Runtime fuses a norm with a bias only
+    if self.use_bias:
+      bias = self.param('bias', zeros, shape[-1:])
+    x = x.astype(wide(self.dtype))
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
     x = x * jax.lax.rsqrt(variance + self.epsilon)
@@ -71,6 +74,7 @@ class Mlp(nn.Module):
   dropout: float = 0.0  # of the hidden layer and of the result
   # Multiply the activated hidden layer by a second one (GLU, Shazeer 2020).
   gated: bool = False
+  use_bias: bool = True
   activation: str = 'gelu'
   kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
   dtype: Any = jnp.float32
@@ -81,8 +85,9 @@ class Mlp(nn.Module):
   ) -> Float[Array, '*B L D']:
     """Applies the network; `row_keys` turn dropout on, for `[B, L, D]` only."""
     dense = functools.partial(
-      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype
-    )
+      partitioned_dense, kernel_init=self.kernel_init, dtype=self.dtype,
+      use_bias=self.use_bias,
+    )  # fmt: skip
     axes = ('batch', 'length')[-(x.ndim - 1) :]
     hidden = dense(self.mlp_dim, 'embed', 'mlp', 'hidden')(x)
     hidden = ACTIVATIONS[self.activation](hidden)
@@ -175,16 +180,16 @@ def pool_and_classify(
 def masked_mean(
   x: Float[Array, 'B L D'], mask: Mask = None
 ) -> Float[Array, 'B D']:
-  """Averages the tokens with mask > 0 in float32; others are never read.
+  """Averages tokens with mask > 0, in float32 at least; reads no others.
 
   Zero for a row without a valid token. Without a mask all tokens are valid.
   """
-  x = x.astype(jnp.float32)
+  x = x.astype(wide(x.dtype))
   if mask is None:
     return x.mean(axis=1)
   valid = mask.astype(bool)
   total = jnp.where(valid[:, :, None], x, 0.0).sum(axis=1)
-  count = valid.astype(jnp.float32).sum(axis=1)
+  count = valid.astype(x.dtype).sum(axis=1)
   return total / jnp.maximum(count, 1.0)[:, None]
 
 

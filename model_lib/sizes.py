@@ -92,6 +92,22 @@ BERT = Sizes(
   },
 )  # fmt: skip
 
+# Warner et al. 2024, Table 4.
+_MODERN = table(
+  'width depth num_heads', base=(768, 22, 12), large=(1024, 28, 16)
+)
+_MODERN['base']['mlp_dim'], _MODERN['large']['mlp_dim'] = 1152, 2624
+MODERN_BERT = Sizes(
+  _MODERN,
+  _MODERN['base'] | {
+    'vocab_size': 50368, 'max_positions': 8192, 'type_vocab_size': 0,
+    'activation': 'gelu', 'norm_epsilon': 1e-5, 'pooler_activation': 'gelu',
+    'global_every': 3, 'local_window': 128, 'global_base': 160000.0,
+    'local_base': 10000.0, 'norm_bias': False, 'attention_bias': False,
+    'mlp_bias': False, 'pooler_bias': False, 'pooling': 'cls',
+  },
+)  # fmt: skip
+
 # Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
 # 196, which 3 heads do not divide).
 VIT = Sizes(

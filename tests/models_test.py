@@ -26,9 +26,10 @@ from adatape.vit_3ffn import ViT3FFN
 from albert_act.model import AlbertClassifier, AlbertPretraining
 from core import fields
 from core.errors import ConfigError
-from eat.model import EatClassifier
+from eat.model import EatClassifier, EatModernBert
 from halting.token_rules import ACT, PonderNet, SkipACT, Threshold
 from model_lib.bert import BertClassifier
+from model_lib.modern_bert import ModernBertClassifier
 from model_lib.vit import TokenTransformer, ViT
 from recurrent_act.model import RecurrentModel
 from tests import wrong_values
@@ -79,7 +80,9 @@ MODELS = {
   'uvit': (UViT(**VIT, ut_steps=2), [IMAGES]),
   'ponder': (PonderViT(**SIZES, max_steps=3, patch_size=4), [IMAGES]),
   'bert': (BertClassifier(**BERT), WORDS),
+  'modernbert': (ModernBertClassifier(**BERT, pooling='mean'), WORDS),
   'eat': (EatClassifier(**(small_eat.FIELDS | TEXTS)), WORDS),
+  'eat modernbert': (EatModernBert(**(small_eat.MODERN | TEXTS)), WORDS),
   'albert': (AlbertClassifier(**(small_albert.FIELDS | TEXTS)), WORDS),
   'recurrent': (RecurrentModel(num_classes=3, width=8, max_steps=3), SEQUENCES),
   'recurrent skip': (

@@ -12,7 +12,7 @@ Arguments:
               teacher, checkpoint or variant, as DistilBERT)
   data        folder of the TSV files (official or with named columns); empty
               for TFDS `glue/*` prepared on this machine
-  pretrained  a Hugging Face directory to start from
+  pretrained  a Hugging Face directory to start from, a BERT or a ModernBERT
   teacher     a finished dense run, from which EAT and students are distilled;
               without pretrained they start from its parameters
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint
@@ -50,6 +50,13 @@ DEPTHS = {
   'base': 12, 'tiny': 2, 'mini': 4, 'small': 4, 'medium': 8, 'distil': 6,
   'minilm': 6, 'large': 24,
 }  # fmt: skip
+# Classes, dense and adaptive; of another encoder than BERT by its model_type.
+BERT = 'model_lib.bert:BertClassifier', 'eat.model:EatClassifier'
+OTHERS = {
+  'modernbert': (
+    'model_lib.modern_bert:ModernBertClassifier', 'eat.model:EatModernBert'
+  ),
+}  # fmt: skip
 ARGUMENTS = dict(
   model=('eat', 'dense', 'student'), data='', pretrained='', teacher='',
   vocabulary='', variant=tuple(DEPTHS), epochs=3, parts='', exits='',
@@ -84,7 +91,11 @@ def of_confidence(split, calibration_split):
 def fine_tuning(a):
   """Returns a run of the arguments, without evaluations."""
   parts, checkpoint = parts_of(a), a.pretrained or a.teacher
-  depth = common.depth_of(checkpoint) if checkpoint else DEPTHS[a.variant]
+  kind, depth = '', DEPTHS[a.variant]
+  if checkpoint:
+    kind, depth, _ = common.encoder_of(checkpoint)
+  encoders = (them for key, them in OTHERS.items() if kind in (key, *them))
+  dense, adaptive = next(encoders, BERT)
   c = ml_collections.ConfigDict()
   c.task = 'eat.task:FineTune'
   c.batch_size = 32
@@ -92,7 +103,7 @@ def fine_tuning(a):
     a, tokenizer=a.vocabulary or checkpoint,
     max_length=LENGTHS.get(a.task, 128), length_buckets=(16, 32, 64, 128, 256),
   )  # fmt: skip
-  c.model = dict(name='model_lib.bert:BertClassifier', dropout=0.1)
+  c.model = dict(name=dense)
   if checkpoint:
     c.model.from_checkpoint = checkpoint
   else:
@@ -126,9 +137,14 @@ def fine_tuning(a):
       c.model.exit_mean, c.optimizer.scales = True, ('^exit_->10',)
       c.loss.update(self_distill_weight=1.0, self_distill_from='later')
     c.model.update(
-      name='eat.model:EatClassifier', exit_layers=exits, prune_layers=prunes,
-      prune_ratios=(0.3,) * len(prunes), window=32 if 'w' in parts else 0,
+      name=adaptive, exit_layers=exits, prune_layers=prunes,
+      prune_ratios=(0.3,) * len(prunes),
     )  # fmt: skip
+    if dense == BERT[0]:
+      c.model.window = 32 if 'w' in parts else 0
+    expected = f"letters of 'pe', as the attention of {kind} is local already"
+    is_legal = 'w' not in parts or dense == BERT[0]
+    common.expect(is_legal, 'parts', expected, parts)
   c.warm_start.skip = tuple(skip)
   c.checkpoint = dict(every_steps=500)
   return c

@@ -43,7 +43,7 @@ def get_config(arg=''):
   )  # fmt: skip
   c.model = dict(name='eat.tagging:EatTagger', dropout=0.1)
   if a.pretrained:
-    depth = common.depth_of(a.pretrained)
+    depth = common.encoder_of(a.pretrained)[1]
     c.model.from_checkpoint = a.pretrained
     c.warm_start = dict(workdir=a.pretrained, skip=('^(head|pooler)/',))
   else:

@@ -226,6 +226,23 @@ def test_a_split_that_is_made_is_watched(tmp_path, load):
   assert evals.test.every_steps == 0
 
 
+def test_a_modern_bert_has_its_own_models(tmp_path, load, words):
+  given = {'model_type': 'modernbert', 'num_hidden_layers': 6}
+  start = checkpoint(tmp_path / 'model', **given, norm_bias=True)
+  run = load(f'{EAT}pretrained={start},model=dense')
+  assert run.model.name == 'model_lib.modern_bert:ModernBertClassifier'
+  adaptive = {
+    'model.name': 'eat.model:EatModernBert', 'model.norm_bias': True,
+    'model.exit_layers': (4,), 'model.dropout': 0.0,
+  }  # fmt: skip
+  assert_fields(load(f'{EAT}pretrained={start}'), adaptive)
+  teacher = checkpoint(tmp_path / 'run', **run.to_dict())
+  (teacher / 'tokenizer.json').write_text(words.read_text())
+  assert_fields(load(f'{EAT}teacher={teacher}'), adaptive)
+  with pytest.raises(ValueError, match="parts: expected letters of 'pe'"):
+    load(f'{EAT}pretrained={start},parts=pwe')
+
+
 def test_sizes_of_a_teacher(tmp_path, load, words):
   runs = []
   for variant in ('mini', 'minilm'):

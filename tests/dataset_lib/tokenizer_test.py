@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 
 from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
@@ -205,8 +206,8 @@ def test_a_vocabulary_of_another_system(directory):
 @pytest.mark.parametrize(
   ('name', 'content', 'words'),
   [
-    ('tokenizer.json', b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
-     r'expected a WordPiece tokenizer, or .* got BPE'),
+    ('tokenizer.json', b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, '
+     b'"unk_token": "a"}}', r'expected a WordPiece, BPE .* got WordLevel'),
     ('vocab.txt', b'[PAD]\n[UNK]\nthe\n', r'without \[CLS\], \[SEP\]'),
     ('vocab.txt', b'[PAD]\n\xff\xfe\n', 'is damaged: .*utf-8'),
     ('tokenizer_config.json', b'{', r'tokenizer_config\.json is damaged'),
@@ -326,3 +327,27 @@ def test_ids_are_those_of_hugging_face(shared_data, tmp_path, lower):
       assert rows(encoded) == expected['input_ids']
       types = np.concatenate(expected['token_type_ids'])
       np.testing.assert_array_equal(encoded.token_types, types)
+
+
+def test_a_byte_level_bpe_like_that_of_modern_bert(tmp_path):
+  library = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token='[UNK]'))
+  library.normalizer = tokenizers.normalizers.NFC()
+  library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False)
+  library.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300, show_progress=False, special_tokens=VOCABULARY[:5],
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+  )  # fmt: skip
+  library.train_from_iterator(['the cat sat', 'the cafe', 'a cat'] * 9, trainer)
+  library.save(str(tmp_path / 'tokenizer.json'))
+  given = tokenizer.load(tmp_path)
+  library.encode_special_tokens = True
+  for text in ('the cat!', 'Café 北京', 'the [SEP] cat', ''):
+    want = library.encode(text).ids
+    assert ids(given, text) == [2, *want, 3]
+    assert ids(given, text, 'a cat')[: len(want) + 2] == [2, *want, 3]
+  found = ids(given, 'the cat')
+  assert given.names(found) == ['[CLS]', 'the', 'Ġcat', '[SEP]']
+  assert given.word_starts()[found].tolist() == [True, False, True, True]
+  again = tokenizer.from_json(given.to_json().encode(), 'x')
+  assert again.digest == given.digest

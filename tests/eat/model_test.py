@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import math
 
 import jax
@@ -11,10 +12,12 @@ import pytest
 from flax import linen as nn
 
 from eat.chain import EatChain
-from eat.model import EatClassifier
+from eat.model import EatClassifier, EatModernBert
 from model_lib import flops
 from model_lib.bert import BertBlock, BertClassifier
+from model_lib.modern_bert import ModernBertBlock
 from tests.eat import small
+from tests.model_lib import plain
 
 OFF = dict(prune_layers=(), prune_ratios=(), window=0, exit_layers=())
 
@@ -41,9 +44,19 @@ def test_without_its_parts_it_is_bert_bit_for_bit():
 
 
 @jax.jit
-def run_block(params, x):
+def run_bert(params, x, positions):
   block = BertBlock(num_heads=2, mlp_dim=32, norm_epsilon=1e-12)
   return block.apply({'params': params}, x, jnp.ones(x.shape[:2], bool)).x
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def run_modern(params, x, positions, layer):
+  kind = dict(base=20.0, reach=3) if layer in (2, 3) else dict(base=90.0)
+  block = ModernBertBlock(
+    num_heads=2, mlp_dim=32, is_first=layer == 1, **kind
+  )  # fmt: skip
+  mask = jnp.ones(x.shape[:2], bool)
+  return block.apply({'params': params}, x, mask, positions=positions).x
 
 
 def reference(model, variables, text):
@@ -54,15 +67,27 @@ def reference(model, variables, text):
   positions = list(range(len(text)))
   full = np.zeros((len(text), model.width), np.float32)
   logits, kept = [], []
-  heads = model.heads()
+  heads, is_modern = model.heads(), isinstance(model, EatModernBert)
+
+  def states(x):
+    x = np.asarray(x)
+    if not is_modern:
+      return x
+    norm = {'scale': np.asarray(params['norm']['scale']), 'bias': 0.0}
+    return plain.layer_norm(norm, x, model.norm_epsilon)
+
   for layer in range(1, model.depth + 1):
-    mean = x.mean(1) if model.exit_mean and layer < model.depth else 0.0
-    x = run_block(params[f'block_{layer - 1}'], x)
+    mean = states(x).mean(1) if model.exit_mean and layer < model.depth else 0.0
+    places = jnp.array(positions)[None]
+    given = params[f'block_{layer - 1}'], x, places
+    x = run_modern(*given, layer) if is_modern else run_bert(*given)
     for place, position in enumerate(positions):
       full[position] = x[0, place]
     if layer in heads:
       logits.append(
-        model.apply(variables, x[:, 0] + mean, layer, method='head_logits')[0]
+        model.apply(
+          variables, states(x)[:, 0] + mean, layer, method='head_logits'
+        )[0]
       )
     if layer in model.prune_layers:
       ratio = model.prune_ratios[model.prune_layers.index(layer)]
@@ -77,9 +102,14 @@ def reference(model, variables, text):
   return np.array(logits), kept, positions, full
 
 
+@pytest.mark.parametrize('encoder', ['bert', 'modern'])
 @pytest.mark.parametrize('exit_mean', [False, True])
-def test_masked_form_equals_removing_tokens_row_by_row(exit_mean):
-  model, variables = small.build(window=0, restore=True, exit_mean=exit_mean)
+def test_masked_form_equals_removing_tokens_row_by_row(exit_mean, encoder):
+  changes = dict(restore=True, exit_mean=exit_mean)
+  if encoder == 'bert':
+    model, variables = small.build(window=0, **changes)
+  else:
+    model, variables = small.build_modern(**changes)
   texts = small.rows(3)
   _, out = jax.jit(model.apply)(variables, *small.batch(texts, 24))
   assert out['tokens'].shape == (3, 24, 16)

@@ -39,12 +39,20 @@ NIGHTLY = [
   ('changes', 'variant'),
   [
     (dict(exit_mean=True), 'pruned'),
+    (dict(build='build_modern'), 'pruned'),
+    pytest.param(
+      dict(build='build_modern', pooling='mean', exit_mean=True),
+      'pruned',
+      marks=pytest.mark.slow,
+    ),
     pytest.param(dict(merge=True), 'pruned', marks=pytest.mark.slow),
     *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY),
   ],
 )
 def test_gathered_form_equals_masked_form(changes, variant):
-  model, variables = small.build(**changes)
+  changes = dict(changes)
+  build = getattr(small, changes.pop('build', 'build'))
+  model, variables = build(**changes)
   chain = EatChain(model, variables)
   texts = small.rows(8, high=16)
   scale = jnp.float32(variant == 'pruned')

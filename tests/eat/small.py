@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dataset_lib.source import DatasetInfo
-from eat.model import EatClassifier
+from eat.model import EatClassifier, EatModernBert
 from train_lib.sharding import unbox
 
 FIELDS = dict(
@@ -15,6 +15,9 @@ FIELDS = dict(
   max_positions=64, prune_layers=(1, 3), prune_ratios=(0.3, 0.3), window=8,
   exit_layers=(1, 3),
 )  # fmt: skip
+MODERN = {name: FIELDS[name] for name in FIELDS if name != 'window'} | dict(
+  local_window=6, global_base=90.0, local_base=20.0
+)
 
 
 @functools.cache
@@ -24,7 +27,16 @@ def build(**changes):
   At initialisation LayerNorm gives every token the same norm, and which
   tokens are pruned would hang on rounding.
   """
-  model = EatClassifier(**(FIELDS | changes))
+  return _randomly(EatClassifier(**(FIELDS | changes)))
+
+
+@functools.cache
+def build_modern(**changes):
+  """The same of a ModernBERT, whose blocks 1 and 4 attend to all tokens."""
+  return _randomly(EatModernBert(**(MODERN | changes)))
+
+
+def _randomly(model):
   rows = jnp.ones((1, 8), jnp.int32)
   length = jnp.full((1,), 8, jnp.int32)
   abstract = jax.eval_shape(model.init, jax.random.key(0), rows, rows, length)

@@ -12,6 +12,7 @@ from albert_act.model import AlbertClassifier, AlbertPretraining
 from halting.token_rules import Fixed
 from model_lib import convert_tables
 from model_lib.bert import BertClassifier
+from model_lib.modern_bert import ModernBertClassifier
 from tests.model_lib import plain
 
 _COMMON = {
@@ -23,6 +24,7 @@ DISTIL = FIELDS | {'type_vocab_size': 0, 'pooler_activation': 'relu'}
 ALBERT = published.ALBERT.defaults | _COMMON | {
   'embedding_width': 6, 'max_iterations': 5, 'num_groups': 2, 'inner_group': 2,
 }  # fmt: skip
+MODERN = convert_tables.MODERN_BERT.defaults | _COMMON | {'depth': 2}
 _OPTIONS = {
   'hidden_size': 8, 'intermediate_size': 12, 'num_attention_heads': 2,
   'vocab_size': 10, 'max_position_embeddings': 7,
@@ -35,6 +37,10 @@ DISTIL_CONFIG = {
 ALBERT_CONFIG = _OPTIONS | {
   'model_type': 'albert', 'embedding_size': 6, 'num_hidden_layers': 5,
   'num_hidden_groups': 2, 'inner_group_num': 2,
+}  # fmt: skip
+MODERN_CONFIG = _OPTIONS | {
+  'model_type': 'modernbert', 'num_hidden_layers': 2,
+  'global_attn_every_n_layers': 3, 'global_rope_theta': 160000.0,
 }  # fmt: skip
 
 
@@ -99,6 +105,24 @@ DISTIL_SHAPES = {
   **dense('pre_classifier', 8, 8),
   **dense('classifier', 3, 8),
 }
+_MODERN_LAYER = {
+  'attn.Wqkv': (24, 8), 'attn.Wo': (8, 8), 'mlp.Wi': (24, 8),
+  'mlp.Wo': (8, 12), 'mlp_norm': (8,),
+}  # fmt: skip
+MODERN_SHAPES = {
+  **{
+    f'model.layers.{layer}.{name}.weight': shape
+    for layer in range(2)
+    for name, shape in _MODERN_LAYER.items()
+  },
+  'model.layers.1.attn_norm.weight': (8,),
+  'model.embeddings.tok_embeddings.weight': (10, 8),
+  'model.embeddings.norm.weight': (8,),
+  'model.final_norm.weight': (8,),
+  'head.dense.weight': (8, 8),
+  'head.norm.weight': (8,),
+  **dense('classifier', 3, 8),
+}
 LAYERS = 'albert.encoder.albert_layer_groups.{}.albert_layers.{}.'
 ENCODER = {
   **embeddings('albert', 6),
@@ -128,6 +152,9 @@ KINDS = {
     'distilbert', 'classifier', DISTIL_CONFIG, DISTIL, DISTIL_SHAPES
   ),
   'albert': ('albert', 'classifier', ALBERT_CONFIG, ALBERT, CLASSIFIER),
+  'modernbert': (
+    'modernbert', 'classifier', MODERN_CONFIG, MODERN, MODERN_SHAPES
+  ),
   'pretraining': ('albert', 'pretraining', ALBERT_CONFIG, ALBERT, PRETRAINING),
 }  # fmt: skip
 
@@ -179,7 +206,8 @@ def model_of(kind, num_classes, fields):
     return model, (row, row, length, row[:, :1])
   if kind == 'albert':
     fields = {'rule': Fixed()} | fields
-  classifier = AlbertClassifier if kind == 'albert' else BertClassifier
+  others = {'albert': AlbertClassifier, 'modernbert': ModernBertClassifier}
+  classifier = others.get(kind, BertClassifier)
   return classifier(num_classes=num_classes, **fields), (row, row, length)
 
 

@@ -26,6 +26,9 @@ TINY = {
     'max_position_embeddings': 20,
   }),
   'albert': ('Albert', _SIZES | {'embedding_size': 10, 'num_hidden_layers': 4}),
+  'modernbert': ('ModernBert', _SIZES | {
+    'num_hidden_layers': 5, 'local_attention': 6, 'pad_token_id': 0,
+  }),
 }  # fmt: skip
 ALBERT_OPTIONS = [
   {},
@@ -88,7 +91,7 @@ def their_output(peers, model, batch):
   torch, _ = peers
   tokens, token_types, _, valid = (torch.as_tensor(array) for array in batch)
   inputs = {'input_ids': tokens, 'attention_mask': valid.long()}
-  if model.config.model_type != 'distilbert':
+  if 'type_vocab_size' in model.config.to_dict():
     inputs['token_type_ids'] = token_types
   # In float64, as torch's own float32 is up to 1e-5 from it.
   with torch.no_grad():
@@ -238,6 +241,8 @@ OTHER_HEADS = {
   'distilbert': 'Model MaskedLM MultipleChoice TokenClassification '
   'QuestionAnswering',
   'albert': 'Model MaskedLM PreTraining MultipleChoice TokenClassification '
+  'QuestionAnswering',
+  'modernbert': 'Model MaskedLM MultipleChoice TokenClassification '
   'QuestionAnswering',
   'pretraining': 'Model MaskedLM SequenceClassification',
 }

@@ -9,6 +9,7 @@ import safetensors
 from flax.traverse_util import flatten_dict
 
 from albert_act import published
+from core.errors import ConfigError
 from model_lib import convert, sizes
 from tests.model_lib import checkpoints
 from tests.model_lib.checkpoints import KINDS, random_tensors, write
@@ -38,8 +39,8 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
   assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
   assert options.items() <= config.items()
-  rate = 'dropout' if kind == 'distilbert' else 'hidden_dropout_prob'
-  assert config[rate] == 0.2
+  rates = {'distilbert': 'dropout', 'modernbert': 'embedding_dropout'}
+  assert config[rates.get(kind, 'hidden_dropout_prob')] == 0.2
   if not names:
     assert 'id2label' not in config
     return
@@ -184,6 +185,20 @@ ALBERT_BASE = {
   'num_attention_heads': 12, 'num_hidden_groups': 1, 'num_hidden_layers': 12,
   'num_memory_blocks': 0, 'type_vocab_size': 2, 'vocab_size': 30000,
 }  # fmt: skip
+# As transformers 4 wrote answerdotai/ModernBERT-base, and as 5 writes it.
+MODERN = {'model_type': 'modernbert', 'classifier_pooling': 'mean'}
+MODERN_4 = MODERN | {
+  'global_attn_every_n_layers': 3, 'global_rope_theta': 160000.0,
+  'local_rope_theta': 10000.0, 'position_embedding_type': 'absolute',
+}  # fmt: skip
+FULL, SLIDING = 'full_attention', 'sliding_attention'
+MODERN_5 = MODERN | {
+  'layer_types': ([FULL] + [SLIDING] * 2) * 7 + [FULL],
+  'rope_parameters': {
+    FULL: {'rope_type': 'default', 'rope_theta': 160000},
+    SLIDING: {'rope_type': 'default', 'rope_theta': 10000.0},
+  },
+}
 # Options without consequence.
 ALLOWED = {
   'position_embedding_type': 'absolute', 'is_decoder': False,
@@ -200,8 +215,27 @@ ALLOWED = {
     ({'model_type': 'bert'} | ALLOWED, sizes.BERT.defaults),
     ({'model_type': 'distilbert'},
      sizes.BERT.defaults | sizes.BERT.fields('distil')),
+    (MODERN_4, sizes.MODERN_BERT.defaults | {'pooling': 'mean'}),
+    (MODERN_5, sizes.MODERN_BERT.defaults | {'pooling': 'mean'}),
   ],
 )  # fmt: skip
 def test_configurations_are_read(tmp_path, config, fields):
   (tmp_path / 'config.json').write_text(json.dumps(config))
   assert convert.read_sizes(tmp_path) == fields
+
+
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [
+    ('layer_types', [SLIDING, FULL]), ('layer_types', [FULL, FULL, SLIDING]),
+    ('layer_types', []), ('layer_types', 3),
+    ('rope_parameters', {FULL: {'rope_type': 'yarn', 'factor': 2.0}}),
+    ('rope_parameters', [1]), ('rope_parameters', {SLIDING: 'default'}),
+    ('rope_scaling', {'type': 'linear'}), ('global_rope_theta', '160000'),
+  ],
+)  # fmt: skip
+def test_a_modern_bert_of_another_form_is_refused(tmp_path, option, value):
+  config = json.dumps(MODERN | {option: value})
+  (tmp_path / 'config.json').write_text(config)
+  with pytest.raises(ConfigError, match=f'config.json: {option}: expected'):
+    convert.read_sizes(tmp_path)

@@ -3,7 +3,7 @@
 | family        | stages                  | rows leave or move by       |
 |---------------|-------------------------|-----------------------------|
 | bert          | one                     | -                           |
-| eat           | one for each head       | exit rule, pruned on device |
+| eat (two)     | one for each head       | exit rule, pruned on device |
 | albert        | a few iterations each   | halting of all tokens       |
 | adatape (two) | read, encode            | tape bucket                 |
 """
@@ -89,8 +89,8 @@ def bert():
   )  # fmt: skip
 
 
-def eat():
-  model, variables = small_eat.build(vocab_size=40, exit_mean=True)
+def eat(build=small_eat.build):
+  model, variables = build(vocab_size=40, exit_mean=True)
   layers = model.heads()
   return text_family(
     EatTask, model, variables, {'tau': 0.8}, lambda logits, out: out['exits'],
@@ -124,14 +124,18 @@ FAMILIES = {
   'albert': albert,
   'adatape': functools.partial(adatape, tapes.IMAGE, 'image'),
   'adatape parity': functools.partial(adatape, tapes.PARITY, 'tokens'),
+  'eat modernbert': functools.partial(eat, small_eat.build_modern),
 }
 
 
-*DEFAULT, LAST = FAMILIES
-LAST = pytest.param(LAST, marks=pytest.mark.nightly)
+*DEFAULT, _, _ = FAMILIES
+SERVED = [
+  pytest.param(name, marks=() if name in DEFAULT else pytest.mark.nightly)
+  for name in FAMILIES
+]
 
 
-@pytest.fixture(scope='module', params=[*DEFAULT, LAST])
+@pytest.fixture(scope='module', params=SERVED)
 def served(request):
   """(family, engine) with few programs."""
   with pytest.MonkeyPatch.context() as patch:

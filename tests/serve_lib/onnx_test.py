@@ -229,7 +229,11 @@ def test_alone_and_in_batches_of_any_size_the_answers_are_the_same(name):
       families.check_all(family, engine, items)
     if chain.num_stages > 1:
       assert engine.status()['peak_pool_bytes']
-    if name in ('eat', 'adatape'):  # rows leave, or have tapes of other lengths
+    if name in (
+      'eat',
+      'adatape',
+      'eat modernbert',
+    ):  # rows leave, or have tapes of other lengths
       assert engine.status()['copies']
 
 

@@ -1,0 +1,122 @@
+"""ModernBERT against a plain loop in float64, and on rows with gaps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.errors import ConfigError
+from model_lib.modern_bert import ModernBertBlock, ModernBertClassifier
+from tests.model_lib import plain
+
+FIELDS = dict(
+  num_classes=3, width=24, depth=5, mlp_dim=20, num_heads=3, vocab_size=11,
+  local_window=5, global_base=50.0, local_base=7.0,
+)  # fmt: skip
+BIASES = dict(
+  norm_bias=True, attention_bias=True, mlp_bias=True, pooler_bias=True
+)
+
+
+def biased(params, name):
+  """A dense layer or a norm, with its bias or zero."""
+  return {'bias': 0.0} | params[name]
+
+
+def turned(x, position, base):
+  """A vector of one head: pairs of features as complex numbers."""
+  half = len(x) // 2
+  angles = position * base ** (-np.arange(half) / half)
+  pairs = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
+  return np.concatenate([pairs.real, pairs.imag])
+
+
+def attention_by_loop(params, x, heads, base, reach):
+  query, key, value = (
+    plain.dense(biased(params, name), x).reshape(len(x), heads, -1)
+    for name in ('query', 'key', 'value')
+  )
+  out = np.zeros(query.shape)
+  for place, head in np.ndindex(len(x), heads):
+    near = [
+      n for n in range(len(x)) if reach is None or abs(n - place) <= reach
+    ]
+    own = turned(query[place, head], place, base)
+    scores = [own @ turned(key[n, head], n, base) for n in near]
+    weights = np.exp(np.array(scores) / np.sqrt(len(own)))
+    out[place, head] = weights @ value[near, head] / weights.sum()
+  return plain.dense(biased(params, 'out'), out.reshape(x.shape))
+
+
+def logits_by_loop(model, params, tokens):
+  """Logits of one row without padding."""
+
+  def norm(params, name, x):
+    return plain.layer_norm(biased(params, name), x, model.norm_epsilon)
+
+  params = plain.float64(params)
+  x = params['embeddings']['word']['embedding'][tokens]
+  x = norm(params['embeddings'], 'norm', x)
+  for layer in range(model.depth):
+    block = params[f'block_{layer}']
+    normed = norm(block, 'attention_norm', x) if layer else x
+    kind = (model.local_base, model.local_window // 2)
+    kind = kind if layer % model.global_every else (model.global_base, None)
+    x = x + attention_by_loop(
+      block['attention'], normed, model.num_heads, *kind
+    )
+    mlp = {name: biased(block['mlp'], name) for name in block['mlp']}
+    x = x + plain.mlp(mlp, norm(block, 'mlp_norm', x))
+  states = norm(params, 'norm', x)
+  pooled = states[0] if model.pooling == 'cls' else states.mean(0)
+  hidden = plain.gelu(plain.dense(biased(params['pooler'], 'dense'), pooled))
+  return plain.dense(params['head'], norm(params['pooler'], 'norm', hidden))
+
+
+@pytest.mark.parametrize(
+  'changes', [{}, BIASES | dict(pooling='mean', global_every=2)], ids=str
+)
+def test_logits_are_those_of_a_plain_loop(changes):
+  model = ModernBertClassifier(**FIELDS | changes)
+  length = np.array([9, 4, 1])
+  tokens = np.random.default_rng(0).integers(1, 11, (3, 9))
+  inputs = jnp.asarray(tokens), jnp.ones((3, 9), jnp.int32), jnp.asarray(length)
+  params = plain.noise(model, *inputs)
+  got, out = jax.jit(model.apply)({'params': params}, *inputs)
+  assert out['features'].shape == (3, 24)
+  for row, count in enumerate(length):
+    want = logits_by_loop(model, params, tokens[row, :count])
+    np.testing.assert_allclose(got[row], want, atol=1e-4)
+
+
+@pytest.mark.parametrize('reach', [None, 3])
+def test_a_row_with_gaps_keeps_its_distances(reach):
+  """Tokens that are removed, and tokens that only are not read."""
+  block = ModernBertBlock(num_heads=4, mlp_dim=24, base=9.0, reach=reach)
+  x, kept = plain.normal(1, 12, 16), np.array([0, 2, 3, 7, 8, 11])
+  every = jnp.arange(12)[None]
+  params = plain.noise(block, x, positions=every)
+  run = jax.jit(
+    lambda x, mask, positions, **options: block.apply(
+      {'params': params}, x, mask, positions=positions, **options
+    ),
+    static_argnames='num_queries',
+  )
+  mask = jnp.isin(every, kept)
+  want = run(x, mask, every).x[:, kept]
+  got = run(x[:, kept], mask[:, kept], every[:, kept])
+  np.testing.assert_allclose(got.x, want, atol=1e-5)
+  # The first query alone, and later the others with its keys and values.
+  first = run(x[:, kept], mask[:, kept], every[:, kept], num_queries=1)
+  np.testing.assert_allclose(first.x, want[:, :1], atol=1e-5)
+  later = run(
+    x[:, kept], mask[:, kept], every[:, kept], keys_values=first.keys_values
+  )
+  np.testing.assert_allclose(later.x, want, atol=1e-5)
+  shifted = run(x[:, kept], mask[:, kept], jnp.arange(6)[None])
+  assert np.abs(shifted.x - want).max() > 1e-3
+
+
+def test_a_head_has_pairs_of_features():
+  with pytest.raises(ConfigError, match='num_heads: expected heads of an even'):
+    ModernBertClassifier(**FIELDS | dict(num_heads=8))
