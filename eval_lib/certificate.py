@@ -102,12 +102,12 @@ class Evaluator(heads.Evaluator):
     """Returns the bound; without one it depends on the number of rows alone."""
     if self.epsilon:
       return float(self.epsilon)
-    how: Any = self.risk, self.method
-    needed = (
-      (one, ROOM * risk.least_rows(*how, one, float(self.delta), groups))
-      for one in EPSILONS
-    )
-    return next((one for one, least in needed if least <= rows), EPSILONS[-1])
+    delta = float(self.delta)
+    for one in EPSILONS[:-1]:
+      least = risk.least_rows(self.risk, self.method, one, delta, groups)
+      if ROOM * least <= rows:
+        return one
+    return EPSILONS[-1]
 
   def store(
     self, entry: dict[str, Any], parameters: str, temperatures: Any

@@ -74,8 +74,9 @@ def run(flags: Flags) -> int | None:
         return code
   if flags.timed_rows and not (out / page.SPEED / page.RESULT).exists():
     tau = page.certified(out / page.ADAPTIVE).get('tau') or DEFAULT_TAU
-    runs = [str(out / name) for name in (page.ADAPTIVE, page.DENSE, page.SPEED)]
-    if code := _run(timing(*runs, tau, flags.timed_rows)):
+    folders = page.ADAPTIVE, page.DENSE, page.SPEED
+    workdir, dense, times = (str(out / name) for name in folders)
+    if code := _run(timing(workdir, dense, times, tau, flags.timed_rows)):
       return code
   page.write(out, pretrained)
   print(

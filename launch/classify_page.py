@@ -28,7 +28,7 @@ def write(out: pathlib.Path, pretrained: str) -> None:
   Raises the errors of reading the runs in `out`.
   """
   rows, sizes, names = answers(str(out / ADAPTIVE))
-  summary = {
+  summary: dict[str, Any] = {
     'rows': sizes,
     'accuracy': accuracies(out, pretrained, rows),
     'speed': speeds(out),

@@ -13,7 +13,7 @@ import numpy as np
 from dataset_lib import builder
 from eval_lib import predictions
 from model_lib.layers import masked_mean, valid_tokens
-from train_lib import loading, sharding
+from train_lib import loading, sharding, warm_start
 from train_lib.task import build_task
 
 # Inverse strengths of the L2 penalty; the validation split decides.
@@ -46,7 +46,7 @@ def _encoder(config: Any, workdir: str, pretrained: str) -> Any:
   info = loading.load_info(workdir)
   task = build_task(config, info)
   fresh = sharding.unbox(task.init(jax.random.key(0))[0])
-  params = loading.warm_start(
+  params = warm_start.warm_start(
     fresh, pretrained, (), ('^head/',), config.model, info
   )
 
