@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +34,8 @@ FACTOR = 2.0  # between a formula of FLOPs and the compiler's count
 NOT_FINITE = 'expected finite numbers; JAX_DEBUG_NANS=True finds what is not'
 
 
-def check_module(module: type[nn.Module], takes_keys: bool) -> None:
-  """Raises Mistakes for a class without what a task gives it.
+def check_module(module: Any, takes_keys: bool) -> None:
+  """Raises Mistakes for a Linen class without what a task gives it.
 
   `takes_keys`: the task calls it with `row_keys`.
   """
@@ -55,7 +54,7 @@ def check_module(module: type[nn.Module], takes_keys: bool) -> None:
     raise Mistakes(lines)
 
 
-def pair(result: Any) -> tuple[Any, Mapping[str, Any]]:
+def pair(result: Any) -> tuple[Any, Any]:
   """Returns what a model returned; raises Mistakes if it is no such pair."""
   if not isinstance(result, tuple):
     is_array = isinstance(result, jax.Array)
@@ -195,7 +194,8 @@ def _rows(probe: _Probe) -> dict[str, str]:
     padded[key] = np.where(np.arange(width) < half, one[key], 0)
     fix = 'mask what is after `length`, in attention and means'
     cases.append(('padded', (padded, None), (short, None), fix))
-  table, mistakes = {}, []
+  table: dict[str, str] = {}
+  mistakes: list[str] = []
   for how, first, second, fix in cases:
     if mistakes and first[1] is not None:
       continue  # for the same reason
