@@ -11,13 +11,13 @@ from dataset_lib.splits import Row
 SIZES = {'many': 203, 'some': 31, 'few': 5, 'two': 2, 'one': 1}
 
 
-def row(label, group, content=''):
+def one(label, group, content=''):
   return Row([label], group.encode(), (content or group).encode())
 
 
 def rows():
   return [
-    row(label, f'{label}{number}')
+    one(label, f'{label}{number}')
     for label, count in SIZES.items()
     for number in range(count)
   ]
@@ -45,7 +45,7 @@ def test_each_label_has_the_shares_within_a_row(seed, shares):
 
 
 def test_labels_of_two_rows_are_in_all_splits_together():
-  given = [row(f'{n}', f'{n} {k}') for n in range(500) for k in range(2)]
+  given = [one(f'{n}', f'{n} {k}') for n in range(500) for k in range(2)]
   made, _ = splits.make(given, splits.SHARES, 0)
   assert [len(made[name]) for name in splits.NAMES] == pytest.approx(
     [600, 200, 200], abs=40
@@ -55,7 +55,7 @@ def test_labels_of_two_rows_are_in_all_splits_together():
 @pytest.mark.parametrize('size', [1, 7])
 def test_a_group_is_in_one_split(size):
   labels = random.Random(0).choices('abc', k=700)
-  given = [row(label, str(n // size), str(n)) for n, label in enumerate(labels)]
+  given = [one(label, str(n // size), str(n)) for n, label in enumerate(labels)]
   made, _ = splits.make(given, splits.SHARES, 0)
   found = collections.defaultdict(set)
   for name, part in made.items():
