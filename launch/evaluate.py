@@ -82,7 +82,6 @@ class Flags:
 
 def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   """Returns the validated configuration, its evaluators, and listed ones."""
-  from dataset_lib import builder
   from train_lib import config_schema, loading
 
   registry.trust_named(flags.overrides)
@@ -124,31 +123,45 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       settings = command_line.parse_fields('--dataset', flags.dataset)
       evals[name]['dataset'] = settings
   if flags.labelled:
-    place = builder.source_class(config['dataset']['name']).PLACE
-    if not place or names != ['certificate'] or flags.dataset is not None:
-      expected = 'only --evals=certificate, of a run on files of its own'
-      raise ConfigError('--labelled', flags.labelled, expected)
-    settings = config['dataset'] | {place: flags.labelled}
-    evals['certificate'] |= dict(dataset=settings, split='all')
+    _certify_on(flags, config, names)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
     return config, names, []
-  plain, listed = config.to_dict(), []
-  for item in flags.datasets.split(';'):
+  plain = config.to_dict()
+  listed = _listed(flags.datasets, plain['evals'])
+  return config_schema.validate(plain), [*names, *listed], listed
+
+
+def _certify_on(flags: Flags, config: Any, names: list[str]) -> None:
+  """Makes the certificate one of the rows of --labelled."""
+  from dataset_lib import builder
+
+  place = builder.source_class(config['dataset']['name']).PLACE
+  if not place or names != ['certificate'] or flags.dataset is not None:
+    expected = 'only --evals=certificate, of a run on files of its own'
+    raise ConfigError('--labelled', flags.labelled, expected)
+  settings = config['dataset'] | {place: flags.labelled}
+  config['evals']['certificate'] |= dict(dataset=settings, split='all')
+
+
+def _listed(text: str, evals: dict[str, Any]) -> list[str]:
+  """Adds a few-shot evaluator for each data set; returns their names."""
+  listed = []
+  for item in text.split(';'):
     name, _, fields = item.strip().partition(':')
     if not (name.isidentifier() and fields):
       raise ConfigError('--datasets', item, LISTED)
     settings = command_line.parse_fields('--datasets', fields)
-    if name in plain['evals']:
-      taken = f'a new name, none of {sorted(plain["evals"])}'
+    if name in evals:
+      taken = f'a new name, none of {sorted(evals)}'
       raise ConfigError('--datasets', name, taken)
     splits = ('train_split', 'test_split')
     entry = {key: settings.pop(key) for key in splits if key in settings}
     entry['dataset'] = settings
-    plain['evals'][name] = plain['evals']['fewshot'] | entry
+    evals[name] = evals['fewshot'] | entry
     listed.append(name)
-  return config_schema.validate(plain), [*names, *listed], listed
+  return listed
 
 
 def run(flags: Flags) -> None:

@@ -107,8 +107,7 @@ class _Loop:
       self.results, self.seconds_before = extra['results'], extra['seconds']
     self.state: TrainState = state
     self.start = self.done = int(state.step)  # number of finished steps
-    # Metrics of the steps since the last log.
-    self.unlogged = Collected(extra.get('unlogged', ()))
+    self.unlogged = Collected(extra.get('unlogged', ()))  # since the last log
     # Rows of the log that a checkpoint carries are not all of their step.
     carried = extra.get('rows', {})
     self.run.truncate_log(min([self.start, *(int(k) - 1 for k in carried)]))
@@ -176,17 +175,13 @@ class _Loop:
 
   def _due_evaluators(self, phase: Planned) -> dict[str, Evaluator]:
     total = self.setup.total_steps
-    evaluators = self.setup.evaluators[phase.index]
-    # A number below 1 is a share of the run.
-    every = {
-      name: one.every_steps if one.every_steps >= 1 else one.every_steps * total
-      for name, one in evaluators.items()
-    }
-    return {
-      name: one
-      for name, one in evaluators.items()
-      if self.done == total or _due(self.done, math.ceil(every[name]))
-    }
+
+    def is_due(every: int | float) -> bool:
+      every = every if every >= 1 else every * total  # a share of the run
+      return self.done == total or _due(self.done, math.ceil(every))
+
+    every = self.setup.evaluators[phase.index]
+    return {k: one for k, one in every.items() if is_due(one.every_steps)}
 
   def _between_batches(self) -> None:
     # After the first batch of an evaluation its program is compiled.
