@@ -180,7 +180,7 @@ def test_shapes_without_data_are_of_its_batches(config):
   data = build(config)
   info = data.info
   # What generated data know themselves is not asked for.
-  is_read = {'root', 'directory'} & {*config}
+  is_read = {'root', 'directory', 'path'} & {*config}
   asked = (info.num_classes, info.num_examples) if is_read else (7, 7)
   found, rows = builder.sketch(builder.validate(config), 'train', *asked)
   for name in (
