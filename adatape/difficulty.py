@@ -135,8 +135,8 @@ def draw(
     ]
     label = 'difficulty k: symbols that are 1'
     panels.append(Panel(title, unit, label, lines, y_limits=(0, None), ticks=8))
-  with plots.figure(path, table, (10.0, 5.6)) as drawn:
-    curves, tapes = drawn.subfigures(2, 1, height_ratios=(1.5, 1))
+  with plots.figure(path, table, (10.0, 6.6)) as drawn:
+    curves, tapes = drawn.subfigures(2, 1, height_ratios=(1.25, 1))
     for axes, panel in zip(curves.subplots(1, 2), panels, strict=True):
       plots.draw_panel(axes, panel)
     _draw_tapes(tapes.subplots(), rows, examples(rows))
