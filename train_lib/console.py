@@ -120,7 +120,7 @@ class Console(contextlib.ExitStack):
     examples = speed * self._setup.config.batch_size
     # Unknown until a step was timed.
     left, eta = '-', math.nan
-    if step > start:
+    if step > start > self._start:
       eta = (self._total - step) / (step - start) * (now - first)
       left = str(datetime.timedelta(0, int(eta)))
     panels = [name for *_, labels in self._setup.task.PANELS for name in labels]

@@ -142,7 +142,8 @@ class _Loop:
     measures_best = saving.best_metric.partition('/')[0] in evaluators
     save = last or stop or measures_best or _due(step, saving.every_steps)
     # 1. Read pending metrics, so a non-finite step raises before it is saved.
-    self._settle(0 if save or evaluators else LAG)
+    is_first = self.first_step_seconds is None
+    self._settle(0 if save or evaluators or is_first else LAG)
     begin, is_pause = time.monotonic(), save or evaluators
     saved, measured = False, dict[str, float]()
     try:

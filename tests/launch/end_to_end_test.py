@@ -88,9 +88,11 @@ def test_trials_and_evaluations_find_the_programs_of_others(
     rates = f'--config.optimizer.lr={rate}', f'--config.optimizer.end_lr={rate}'
     launch('train', tmp_path / str(rate), *SMALL, *rates)
     assert len(kept('train_step')) == 1
-  programs = kept('*')
+  programs, calls = kept('*'), kept('call')
   launch('evaluate', tmp_path / '0.2', '--evals=test')
-  assert kept('*') == programs  # those of the training
+  assert kept('*') > programs  # it keeps its own
+  assert kept('call') == calls  # and finds the evaluation of the training
+  assert calls
 
 
 @pytest.mark.slow
