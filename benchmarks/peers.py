@@ -107,7 +107,7 @@ def _load(library: str, weights: str, dtype: str) -> tuple[Any, str]:
   import transformers
 
   # The optimizer of ONNX Runtime fuses only un-fused (eager) attention.
-  eager: Any = {'attn_implementation': 'eager', 'return_dict': False}
+  eager: Any = {'attn_implementation': 'eager'}
   model = transformers.AutoModelForSequenceClassification.from_pretrained(
     weights, local_files_only=True, dtype=getattr(torch, dtype),
     **(eager if library == 'onnx' else {}),
@@ -140,6 +140,14 @@ def _optimized(
   import torch
   from onnxruntime.transformers import optimizer
 
+  class Logits(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.model = model
+
+    def forward(self, *inputs):
+      return self.model(**dict(zip(names, inputs, strict=True))).logits
+
   options, cuda = onnxruntime.SessionOptions(), 'CUDAExecutionProvider'
   options.intra_op_num_threads = cores
   tokens = torch.ones((2, 8), dtype=torch.int64)
@@ -148,7 +156,7 @@ def _optimized(
     # The newer exporter needs one more package and warns at every call.
     warnings.simplefilter('ignore')
     torch.onnx.export(
-      model, (tokens,) * len(names), f'{folder}/plain.onnx',
+      Logits(), (tokens,) * len(names), f'{folder}/plain.onnx',
       input_names=[*names], output_names=['logits'], dynamic_axes=axes,
       opset_version=17, dynamo=False,
     )  # fmt: skip

@@ -84,10 +84,9 @@ def reference(model, variables, text):
     for place, position in enumerate(positions):
       full[position] = x[0, place]
     if layer in heads:
+      read = jnp.asarray(states(x)[:, 0] + mean, jnp.float32)
       logits.append(
-        model.apply(
-          variables, states(x)[:, 0] + mean, layer, method='head_logits'
-        )[0]
+        model.apply(variables, read, layer, method='head_logits')[0]
       )
     if layer in model.prune_layers:
       ratio = model.prune_ratios[model.prune_layers.index(layer)]
