@@ -171,15 +171,17 @@ def sketch(
 ) -> tuple[DatasetInfo, RowShapes]:
   """Describes a data set without its data, to compile for another machine.
 
-  Generated data are opened. Rows of texts have the greatest length; `classes`
-  is for a data set whose fields do not tell.
+  Generated data, and a source without a sketch, are opened. Rows of texts have
+  the greatest length; `classes` is for a data set whose fields do not tell.
   """
-  if not {'root', 'directory', 'data_dir', 'path'} & {*config}:
+  kind = source_class(config['name'])
+  files = {'root', 'directory', 'data_dir', 'path'} & {*config}
+  if not files or kind.sketch is Source.sketch:
     data = build(
       config, split=split, train=True, seed=0, batch_size=1, num_threads=0
     )
     return data.info, data.row_shapes()
-  info, more = source_class(config['name']).sketch(config, classes, examples)
+  info, more = kind.sketch(config, classes, examples)
   rows: RowShapes = {
     info.input_key: (info.input_shape, info.input_dtype),
     'label': (info.label_shape, info.label_dtype),

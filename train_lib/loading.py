@@ -76,18 +76,18 @@ def load_config(
       values['loss']['teacher'] = ''
     if 'tokenizer' in values['dataset'] and own.is_file():
       values['dataset']['tokenizer'] = str(own)
-    if values['dataset'].get('max_length') == 0:  # of the train rows, which
-      contract_of_run = load_info(workdir)  # may be gone
-      values['dataset'] |= {
-        'max_length': contract_of_run.input_shape[0],
-        'length_buckets': contract_of_run.length_buckets,
-      }
-    for group in ('model', 'evals'):
+    for group in ('model', 'evals', 'dataset'):
       if not isinstance(values.get(group, {}), dict):
         raise TypeError(f'{group}: expected a group of fields')
+    has_contract = path.with_name(DATASET_INFO).exists()
+    # Lengths of the train rows, which may be gone.
+    if has_contract and values['dataset'].get('max_length') == 0:
+      saved = load_info(workdir)
+      values['dataset']['max_length'] = saved.input_shape[0]
+      values['dataset']['length_buckets'] = saved.length_buckets
   try:
     config = config_schema.validate(values).unlock()
-    if path.with_name(DATASET_INFO).exists():
+    if has_contract:
       info = load_info(workdir)
       prepared = builder.preprocessing(config.dataset)
       data = dataclasses.replace(info, preprocessing=prepared)

@@ -155,7 +155,9 @@ def test_full_depth_saves_nothing(cost):
   variant = risk.Variant({}, logits, np.ones((3, 2)))
   grid = risk.build_grid([variant], np.zeros(3, int), 'harm', 0.02)
   grid = grid._replace(cost=np.full_like(grid.cost, cost))
-  assert str(build()._entry(grid, 0, 0.1, [variant])['saved']) == '0.0'
+  assert (
+    str(build()._entry(grid, 0, 0.1, [variant], (0.1, 0.1))['saved']) == '0.0'
+  )
 
 
 def test_a_certificate_is_not_replaced_by_less(tmp_path):

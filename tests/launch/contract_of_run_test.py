@@ -19,7 +19,7 @@ from launch import evaluate, export, predict, serve, serving
 from serve_lib import bundle
 from tests import contexts
 from tests.launch.refused import TABLE
-from train_lib import build, loading, run_directory
+from train_lib import build, run_directory, warm_start
 from train_lib.distillation import Student
 from train_lib.phases import Phase
 from train_lib.run_directory import ConfigChangedError, RunDirectory
@@ -121,7 +121,7 @@ def begin(run, info, patch, skip=()):
   task.info = info
   config = copy.deepcopy(run.config.warm_start).unlock()
   config.workdir, config.skip = str(run.folder), skip
-  loading._check_source(config, task)
+  warm_start._check_source(config, task)
 
 
 USERS = {

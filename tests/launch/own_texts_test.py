@@ -58,7 +58,7 @@ def test_few_rows_are_trained_for_some_steps(folder):
   info = loading.load_info(folder / 'run')
   assert info.splits['rows'] == {'train': 48, 'validation': 16, 'test': 16}
   config = loading.load_config(folder / 'run')
-  assert config.dataset.max_length == info.input_shape[0] == 16
+  assert config.dataset.max_length == info.input_shape[0] == 8
 
 
 def test_it_is_served_by_the_names_of_its_labels(folder):
@@ -69,24 +69,24 @@ def test_it_is_served_by_the_names_of_its_labels(folder):
 
 def evaluated(folder, *flags):
   run = folder / 'run'
-  code = evaluate.main([f'--workdir={run}', '--evals=test', *flags])
-  return code, json.loads((run / 'evaluation.json').read_text())[0]
+  assert evaluate.main([f'--workdir={run}', '--evals=test', *flags]) == 0
+  return json.loads((run / 'evaluation.json').read_text())[0]
 
 
 def test_new_rows_are_evaluated_and_changed_ones_are_refused(folder, capsys):
   new = write(folder / 'new.csv', ['yes, please'] * 9)
   flags = f'--dataset=name=texts,path={new}', '--config.evals.test.split=all'
-  code, row = evaluated(folder, *flags)
-  assert code == 0
-  assert np.isfinite(row['test/cross_entropy'])
+  assert np.isfinite(evaluated(folder, *flags)['test/cross_entropy'])
   own = (folder / 'own.csv').read_text()
   try:
     write(folder / 'own.csv', ['no', 'yes, please'] * 41)
-    assert evaluated(folder)[0] == 2
+    with pytest.raises(SystemExit) as error:
+      evaluated(folder)
+    assert error.value.code == 2
     assert 'its rows changed' in capsys.readouterr().err
     with pytest.raises(ConfigChangedError, match=r"splits: .*'train': 48"):
       trainer.train(load(folder, 'model=dense'), str(folder / 'run'))
-    assert evaluated(folder, '--config.allow_other_rows=True')[0] == 0
+    evaluated(folder, '--config.allow_other_rows=True')
   finally:
     (folder / 'own.csv').write_text(own)
 

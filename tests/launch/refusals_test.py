@@ -113,7 +113,8 @@ def test_every_command_explains_and_checks_its_flags(capsys):
     assert name in capsys.readouterr().out
     names.add(name)
     required = [
-      f'--{field.name}={legal.get(field.name, "x")}'
+      f'{f"--{field.name}=" * (field.metadata["names"] != field.name)}'
+      f'{legal.get(field.name, "x")}'
       for field in dataclasses.fields(kind)
       if field.default is dataclasses.MISSING
     ]

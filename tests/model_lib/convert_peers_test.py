@@ -266,7 +266,7 @@ def test_the_encoder_of_any_head_starts_a_run(
   for module, leaves in fresh.items():
     want = source.params.get(module, leaves)
     checkpoints.assert_trees_equal(started[module], want)
-  lines = [x for x in caplog.messages if 'keep fresh values' in x]
+  lines = [x for x in caplog.messages if 'loaded' in x]
   assert len(lines) == 1
   new = {*fresh} - {*source.params}
   assert new <= {'pooler', 'head', 'predictions', 'sop'}

@@ -1,6 +1,7 @@
 """Training with a carry: slots keep their data until they halt."""
 
 import functools
+import math
 import shutil
 from contextlib import closing
 
@@ -28,6 +29,9 @@ class Counter(Task):
   rows_together, factor = 2, 1.0
   example = arguments = None
   build_model = Task.check_training  # no module
+
+  def flops(self):
+    return math.nan
 
   def init(self, rng):
     return {'weights': jnp.asarray(START)}, {}
