@@ -6,6 +6,7 @@ chosen on them.
 
 import csv
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from eval_lib import confusion, plots, report
 DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
 RESULT = 'result.json'
 SPLIT = 'test'
-SHOWN_ROWS, SHOWN_CHARACTERS = 5, 96  # of the texts on the page
+SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80  # of the texts on the page
 SPLITS = 'train', 'validation', SPLIT
 COLUMNS = ('label', 'answer', 'confidence', 'depth', 'text')
 
@@ -165,10 +166,11 @@ def draw(
   names: Sequence[str],
 ) -> None:
   """Draws the page as PNG and PDF."""
-  with plots.figure(path, rows, (11, 13)) as figure:
+  with plots.figure(path, rows, (11.0, 13.0)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    figure.suptitle(title + words(summary['certificate']), x=0.01, ha='left')
+    said = textwrap.fill(words(summary['certificate']), 110)
+    figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
     _bars(left, 'Accuracy of test rows, %', {
@@ -210,13 +212,12 @@ def _texts(figure: Any, rows: Sequence[Mapping[str, Any]]) -> None:
       wrong, key=lambda row: -row['confidence']
     )[:SHOWN_ROWS],
   }
-  lines = []
-  for title, chosen in parts.items():
-    lines += [title, *map(_line, chosen), '']
-  figure.text(
-    0.01, 0.98, '\n'.join(map(plots.shown, lines)), va='top', fontsize=8,
-    family='monospace',
-  )  # fmt: skip
+  for number, (title, chosen) in enumerate(parts.items()):
+    lines = [title, *map(_line, chosen)]
+    figure.text(
+      0.01, 0.98 - 0.33 * number, '\n'.join(lines), va='top', fontsize=8,
+      family='monospace',
+    )  # fmt: skip
 
 
 def _line(row: Mapping[str, Any]) -> str:
