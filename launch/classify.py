@@ -15,8 +15,9 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from core import files
 from core.errors import ConfigError
 from core.fields import flag
 from launch import command_line
@@ -67,7 +68,7 @@ def run(flags: Flags) -> int | None:
   }
   overrides = f'seed={flags.seed}', *flags.overrides
   for name, values in steps.items():
-    if not (out / name / page.RESULT).exists():
+    if not is_done(out / name, {'path': flags.data, **named}):
       config = f'{CONFIG}:{arguments(values)}'
       code = _run(command_line.training(config, out / name, overrides))
       if code:
@@ -84,6 +85,24 @@ def run(flags: Flags) -> int | None:
     f'--workdir={out / page.ADAPTIVE} --serve=tau=guaranteed'
   )
   return None
+
+
+def is_done(folder: pathlib.Path, data: Mapping[str, str]) -> bool:
+  """Returns whether a training has ended; ConfigError if of other data.
+
+  `data` are fields of the data set.
+  """
+  from launch.classify_page import RESULT
+
+  if not (folder / RESULT).exists():
+    return False
+  saved = files.read_object(folder / 'config.json')['dataset']
+  for name, value in data.items():
+    if saved[name] != value:
+      expected = f'{saved[name]!r}, as {folder} was trained; or another --out'
+      field = 'data' if name == 'path' else f'--{name}'
+      raise ConfigError(field, value, expected)
+  return True
 
 
 def timing(

@@ -91,6 +91,16 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert entry['epsilon'] == 0.02  # that of the number of its rows
 
 
+def test_results_of_other_data_are_refused(tmp_path):
+  data = {'path': 'a.csv', 'text': 'body'}
+  assert not classify.is_done(tmp_path, data)
+  (tmp_path / 'config.json').write_text(json.dumps({'dataset': data}))
+  (tmp_path / 'result.json').write_text('{}')
+  assert classify.is_done(tmp_path, data)
+  with pytest.raises(ConfigError, match=r"data: expected 'a\.csv'.*--out"):
+    classify.is_done(tmp_path, data | {'path': 'b.csv'})
+
+
 def test_names_with_commas_are_refused():
   with pytest.raises(ConfigError, match=r'--label.*without commas'):
     classify.arguments({'data': 'x.csv', 'label': 'a,b'})
