@@ -25,14 +25,13 @@ from annotated_types import Interval, MinLen, Predicate
 from flax import linen as nn
 from jaxtyping import Int
 
-from benchmarks import command, peers
+from benchmarks import command, peers, pictures
 from benchmarks.timing import Call, Candidate, log_probabilities
 from core.errors import ConfigError
 from core.fields import flag
 from eat.chain import EatChain
 from eat.model import Adaptive, EatClassifier, EatModernBert
 from eat.policy import ExitPolicy
-from eval_lib import plots
 from eval_lib.plots import Line, Panel
 from launch.command_line import Count, Positive, Sizes
 from model_lib import convert
@@ -123,7 +122,7 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return []
   timed: dict[str, list[Line]] = {}
   counted: dict[str, Line] = {}
-  numbers = plots.numbers(row['candidate'] for row in table)
+  numbers = pictures.numbers(row['candidate'] for row in table)
   names = dict.fromkeys((row['candidate'], row['batch']) for row in table)
   for name, batch in names:
     rows = [r for r in table if (r['candidate'], r['batch']) == (name, batch)]

@@ -3,8 +3,10 @@
 Functions take measured numbers and a path; see `plots.figure` for their errors.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,39 @@ VERY_WIDE = 20
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
 DASHED = {'linestyle': '--', 'marker': ''}
+# The colour of a model in every picture. Those of one colour are compared with
+# the others, not with each other.
+MODELS: Mapping[str, int] = {
+  'AdaTape': 0, 'EAT': 0, 'ALBERT': 0,
+  'dense': 1, 'ViT': 1, 'PlainViT': 1, 'BERT': 1, 'Transformer': 1,
+  'student': 2, 'DistilBERT': 2, 'DeiT': 2,
+  'UT': 3, 'U2T': 3, 'Universal Transformer': 3,
+  'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
+}  # fmt: skip
+LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
+
+
+def model_of(name: str) -> int | None:
+  """Returns the value in `MODELS` of the model that a name has, or None."""
+  found = [m for m in MODELS if re.search(rf'(?<![\w-]){m}(?!\w)', name)]
+  return MODELS[max(found, key=len)] if found else None
+
+
+def numbers(names: Iterable[str]) -> dict[str, int]:
+  """Returns a number for `look` of each name, by `MODELS` if it has one.
+
+  Other libraries, and further forms of a model, have its colour and another
+  marker. Names of no model get the first numbers that are left.
+  """
+  result: dict[str, int] = {}
+  for name in sorted(dict.fromkeys(names), key=lambda n: model_of(n) is None):
+    first, step = 0, 1
+    if (model := model_of(name)) is not None:
+      library = max(n for n, word in enumerate(LIBRARIES) if word in name)
+      first, step = model + library * len(plots.COLOURS), len(plots.COLOURS)
+    every = itertools.count(first, step)
+    result[name] = next(n for n in every if n not in result.values())
+  return result
 
 
 def plot_frontier(
@@ -37,10 +72,10 @@ def plot_frontier(
   `curves` are (cost, quality), numbers or `Estimate`s, by the name of the model
   and of the point. Of a rate, as images/s, more is less cost.
   """
-  lines, numbers = [], plots.numbers(curves)
+  lines, numbered = [], numbers(curves)
   for name, points in curves.items():
     parts = map(_parts, zip(*points.values(), strict=True))
-    number, ((left, x, right), (low, y, high)) = numbers[name], parts
+    number, ((left, x, right), (low, y, high)) = numbered[name], parts
     best = np.flatnonzero(pareto(-x if is_rate else x, y))
     best = best[np.argsort(x[best], kind='stable')]
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
@@ -169,10 +204,10 @@ def plot_bars(
 ) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
-  An `Estimate` has an error bar; colours are those of `plots.MODELS`.
+  An `Estimate` has an error bar; colours are those of `MODELS`.
   """
   columns = list(next(iter(table.values()), ()))
-  colours = [plots.COLOURS[plots.model_of(name) or 0] for name in table]
+  colours = [plots.COLOURS[model_of(name) or 0] for name in table]
   size = 1.6 + 3.2 * len(columns), 1.7 + 0.4 * len(table)
   with plots.figure(path, table, size) as drawn:
     panels = drawn.subplots(1, len(columns), sharey=True, squeeze=False)[0]

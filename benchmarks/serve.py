@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks import command, peers, recorded_runs
+from benchmarks import command, peers, pictures, recorded_runs
 from benchmarks.timing import Hosts
 from core.fields import flag
 from eval_lib import plots, report
@@ -158,7 +158,7 @@ def measure(
 def draw(path: plots.Path, table: Sequence[Mapping[str, Any]]) -> None:
   panels = []
   names = [*dict.fromkeys(row['candidate'] for row in table)]
-  numbers = plots.numbers(names)
+  numbers = pictures.numbers(names)
   labels = {'latency_p95': 'p95 latency (s)', 'goodput': 'goodput (rows/s)'}
   for column, kind in itertools.product(labels, BURSTS):
     lines = []

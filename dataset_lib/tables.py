@@ -244,7 +244,7 @@ def _json(path: Path, names: Collection[str]) -> Iterator[Read]:
       columns |= dict.fromkeys(row)
       rows.append((number, {n: _text(row[n]) for n in names if n in row}))
     except ValueError as error:
-      kind = getattr(error, 'kind', 'not_json')
+      kind = error.kind if isinstance(error, BadRecord) else 'not_json'
       rows.append((number, BadRecord(kind, '', str(error))))
   return itertools.chain([(0, [*columns])], rows)
 

@@ -5,36 +5,22 @@ Matplotlib is an optional extra, imported when the first figure is made.
 
 import contextlib
 import io
-import itertools
 import math
-import os
 import pathlib
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from core import files
-
-Path = str | os.PathLike[str]
+from core.files import Path
 
 # Okabe and Ito's colours can be told apart with every kind of colour vision.
 COLOURS = (
   '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000',
 )  # fmt: skip
 _MARKERS, _DASHES = 'osD^vPX', ('-', '--', ':', '-.')
-# The colour of a model in every picture. Those of one colour are compared with
-# the others, not with each other.
-MODELS: Mapping[str, int] = {
-  'AdaTape': 0, 'EAT': 0, 'ALBERT': 0,
-  'dense': 1, 'ViT': 1, 'PlainViT': 1, 'BERT': 1, 'Transformer': 1,
-  'student': 2, 'DistilBERT': 2, 'DeiT': 2,
-  'UT': 3, 'U2T': 3, 'Universal Transformer': 3,
-  'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
-}  # fmt: skip
-LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
 GREY = '#5A5A5A'
 _STYLE: Any = {
   'axes.axisbelow': True, 'axes.edgecolor': GREY, 'axes.grid': True,
@@ -148,29 +134,6 @@ def look(number: int) -> tuple[str, str]:
   """Returns colour and marker of a curve; the first 49 pairs are distinct."""
   place = number + number // len(COLOURS)
   return COLOURS[number % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
-
-
-def model_of(name: str) -> int | None:
-  """Returns the value in `MODELS` of the model that a name has, or None."""
-  found = [m for m in MODELS if re.search(rf'(?<![\w-]){m}(?!\w)', name)]
-  return MODELS[max(found, key=len)] if found else None
-
-
-def numbers(names: Iterable[str]) -> dict[str, int]:
-  """Returns a number for `look` of each name, by `MODELS` if it has one.
-
-  Other libraries, and further forms of a model, have its colour and another
-  marker. Names of no model get the first numbers that are left.
-  """
-  result: dict[str, int] = {}
-  for name in sorted(dict.fromkeys(names), key=lambda n: model_of(n) is None):
-    first, step = 0, 1
-    if (model := model_of(name)) is not None:
-      library = max(n for n, word in enumerate(LIBRARIES) if word in name)
-      first, step = model + library * len(COLOURS), len(COLOURS)
-    every = itertools.count(first, step)
-    result[name] = next(n for n in every if n not in result.values())
-  return result
 
 
 def draw_panels(

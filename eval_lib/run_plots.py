@@ -135,13 +135,13 @@ def plot_ranges(
   `points` are measurements by the name of a line and the place on the x axis,
   which is logarithmic if it spans a factor of `plots.WIDE` or more.
   """
-  lines, numbers = [], plots.numbers(points)
-  for name, places in points.items():
+  lines = []
+  for number, (name, places) in enumerate(points.items()):
     x = sorted(places)
     y = np.array([np.mean(places[place]) for place in x])
     ends = [np.array([end(places[p]) for p in x]) for end in (min, max)]
     band = ends[0], ends[1]
-    lines.append(Line(name, np.array(x), y, numbers[name], band))
+    lines.append(Line(name, np.array(x), y, number, band))
   every = [float(x) for line in lines for x in line.x]
   log = 'x' if 0 < plots.WIDE * min(every) <= max(every) else ''
   title = 'Mean and range of the runs'

@@ -168,7 +168,7 @@ class Command:
     else:
       _declare(parser, kind)
     kinds = kind.values() if isinstance(kind, dict) else [kind]
-    if any(hasattr(choice, 'overrides') for choice in kinds):
+    if any('overrides' in choice.__dataclass_fields__ for choice in kinds):
       argv = [*_with_overrides(argv)]
     arguments, unknown = parser.parse_known_args(argv)
     values = vars(arguments)

@@ -17,7 +17,7 @@ METRICS = {
   'engine_truncated_total': 'rows whose text was cut off',
   'engine_rows_per_second': f'rate of answers, {_RECENT}',
   'engine_latency_seconds{quantile}': f'seconds in the engine, {_RECENT}',
-  'engine_depth_total{depth}': 'rows by layers, iterations or tape tokens run',
+  'engine_depth_total{depth}': 'rows by the depth at which they left',
   'engine_mean_depth': 'mean depth of all rows',
   'engine_reasons_total{reason}': 'rows by the reason for which they left',
   'engine_retention{quantile}': f'share of tokens kept or steps run, {_RECENT}',

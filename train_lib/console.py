@@ -16,11 +16,11 @@ import rich.text
 from clu import parameter_overview
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from core.files import printable
+from core.files import printable, writing
 from train_lib import compiled
 from train_lib.build import Setup
 from train_lib.phases import Planned
-from train_lib.run_directory import RunDirectory, writing
+from train_lib.run_directory import RunDirectory
 
 STYLE: Any = dict(highlight=False, soft_wrap=True)
 

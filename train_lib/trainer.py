@@ -16,6 +16,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from core.errors import ConfigError, UserError, WriteError
+from core.files import writing
 from eval_lib.evaluator import Evaluator
 from eval_lib.metrics import Collected, compute
 from train_lib.build import Setup
@@ -23,12 +24,7 @@ from train_lib.checkpoint import Checkpointer
 from train_lib.checkpoint_io import CheckpointError
 from train_lib.console import Console, print_dry_run
 from train_lib.phases import Planned
-from train_lib.run_directory import (
-  CHECKPOINTS,
-  RunDirectory,
-  steps_in,
-  writing,
-)
+from train_lib.run_directory import CHECKPOINTS, RunDirectory, steps_in
 from train_lib.train_step import NonFiniteError, TrainState, first_culprit
 from train_lib.warm_start import start_from
 from train_lib.watchdog import Watchdog

@@ -229,7 +229,7 @@ def test_a_frontier_of_rates_is_the_upper_right(made, tmp_path):
 
 def test_a_model_has_one_colour_and_each_library_a_marker():
   names = 'other', 'dense', 'EAT 80 %', 'PyTorch dense', 'ViT-B/16', 'UViT'
-  looks = {n: plots.look(k) for n, k in plots.numbers(names).items()}
+  looks = {n: plots.look(k) for n, k in pictures.numbers(names).items()}
   assert len({*looks.values()}) == len(names)
   colours = {name: colour for name, (colour, _) in looks.items()}
   assert colours['dense'] == colours['PyTorch dense'] == colours['ViT-B/16']
