@@ -4,21 +4,15 @@ No test depends on a measured time.
 """
 
 import csv
-import dataclasses
 import importlib
-import pathlib
 import re
-import typing
 
 import numpy as np
 import pytest
 
-import benchmarks
 from albert_act import compaction
 from benchmarks import adatape, albert, eat_speed, peers
-from core import fields
 from eval_lib.report import Estimate
-from tests import wrong_values
 
 BANKS = ('learnable', 'input')
 COSTS = {'dense': 3e9, 'EAT': 1e9}
@@ -37,34 +31,6 @@ def main_of(name):
 def read(path):
   with path.open(newline='') as file:
     return list(csv.DictReader(file))
-
-
-def commands():
-  for path in pathlib.Path(*benchmarks.__path__).glob('*.py'):
-    module = importlib.import_module(f'benchmarks.{path.stem}')
-    if hasattr(module, 'main'):
-      yield path.stem
-
-
-def number(hint):
-  """The type of a flag of a number, or of a list of them; None of others."""
-  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  base = arguments[0] if origin in (tuple, typing.Annotated) else hint
-  if tuple in (origin, typing.get_origin(base)):
-    return number(base)
-  return hint if base in (int, float, int | float) else None
-
-
-@pytest.mark.parametrize('command', [*commands()])
-def test_a_number_out_of_its_range_is_one_line(command, refused):
-  main = main_of(command)
-  every = dataclasses.fields(main.flags)
-  needed = [f'--{f.name}=x' for f in every if f.default is dataclasses.MISSING]
-  for field in every:
-    hint = number(fields.hints(main.flags)[field.name])
-    for value in wrong_values.outside(hint) if hint else ():
-      if value is not None:
-        refused(main, [*needed, f'--{field.name}={value}'], [f'--{field.name}'])
 
 
 @pytest.mark.parametrize(

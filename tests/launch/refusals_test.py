@@ -6,6 +6,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -77,11 +78,20 @@ def groups(kind=config_schema.Run, path=''):
       yield from groups(hint, f'{path}{field.name}.')
 
 
+def item(hint):
+  """The type of the items of a list, any other as it is."""
+  is_annotated = typing.get_origin(hint) is typing.Annotated
+  base = typing.get_args(hint)[0] if is_annotated else hint
+  is_list = typing.get_origin(base) is tuple
+  return item(typing.get_args(base)[0]) if is_list else hint
+
+
 def wrong_numbers(kind):
-  """(field, number) of a dataclass, each outside of the type of its field."""
-  for name, value in wrong_values.wrong_fields(kind):
-    if isinstance(value, int | float) and value != 3:  # 3 for texts
-      yield name, value
+  """(field, number) of a dataclass, outside of the type of field or items."""
+  for name, hint in fields.hints(kind).items():
+    for value in wrong_values.outside(item(hint)):
+      if isinstance(value, int | float) and value != 3:  # 3 for texts
+        yield name, value
 
 
 @pytest.mark.parametrize(('path', 'kind'), [*groups()])
