@@ -5,7 +5,6 @@ import pytest
 from benchmarks import analyze, iteration_report
 from core import files
 from core.errors import InvalidDataError
-from dataset_lib import tokenizer
 from tests.albert_act import tiny_run
 from tests.benchmarks.command_test import read
 from tests.dataset_lib import corpora
@@ -34,24 +33,6 @@ def table(path):
   return {next(iter(row.values())): row for row in read(path)}
 
 
-def consistent_kinds(out):
-  """Counts by kind of token; the sum of the shares that run is the mean."""
-  kinds = table(out / 'iterations.csv')
-  depth = kinds.pop('executed depth of a row')
-  similarity = table(out / 'similarity.csv')
-  assert list(similarity) == [str(n) for n in range(1, 7)]
-  assert set(similarity['1']) == {'iteration'} | {
-    f'{kind}{name}' for kind in kinds for name in ('', ' running', ' share')
-  }
-  for kind, row in kinds.items():
-    shares = [float(line[f'{kind} share']) for line in similarity.values()]
-    assert sum(shares) == pytest.approx(float(row['mean']), abs=1e-3)
-  counts = {kind: int(row['count']) for kind, row in kinds.items()}
-  assert sum(counts.values()) == 2 * counts['all']
-  assert counts['cls'] == int(depth['count'])
-  return counts, float(depth['mean'])
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize('halting', ['act', 'fixed'])
 def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
@@ -60,12 +41,9 @@ def test_a_classifier(tmp_path_factory, tmp_path, capsys, halting):
   flags = [f'--workdir={run}', f'--treebank={treebank}', f'--out={out}']
   assert analyze.main([*flags, '--label_words=1', '--sentences=5']) == 0
   printed = capsys.readouterr().out
-  words = tokenizer.load(run / 'tokenizer.json')
-  lengths = [len(words.encode([tiny_run.text(n)[0]]).tokens) for n in range(40)]
-  counts, depth = consistent_kinds(out)
-  assert counts == {
-    'all': sum(lengths), 'unmasked': sum(lengths) - 80, 'cls': 40, 'sep': 40
-  }  # fmt: skip
+  kinds = table(out / 'iterations.csv')
+  depth = float(kinds['executed depth of a row']['mean'])
+  assert [int(kinds[kind]['count']) for kind in ('cls', 'sep')] == [40, 40]
   labels = table(out / 'labels.csv')
   assert labels['executed depth of a row']['count'] == str(len(TREEBANK))
   assert labels['obj']['count'] == '3'

@@ -39,19 +39,6 @@ def accuracy(workdir):
   return result(workdir)['accuracy']
 
 
-@pytest.mark.nightly  # .ci/run runs it too, and checks its numbers
-def test_quick_start_reads_longer_tapes_for_harder_inputs(tmp_path):
-  text = launch('train', tmp_path, '--config=configs/adatape/quick_start.py')
-  found = result(tmp_path)
-  assert found['accuracy'] >= 0.99
-  assert found['difficulty/spearman'] >= 0.8
-  assert found['difficulty/easy_share'] <= 0.75
-  for shown in ('tape by difficulty', 'seconds', f'plot: {tmp_path}/run.png'):
-    assert shown in text
-  for file in ('difficulty.csv', 'difficulty.png', 'difficulty.pdf'):
-    assert (tmp_path / file).exists()
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
