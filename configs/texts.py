@@ -17,7 +17,7 @@ Arguments; those that are not here are as in configs/eat/glue.py:
   model       dense (default), eat, student, or albert, whose halting and score
               are as in configs/albert_act/glue.py
 
-A run has at least 300 steps. `validation` is measured five times, and what a
+A run has at least 150 steps. `validation` is measured five times, and what a
 user may choose is chosen by it; `test` once at the end. A quarter of the
 validation rows fits the temperatures of exits; the others certify a threshold,
 whose epsilon is the smallest of .01, .02, .05 and .1 that they are enough for.
@@ -27,7 +27,7 @@ from configs import common
 from configs.albert_act import glue as albert
 from configs.eat import glue as eat
 
-LEAST_STEPS = 300
+LEAST_STEPS = 150
 SMALL = 384  # width of a MiniLM, up to which the rate is higher
 COLUMNS = dict(text='text', pair='', label='label', source='', group='')
 

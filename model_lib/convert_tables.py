@@ -1,7 +1,8 @@
-"""Tables of Hugging Face's BERT, DistilBERT and ModernBERT: options, tensors.
+"""Tables of Hugging Face's encoders of texts: options and tensors.
 
-Devlin et al. 2019; Sanh et al. 2019; Warner et al. 2024. A family adds its own
-by `add`.
+BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
+2019), XLM-R (Conneau et al. 2020), which has its tensors, and ModernBERT
+(Warner et al. 2024). A family adds its own by `add`.
 """
 
 import dataclasses
@@ -68,6 +69,7 @@ class Architecture:
   # Field with the number of layers, or of groups, and of blocks in each.
   outer: str = 'depth'
   inner: str = ''
+  unread: int = 0  # rows of the table of positions before that of a first token
 
   def places(self, fields: Mapping[str, Any], heads: str) -> dict[str, str]:
     """Returns our parameter of each tensor, by its full name."""
@@ -157,6 +159,35 @@ DISTILBERT = Architecture(
 )
 
 
+def _positions(config: dict[str, Any], path: str) -> dict[str, Any]:
+  """Returns RoBERTa's options without the positions that no token has."""
+  option = 'max_position_embeddings'
+  count, least = config.get(option, 512), ROBERTA.unread + 1
+  if type(count) is not int or count < least:
+    expected = f'an integer, at least {least}'
+    raise ConfigError(f'{path}: {option}', count, expected)
+  return config | {option: count - ROBERTA.unread}
+
+
+# Read as a BERT, and saved as one.
+ROBERTA = dataclasses.replace(
+  BERT,
+  model_type='roberta',
+  defaults=sizes.BERT.defaults | {'vocab_size': 50265},
+  modules={
+    ours: theirs.replace('bert.', 'roberta.', 1)
+    for ours, theirs in BERT.modules.items()
+  }
+  | {'pooler': 'classifier.dense', 'head': 'classifier.out_proj'},
+  prefix='roberta.',
+  read=_positions,
+  unread=2,  # padding has the second
+)
+XLM_ROBERTA = dataclasses.replace(
+  ROBERTA, model_type='xlm-roberta', defaults=sizes.BERT.defaults
+)
+
+
 def _older(config: dict[str, Any], path: str) -> dict[str, Any]:
   """Returns ModernBERT's options of transformers 4; 5 groups them by layer."""
   config = dict(config)
@@ -230,7 +261,8 @@ MODERN_BERT = Architecture(
   read=_older,
 )  # fmt: skip
 _ARCHITECTURES = {
-  kind.model_type: kind for kind in (BERT, DISTILBERT, MODERN_BERT)
+  kind.model_type: kind
+  for kind in (BERT, DISTILBERT, ROBERTA, XLM_ROBERTA, MODERN_BERT)
 }
 
 

@@ -12,7 +12,7 @@ Arguments:
               teacher, checkpoint or variant, as DistilBERT)
   data        folder of the TSV files (official or with named columns); empty
               for TFDS `glue/*` prepared on this machine
-  pretrained  a Hugging Face directory to start from, a BERT or a ModernBERT
+  pretrained  a Hugging Face directory to start from, of BERT, RoBERTa, ...
   teacher     a finished dense run, from which EAT and students are distilled;
               without pretrained they start from its parameters
   vocabulary  a tokenizer directory or vocab.txt, needed without a checkpoint

@@ -29,6 +29,8 @@ TINY = {
   'modernbert': ('ModernBert', _SIZES | {
     'num_hidden_layers': 5, 'local_attention': 6, 'pad_token_id': 0,
   }),
+  'roberta': ('Roberta', _SIZES | {'num_hidden_layers': 3}),
+  'xlm-roberta': ('XLMRoberta', _SIZES | {'num_hidden_layers': 2}),
 }  # fmt: skip
 ALBERT_OPTIONS = [
   {},
@@ -54,6 +56,10 @@ CLASSIFIERS = [
   ('distilbert', {'activation': 'relu', 'num_labels': 3,
                   'sinusoidal_pos_embds': True}),
   ('distilbert', {'activation': 'silu', 'pad_token_id': 3, 'n_heads': 2}),
+  ('roberta', {}),
+  ('roberta', {'hidden_act': 'relu', 'num_labels': 3, 'layer_norm_eps': 1e-3,
+               'type_vocab_size': 1, 'max_position_embeddings': 14}),
+  ('xlm-roberta', {'type_vocab_size': 1, 'num_labels': 1}),
   *[('albert', options | {'num_labels': 3}) for options in ALBERT_OPTIONS],
 ]  # fmt: skip
 
@@ -68,7 +74,8 @@ def text_batch(vocab_size=40, types=2, longest=12):
   """Ragged rows, one of them with a single token."""
   generator = np.random.default_rng(3)
   length = np.array([longest, 5, 1, 9])
-  tokens = generator.integers(1, vocab_size, (4, longest))
+  # RoBERTa gives no position to a token 1.
+  tokens = generator.integers(2, vocab_size, (4, longest))
   token_types = generator.integers(0, types, (4, longest))
   valid = np.arange(longest)[None] < length[:, None]
   return tokens * valid, token_types * valid, length, valid
@@ -100,7 +107,8 @@ def their_output(peers, model, batch):
 
 def our_output(directory, kind, batch, num_classes=2, method=None):
   """(result of our module, parameters); absent parameters are zeros."""
-  params, fields, *_ = convert.load(directory, checkpoints.KINDS[kind][1])
+  heads = 'pretraining' if kind == 'pretraining' else 'classifier'
+  params, fields, *_ = convert.load(directory, heads)
   model, inputs = checkpoints.model_of(kind, num_classes, fields)
   zeros = plain.noise(model, *inputs, scale=0.0)
   arrays = [jnp.asarray(x, jnp.int32) for x in batch[:3]]
@@ -244,6 +252,7 @@ OTHER_HEADS = {
   'QuestionAnswering',
   'modernbert': 'Model MaskedLM MultipleChoice TokenClassification '
   'QuestionAnswering',
+  'roberta': 'Model MaskedLM TokenClassification',
   'pretraining': 'Model MaskedLM SequenceClassification',
 }
 
@@ -255,7 +264,7 @@ OTHER_HEADS = {
 def test_the_encoder_of_any_head_starts_a_run(
   peers, tmp_path, kind, task, caplog
 ):
-  family, heads = checkpoints.KINDS[kind][:2]
+  family, heads = checkpoints.KINDS.get(kind, (kind, 'classifier'))[:2]
   name = task if 'Model' in task else f'For{task}'
   theirs = random_model(peers, family, name)
   theirs.save_pretrained(tmp_path)
