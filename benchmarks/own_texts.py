@@ -1,11 +1,12 @@
-"""Runs launch.classify on files of one's own, over several seeds.
+"""Runs launch.classify on texts of one's own, over several seeds.
 
   python -m benchmarks.own_texts --data=FOLDER --workdir=/tmp/own_texts \\
       --out=benchmarks/results/own_texts.csv
 
-Each file of the folder has the columns text and label, perhaps pair and group.
-A seed also chooses the splits. Accuracies are of test rows, in percent; minutes
-are of the whole command, without what an earlier call had finished.
+The folder has CSV files, or folders with train.csv and maybe test.csv, with the
+columns text and label, perhaps pair and group. A seed also chooses the splits
+that are made. Accuracies are of test rows, in percent; minutes are of the whole
+command, without what an earlier call had finished.
 """
 
 import csv
@@ -30,7 +31,7 @@ OPTIONAL = 'pair', 'group'  # columns
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  data: str = flag('a folder of CSV files', metavar='FOLDER')
+  data: str = flag('a folder of data sets', metavar='FOLDER')
   workdir: str = flag('directory of all runs', metavar='DIRECTORY')
   out: str = flag('where to write the rows', metavar='FILE.csv')
   seeds: tuple[Count, ...] = flag('seeds of splits and trainings', (0, 1, 2))
@@ -39,9 +40,9 @@ class Flags:
 
 
 def run(flags: Flags) -> int | None:
-  paths = sorted(pathlib.Path(flags.data).glob('*.csv'))
+  paths = sorted(pathlib.Path(flags.data).iterdir())
   if not paths:
-    raise ConfigError('--data', flags.data, 'a folder with CSV files')
+    raise ConfigError('--data', flags.data, 'a folder with data sets')
   rows = []
   for path in paths:
     for seed in flags.seeds:
@@ -55,7 +56,8 @@ def run(flags: Flags) -> int | None:
 def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
   """Runs the command; returns a row of the table."""
   out = pathlib.Path(flags.workdir, f'{path.stem}_{seed}')
-  with path.open(newline='', encoding='utf-8') as file:
+  train = path / 'train.csv' if path.is_dir() else path
+  with train.open(newline='', encoding='utf-8') as file:
     header = next(csv.reader(file))
   columns = [f'--{name}={name}' for name in OPTIONAL if name in header]
   begin = time.monotonic()
