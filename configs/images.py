@@ -10,13 +10,16 @@ Arguments:
   data        a folder of classes, DIR/cat/1.jpg, or a table of paths and labels
               (CSV, ...): 60 % are trained on, 20 % are 'validation', 20 % are
               'test'; or a folder of splits, DIR/train/cat/1.jpg with DIR/test
-  path, label the columns of a table; paths are relative to its folder
+  path, label, group  columns of a table; paths are relative to its folder;
+              rows of a group are in one of the splits that are made
   tfds        instead of data, a TFDS data set that this machine has prepared
-  size        of the images in pixels, 224
+  size        of the images in pixels; default: that of the checkpoint, or 224
   variant     of the ViT without a checkpoint: Ti, S, B or L with a patch size
   pretrained  a published ViT (.npz, .safetensors, a directory of timm or
               Hugging Face) or a run: its sizes and parameters, a fresh head
   finetune    1: the recipe of a pretrained model; 0: that of one from scratch
+  certify     1: certifies a smaller halting threshold of an AdaTape, on 3/4 of
+              the rows of 'validation'; a calibration is fitted to the others
   model       learn, input         AdaTape with a learnable bank or a bank of
                                    finer patches
               vit, plainvit, deit  depth is fixed
@@ -44,22 +47,25 @@ from configs.adatape import models
 
 # Whose encoder has the parameters of a ViT.
 PRETRAINED = ('learn', 'input', 'vit', 'plainvit', 'deit', 'avit')
+PIXELS = 224
 DECAY = 0.75  # of the rate, from a block to the one below
 
 
 def get_config(arg=''):
   a = common.parse_arg(
-    arg, data='', tfds='', model=models.NAMES, variant='', size=224,
-    pretrained='', finetune=0, path='path', label='label',
+    arg, data='', tfds='', model=models.NAMES, variant='', size=0,
+    pretrained='', finetune=0, path='path', label='label', group='', certify=0,
   )  # fmt: skip
   is_one = bool(a.data) != bool(a.tfds)
   expected = 'a folder or table of images, or else tfds=NAME'
   given = f'data={a.data}, tfds={a.tfds}'
   common.expect(is_one, 'data', expected, given)
+  known = common.image_size_of(a.pretrained) if a.pretrained else 0
+  a.size = a.size or known or PIXELS
   c = ml_collections.ConfigDict()
   c.batch_size = 128
   augment = 'inception_crop', 'flip'
-  columns = dict(path=a.path, label=a.label) if a.data else {}
+  columns = dict(path=a.path, label=a.label, group=a.group) if a.data else {}
   c.dataset = common.images(
     a.data, a.tfds, image_size=a.size, augment=augment, **columns
   )
@@ -77,6 +83,17 @@ def get_config(arg=''):
     # Splits are made: `test` is evaluated once, at the end.
     c.evals.test.every_steps = 0
     c.evals.validation = dict(c.evals.test, split='validation', every_steps=0.2)
+  if a.certify:
+    needs = f'0, or 1 with one of {list(models.TAPES)} and splits that are made'
+    is_legal = a.model in models.TAPES and 'validation' in c.evals
+    common.expect(is_legal, 'certify', needs, a.certify)
+    fitted, unseen = 'validation[:25%]', 'validation[25%:]'
+    c.evals.calibration = dict(
+      type='calibration', split=unseen, calibration_split=fitted
+    )
+    c.evals.certificate = dict(
+      type='certificate', split=unseen, epsilon=0, cheaper=True
+    )
   c.checkpoint = dict(every_steps=500)
   if a.pretrained:
     start_from(c, a)

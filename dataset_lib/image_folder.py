@@ -49,6 +49,8 @@ LAYOUT = (
 class ImageFolder(ImageOptions):
   """Encoded images of one split."""
 
+  PLACE = 'root'
+
   split: Annotated[
     str,
     Predicate(lambda split: source.parts(split, _FOLDER_NAME)),
@@ -58,6 +60,8 @@ class ImageFolder(ImageOptions):
   root: Annotated[str, Len(1), 'the folder of the images, or a table of them']
   path: Annotated[str, Len(1), 'the column of the path in a table'] = 'path'
   label: Annotated[str, Len(1), 'the column of the label'] = 'label'
+  # Rows of a group are in one split; '': images of the same bytes are a group.
+  group: Annotated[str, "the column of a row's group, or ''"] = ''
   split_shares: splits.Shares = splits.SHARES
   split_seed: source.Seed = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
@@ -69,6 +73,7 @@ class ImageFolder(ImageOptions):
     self._root = (root if root.is_dir() else root.parent).resolve()
     self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
     folders = self._folders(self._root) if root.is_dir() else {}
+    self._groups: dict[str, str] = {}  # by path
     made: dict[str, list[Row]] = {}
     about: dict[str, Any] = {}
     if not root.is_dir():
@@ -135,8 +140,10 @@ class ImageFolder(ImageOptions):
 
   def _listed(self, file: pathlib.Path) -> list[Row]:
     """Returns the rows of a table; sets classes and, of train, bad rows."""
-    table = tables.read(file, {self.path, self.label})
-    table.require({'path': self.path, 'label': self.label})
+    names = {n: getattr(self, n) for n in ('path', 'label', 'group')}
+    names = {name: column for name, column in names.items() if column}
+    table = tables.read(file, {*names.values()})
+    table.require(names)
     found, bad = [], []
     for number in range(len(table)):
       try:
@@ -161,6 +168,7 @@ class ImageFolder(ImageOptions):
       files.check_inside(path, self._root)
     except InvalidDataError as error:
       raise BadRecord('illegal_path', '', str(error)) from error
+    self._groups[str(path)] = values[self.group] if self.group else ''
     return label, str(path)
 
   def _made(
@@ -173,7 +181,9 @@ class ImageFolder(ImageOptions):
     paths = [os.path.relpath(path, self._root) for _, path in rows]
     names = [splits.checksum(os.fsencode(path)) for path in paths]
     first: dict[Any, bytes] = {}
-    keys = _contents([path for _, path in rows])
+    contents = _contents([path for _, path in rows])
+    given = [self._groups.get(path) for _, path in rows]
+    keys = [a or b for a, b in zip(given, contents, strict=True)]
     for key, name in zip(keys, names, strict=True):
       first[key] = min(name, first.get(key, name))
     described = [
@@ -182,6 +192,7 @@ class ImageFolder(ImageOptions):
     ]
     made, about = splits.make(described, self.split_shares, self.split_seed)
     taken = {name: sorted(rows[i] for i in made[name]) for name in made}
+    about |= {'group': self.group} if self.group else {}
     return taken | {ALL: rows}, about
 
   def record(self, index: int) -> dict[str, Any]:
