@@ -1,4 +1,4 @@
-"""The page of `launch.classify`: quality, speed, confusion, texts; as files.
+"""The page of `launch.classify`: quality, speed, confusion, rows; as files.
 
 Test rows are read here for the first time after the trainings, and nothing is
 chosen on them.
@@ -14,24 +14,22 @@ import numpy as np
 
 from core import files
 from eval_lib import confusion, plots, report
+from launch.classify_data import ADAPTIVE, DENSE, RESULT, SPEED, Kind
 
-DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
-RESULT = 'result.json'
 SPLIT = 'test'
-SHOWN_ROWS, SHOWN_CHARACTERS = 5, 80  # of the texts on the page
+SHOWN_ROWS, SHOWN_IMAGES, SHOWN_CHARACTERS = 5, 8, 80  # on the page
 SPLITS = 'train', 'validation', SPLIT
-COLUMNS = ('label', 'answer', 'confidence', 'depth', 'text')
 
 
-def write(out: pathlib.Path, pretrained: str) -> None:
+def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
   """Writes report.json, test_answers.csv, and report.png and .pdf into `out`.
 
   Raises the errors of reading the runs in `out`.
   """
-  rows, sizes, names = answers(str(out / ADAPTIVE))
+  rows, sizes, names = answers(str(out / ADAPTIVE), kind)
   summary: dict[str, Any] = {
     'rows': sizes,
-    'accuracy': accuracies(out, pretrained, rows),
+    'accuracy': accuracies(out, kind, pretrained, rows),
     'speed': speeds(out),
     'certificate': {
       name: value
@@ -44,18 +42,19 @@ def write(out: pathlib.Path, pretrained: str) -> None:
   report.write_csv(out / 'test_answers.csv', rows)
   accuracy = summary['accuracy'].items()
   table = [{'model': k, 'accuracy': v} for k, v in accuracy]
-  said = words(summary['certificate'])
+  said = words(summary['certificate'], kind.LOSS)
   report.print_table(f'{sizes[SPLIT]} test rows', table, said)
   with plots.if_installed():
-    draw(out / 'report.png', summary, rows, names)
+    draw(out / 'report.png', kind, summary, rows, names)
 
 
 def answers(
-  workdir: str,
+  workdir: str, kind: Kind
 ) -> tuple[list[dict[str, Any]], dict[str, int], tuple[str, ...]]:
   """Returns the certified answers of the test rows, sizes of splits, classes.
 
-  Rows have the columns `COLUMNS`; 'depth' is the number of layers.
+  Rows have 'label', 'answer', 'confidence', and the columns `kind.SPENT`, of
+  the computation, and `kind.SHOWN`, a text or the path of an image.
   """
   from dataset_lib import builder
   from serve_lib.chain import checked
@@ -66,7 +65,7 @@ def answers(
   sources = {one: builder.build_source(config.dataset, one) for one in SPLITS}
   test, names = sources[SPLIT], sources[SPLIT].info.class_names
   items = [test.item(index) for index in range(len(test))]
-  options = {'tau': 'guaranteed'}
+  options = dict([kind.SERVE.split('=')])
   with Engine(*loading.serve(workdir, options=options)) as engine:
     given = checked(engine.predict(items))
   rows = [
@@ -74,8 +73,10 @@ def answers(
       'label': names[test.record(index)['label']],
       'answer': answer.label,
       'confidence': max(answer.probabilities.values()),
-      'depth': answer.fields['depth'],
-      'text': ' | '.join(v for k, v in item.items() if k in ('text', 'pair')),
+      kind.SPENT: answer.fields[kind.SPENT],
+      kind.SHOWN: ' | '.join(
+        item[key] for key in ('text', 'pair', 'image') if key in item
+      ),
     }
     for index, (item, answer) in enumerate(zip(items, given, strict=True))
   ]
@@ -83,23 +84,22 @@ def answers(
 
 
 def accuracies(
-  out: pathlib.Path, pretrained: str, rows: Sequence[Mapping[str, Any]]
+  out: pathlib.Path,
+  kind: Kind,
+  pretrained: str,
+  rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:
-  """Returns the test accuracies of the models and of a simple baseline."""
-  from launch import text_baseline
-
+  """Returns the test accuracies of the models and, if any, of a baseline."""
   results = {
     name: files.read_object(out / name / RESULT)[f'{SPLIT}/accuracy']
     for name in (DENSE, ADAPTIVE)
   }
-  baseline = text_baseline.accuracy(str(out / DENSE), pretrained)
   served = np.mean([row['label'] == row['answer'] for row in rows])
   return {
     'dense': results[DENSE],
-    'adaptive, full depth': results[ADAPTIVE],
+    f'adaptive, {kind.IN_FULL}': results[ADAPTIVE],
     'adaptive, as served': float(served),
-    'embeddings + logistic regression': baseline,
-  }
+  } | kind.baseline(out, pretrained)
 
 
 def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
@@ -125,8 +125,8 @@ def certified(workdir: pathlib.Path) -> dict[str, Any]:
   return dict(files.read_object(path)['sources'][''])
 
 
-def words(certificate: Mapping[str, Any]) -> str:
-  """Returns what a certificate says, in a sentence."""
+def words(certificate: Mapping[str, Any], loss: str = 'early exits') -> str:
+  """Returns what a certificate says, in a sentence; `loss`: what loses."""
   if not certificate:
     return 'No certificate was made.'
   rows, limit = certificate['rows'], f'{certificate["epsilon"]:.0%}'
@@ -138,10 +138,15 @@ def words(certificate: Mapping[str, Any]) -> str:
       f'a loss of at most {limit} with confidence {sure} needs at least '
       f'{least} rows. launch.evaluate --labelled certifies again on more.'
     )
+  # A model with one head has no `tau`, but a field with a certified value.
+  setting = {'threshold': certificate['tau'], **certificate.get('model', {})}
+  shown = ', '.join(f'{name} {value:.4g}' for name, value in setting.items())
+  gain = f'{certificate["early"]:.0%} of these rows leave early'
+  if 'model' in certificate and not certificate['early']:
+    gain = f'it saves {certificate["saved"]:.1%} of the FLOPs'
   return (
-    f'With confidence {sure} early exits lose at most {limit} of accuracy '
-    f'(threshold {certificate["tau"]:.4g}, certified on {rows} rows); '
-    f'{certificate["early"]:.0%} of these rows leave early.'
+    f'With confidence {sure} {loss} lose at most {limit} of accuracy '
+    f'({shown}, certified on {rows} rows); {gain}.'
   )
 
 
@@ -161,6 +166,7 @@ def ids(
 
 def draw(
   path: pathlib.Path,
+  kind: Kind,
   summary: Mapping[str, Any],
   rows: Sequence[Any],
   names: Sequence[str],
@@ -169,7 +175,7 @@ def draw(
   with plots.figure(path, rows, (11.0, 13.0)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    said = textwrap.fill(words(summary['certificate']), 110)
+    said = textwrap.fill(words(summary['certificate'], kind.LOSS), 110)
     figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
@@ -184,7 +190,8 @@ def draw(
     else:
       right.remove()
     confusion.plot(middle.subplots(), *ids(rows, names), names)
-    _texts(bottom, rows)
+    show = _texts if kind.SHOWN == 'text' else _images
+    show(bottom, _parts(rows, kind.SPENT), kind)
 
 
 def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
@@ -201,29 +208,56 @@ def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
   axes.grid(False)
 
 
-def _texts(figure: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Writes the cheapest, the dearest and wrong texts."""
-  order = sorted(rows, key=lambda row: (row['depth'], -row['confidence']))
+def _parts(
+  rows: Sequence[Mapping[str, Any]], spent: str
+) -> dict[str, list[Mapping[str, Any]]]:
+  """Returns rows by title: the cheapest, the dearest and the wrong ones."""
+  order = sorted(rows, key=lambda row: (row[spent], -row['confidence']))
   wrong = [row for row in order if row['answer'] != row['label']]
-  parts = {
-    'Leave first': order[:SHOWN_ROWS],
-    'Leave last': order[-SHOWN_ROWS:][::-1],
+  return {
+    'Cheapest first': order,
+    'Dearest first': order[::-1],
     f'Wrong ({len(wrong)} of {len(rows)}), surest first': sorted(
       wrong, key=lambda row: -row['confidence']
-    )[:SHOWN_ROWS],
+    ),
   }
-  for number, (title, chosen) in enumerate(parts.items()):
-    lines = [title, *map(_line, chosen)]
+
+
+def _texts(figure: Any, parts: Mapping[str, Sequence[Any]], kind: Kind) -> None:
+  for number, (title, rows) in enumerate(parts.items()):
+    lines = [title, *(_line(row, kind) for row in rows[:SHOWN_ROWS])]
     figure.text(
       0.01, 0.98 - 0.33 * number, '\n'.join(lines), va='top', fontsize=8,
       family='monospace',
     )  # fmt: skip
 
 
-def _line(row: Mapping[str, Any]) -> str:
-  text = ' '.join(row['text'].split())
+def _line(row: Mapping[str, Any], kind: Kind) -> str:
+  text = ' '.join(row[kind.SHOWN].split())
   short = text[:SHOWN_CHARACTERS] + '…' * (len(text) > SHOWN_CHARACTERS)
-  said = f'{row["depth"]:2d} layers  {row["confidence"]:4.0%}  {row["answer"]}'
-  if row['answer'] != row['label']:
-    said += f' (is {row["label"]})'
-  return f'  {said}: {short}'
+  spent = f'{row[kind.SPENT]:2d} {kind.UNIT}'
+  return f'  {spent}  {row["confidence"]:4.0%}  {_answer(row)}: {short}'
+
+
+def _answer(row: Mapping[str, Any]) -> str:
+  is_right = row['answer'] == row['label']
+  return row['answer'] + ('' if is_right else f' (is {row["label"]})')
+
+
+def _images(
+  figure: Any, parts: Mapping[str, Sequence[Any]], kind: Kind
+) -> None:
+  from PIL import Image
+
+  lines = figure.subplots(len(parts), SHOWN_IMAGES)
+  for line, (title, rows) in zip(lines, parts.items(), strict=True):
+    for axes in line:
+      axes.set_axis_off()
+    line[0].text(0, 1.45, title, transform=line[0].transAxes, weight='bold')
+    for axes, row in zip(line, rows, strict=False):
+      with Image.open(row[kind.SHOWN]) as image:
+        image.thumbnail((256, 256))
+        axes.imshow(np.asarray(image.convert('RGB')))
+      said = plots.shown(_answer(row)).replace(' (is', '\n(is')
+      spent = f'{row[kind.SPENT]} tokens, {row["confidence"]:.0%}'
+      axes.set_title(f'{said}\n{spent}', fontsize=7, weight='normal')

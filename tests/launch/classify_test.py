@@ -7,7 +7,14 @@ import random
 import pytest
 
 from core.errors import ConfigError
-from launch import classify, classify_page, evaluate, export, train
+from launch import (
+  classify,
+  classify_data,
+  classify_page,
+  evaluate,
+  export,
+  train,
+)
 from tests.launch.toy_runs import SMALL, SPECIAL, WORDS
 
 OVERRIDES = [
@@ -103,7 +110,7 @@ def test_results_of_other_data_are_refused(tmp_path):
 
 def test_names_with_commas_are_refused():
   with pytest.raises(ConfigError, match=r'--label.*without commas'):
-    classify.arguments({'data': 'x.csv', 'label': 'a,b'})
+    classify_data.arguments({'data': 'x.csv', 'label': 'a,b'})
 
 
 @pytest.mark.parametrize(('tau', 'said'), [
