@@ -188,22 +188,25 @@ def test_sizes_of_a_checkpoint(
   })  # fmt: skip
 
 
-@pytest.mark.parametrize('kind', ['npz', 'timm', 'hugging_face'])
+@pytest.mark.parametrize('kind', ['npz', 'stacked', 'timm', 'hugging_face'])
 def test_fine_tuning_of_a_published_vit(kind, tmp_path, load):
   arrays, path = public_vits.archive(), tmp_path / 'vit.npz'
-  if kind == 'npz':
+  if kind == 'stacked':
+    arrays = public_vits.stacked(public_vits.archive('big_vision'))
+  if kind in ('npz', 'stacked'):
     np.savez(path, **arrays)
   else:
     named = getattr(public_vits, f'{kind}_tensors')(arrays)
     stated = {'architecture': 'vit'} if kind == 'timm' else public_vits.CONFIG
     path = public_vits.write(tmp_path, named, **stated)
-  flag = f'images.py:data=/x,size=16,pretrained={path},finetune=1,model='
+  flag = f'images.py:data=/x,pretrained={path},finetune=1,model='
   fields = ['model.num_heads=4'] * (kind == 'timm')
   tape, image = 'model.query_dim=8', 'model.bank_patch_size=2'
   expected = {
     'model.width': 16, 'model.depth': 2, 'model.num_heads': 4,
     'model.mlp_dim': 24, 'model.patch_size': 4, 'model.pool': 'cls',
     'warm_start.workdir': str(path), 'optimizer.lr': 3e-4,
+    'dataset.image_size': 16,
   }  # fmt: skip
   rates = (
     '^encoder/block_0/->0.562500', '^encoder/block_1/->0.750000',
@@ -216,14 +219,6 @@ def test_fine_tuning_of_a_published_vit(kind, tmp_path, load):
   assert_fields(load(f'{flag}input', *given), expected | {
     'optimizer.scales': ('tape->1.000000', *rates)
   })  # fmt: skip
-
-
-def test_a_split_that_is_made_is_watched(tmp_path, load):
-  (tmp_path / 'train' / 'cat').mkdir(parents=True)
-  assert load(f'images.py:data={tmp_path}').evals.test.every_steps == 500
-  evals = load(f'images.py:data={tmp_path}/train').evals
-  assert evals.validation.every_steps == 0.2
-  assert evals.test.every_steps == 0
 
 
 def test_a_modern_bert_has_its_own_models(tmp_path, load, words):

@@ -213,6 +213,24 @@ def test_a_table_of_paths_and_labels_has_the_splits_of_the_folder(photos):
     source(file)
 
 
+def test_rows_of_a_group_are_in_one_split(photos):
+  paths = sorted(photos.rglob('*.png'))
+  lines = [f'{p.relative_to(photos)},{p.parent.name},{int(p.stem) // 2}'
+           for p in paths]  # fmt: skip
+  file = photos / 'labels.csv'
+  file.write_text('\n'.join(['path,label,day', *lines]))
+  sources = [
+    builder.build_source(config(file, group='day'), split) for split in SPLITS
+  ]
+  days = [{int(n[4:-4]) // 2 for n in names_of(one)} for one in sources]
+  assert set().union(*days) == {*range(10)}
+  assert sum(map(len, days)) == 10
+  assert all(days)
+  assert sources[0].info.splits['group'] == 'day'
+  with pytest.raises(ConfigError, match=r'dataset\.group: .*labels\.csv'):
+    builder.build_source(config(file, group='night'), 'train')
+
+
 def test_bad_rows_of_a_table_are_named(photos, tmp_path):
   write_image(tmp_path / 'out.png')
   rows = 'cat/99.png,cat', 'cat/1.png,', '../out.png,cat', 'dog,dog'

@@ -48,23 +48,14 @@ def check_logits(path, theirs, inputs, **fields):
   assert np.ptp(theirs, axis=0).min() > 100 * TOLERANCE  # rows differ
 
 
-def stacked(arrays):
-  """All blocks in one array, beside the state of an optimizer."""
-  scanned = {f'opt/{name}': x for name, x in arrays.items()}
-  for name, x in arrays.items():
-    if 'encoderblock_1' not in name:
-      second = name.replace('encoderblock_0', 'encoderblock_1')
-      x = x if second == name else np.stack([x, arrays[second]])
-      scanned['params/' + name.replace('encoderblock_0', 'encoderblock')] = x
-  return scanned
-
-
 @pytest.mark.parametrize('layout', ['vit_jax', 'big_vision', 'scanned'])
 def test_an_archive_has_the_logits_of_its_equations(layout, tmp_path):
   file, inputs = tmp_path / 'vit.npz', images()
   names = 'vit_jax' if layout == 'vit_jax' else 'big_vision'
   arrays = archive(names)
-  np.savez(file, **(stacked(arrays) if layout == 'scanned' else arrays))
+  np.savez(
+    file, **(public_vits.stacked(arrays) if layout == 'scanned' else arrays)
+  )
   theirs = public_vits.forward(arrays, inputs, names)
   check_logits(file, theirs, inputs)
   exact = ViT(**(FIELDS | {'activation': 'gelu'}))

@@ -80,6 +80,17 @@ def archive(layout='vit_jax', grid=4, classes=CLASSES, seed=0):
   }
 
 
+def stacked(arrays):
+  """All blocks in one array, beside the state of an optimizer."""
+  scanned = {f'opt/{name}': x for name, x in arrays.items()}
+  for name, x in arrays.items():
+    if 'encoderblock_1' not in name:
+      second = name.replace('encoderblock_0', 'encoderblock_1')
+      x = x if second == name else np.stack([x, arrays[second]])
+      scanned['params/' + name.replace('encoderblock_0', 'encoderblock')] = x
+  return scanned
+
+
 def inside(arrays, prefix):
   return {
     name.removeprefix(f'{prefix}/'): np.float64(x)
