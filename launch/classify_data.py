@@ -119,6 +119,10 @@ class Images(Kind):
 
   def trainings(self, flags: Any, dense: pathlib.Path) -> Any:
     """See `Kind`."""
+    folder = pathlib.Path(flags.data).expanduser() / 'train'
+    if any(path.is_dir() for path in folder.glob('*')):
+      expected = 'a folder of classes, or a table: their splits are made'
+      raise ConfigError('data', flags.data, expected)
     tuned, first = {'finetune': '1'}, {'model': 'vit'}
     size = {'size': str(flags.size)} if flags.size else {}
     least: tuple[str, ...] = ()

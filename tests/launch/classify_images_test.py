@@ -76,8 +76,8 @@ def test_a_folder_becomes_a_certified_tape_and_a_page(tmp_path, capfd):
   assert entry['epsilon'] < 0.1  # that of the number of its rows
 
 
-def flags(**others):
-  return classify.Flags(data='photos', out='out', **others)
+def flags(data='photos', **others):
+  return classify.Flags(data=data, out='out', **others)
 
 
 def test_flags_of_another_kind_of_data_are_refused():
@@ -104,6 +104,13 @@ def test_an_adatape_starts_from_the_dense_run(tmp_path, given, dense):
     'model': 'input', 'pretrained': str(tmp_path), 'finetune': '1',
     'certify': '1',
   }  # fmt: skip
+
+
+def test_a_folder_of_splits_is_refused_before_a_training(tmp_path):
+  write_photos(tmp_path / 'train', 1)
+  given = flags(data=str(tmp_path), model='adatape')
+  with pytest.raises(ConfigError, match='data: expected a folder of classes'):
+    classify_data.KINDS['adatape'].trainings(given, tmp_path)
 
 
 def test_what_the_certificate_of_a_tape_says():
