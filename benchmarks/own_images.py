@@ -4,12 +4,11 @@
       --dense=/tmp/photos/dense --out=timings.csv
 
 Both answer files of test images in the engine, which decodes them: one at a
-time, and in full batches. The dense run is timed in XLA and in ONNX Runtime.
+time, and all together. The dense run is timed in XLA and in ONNX Runtime.
 """
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from serve_lib.engine import Engine
 from train_lib import loading
 
 TITLES = {'xla': 'XLA', 'onnxruntime': 'ONNX Runtime'}
+CERTIFIED = {'setting': 'guaranteed'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,6 @@ class Flags(command.Timing):
   workdir: str = flag('the adaptive run', metavar='DIRECTORY')
   dense: str = flag('a run of a ViT on the same images', metavar='DIRECTORY')
   rows: Positive = flag('images of the test split, at most', 64)
-  batch: Positive = flag('images of a full batch', 32)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
@@ -43,37 +42,36 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   source = builder.build_source(config.dataset, 'test')
   count = min(flags.rows, len(source))
   rows = np.linspace(0, len(source) - 1, count).round().astype(int)
-  items = [source.item(int(row)) for row in rows]
-  certified: Any = {'setting': 'guaranteed'}
+  items = [source.item(row) for row in rows.tolist()]
+  runs = {'dense': (flags.dense, {}), 'adaptive': (flags.workdir, CERTIFIED)}
   with contextlib.ExitStack() as stack:
-    engines = {}
-    for backend, title in TITLES.items():
-      for name, folder, options in (
-        ('dense', flags.dense, {}), ('adaptive', flags.workdir, certified),
-      ):  # fmt: skip
-        chain, policy, lengths = loading.serve(folder, options=options)
-        try:
-          engine = Engine(chain, policy, lengths, backend=backend)
-        except ConfigError as error:
-          print(f'left out: {name}, {title}: {error}')
-          continue
-        engines[f'{name}, {title}'] = stack.enter_context(engine)
-    for size in (1, min(flags.batch, count)):
-      yield {'batch': size}, [
-        Candidate(
-          name, functools.partial(_prepare, engine, items, size),
-          is_baseline=name.startswith('dense'),
-        )
-        for name, engine in engines.items()
-      ]  # fmt: skip
+    engines: dict[str, Engine] = {}
+    for backend, (name, run) in itertools.product(TITLES, runs.items()):
+      served = loading.serve(run[0], options=run[1])
+      try:
+        engine = Engine(*served, backend=backend)
+      except ConfigError as error:  # not installed
+        print(f'left out: {name}: {error}')
+      else:
+        engines[f'{name}, {TITLES[backend]}'] = stack.enter_context(engine)
+    for size in sorted({1, count}):
+      yield (
+        {'batch': size},
+        [
+          _candidate(name, engine, items, size)
+          for name, engine in engines.items()
+        ],
+      )
 
 
-def _prepare(engine: Engine, items: Sequence[Any], size: int) -> Call:
-  """Returns a call that answers the next `size` images."""
-  parts = [items[n : n + size] for n in range(0, len(items), size)]
-  parts = [part for part in parts if len(part) == size]
-  turns = itertools.cycle(parts)
-  return Call(lambda: checked(engine.predict(next(turns))), size)
+def _candidate(
+  name: str, engine: Engine, items: Sequence[Any], size: int
+) -> Candidate:
+  """Returns a candidate that answers the next image, or all."""
+  turns = itertools.cycle([[one] for one in items] if size == 1 else [items])
+  call = Call(lambda: checked(engine.predict(next(turns))), size)
+  is_baseline = name.startswith('dense')
+  return Candidate(name, lambda: call, is_baseline=is_baseline)
 
 
 main = command.timed('own_images', __doc__, Flags, cases)

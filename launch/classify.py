@@ -25,8 +25,10 @@ from core import files
 from core.errors import ConfigError
 from core.fields import flag
 from launch import classify_data, command_line
-from launch.classify_data import ADAPTIVE, DEFAULT_TAU, DENSE, RESULT
+from launch.classify_data import ADAPTIVE, DENSE, RESULT
 from launch.command_line import Count, Workdir
+
+DEFAULT_TAU = 0.9  # timed where no threshold is certified
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,28 +64,29 @@ class Flags:
 def run(flags: Flags) -> int | None:
   """Trains, times and draws."""
   kind = classify_data.KINDS[flags.model]
-  columns = classify_data.columns(flags, kind)
+  columns = classify_data.columns(flags)
   command_line.check_place('--out', flags.out)
   from launch import classify_page as page
 
   data = {'data': flags.data} | {k: v for k, v in columns.items() if v}
   out = pathlib.Path(flags.out)
-  for name, (own, changes) in kind.trainings(flags, out / DENSE).items():
-    if not is_done(out / name, {kind.PLACE: flags.data, **columns}):
-      config = f'{kind.CONFIG}:{classify_data.arguments(data | own)}'
+  runs = classify_data.trainings(flags, out / DENSE)
+  for name, (own, changes) in runs.items():
+    if not is_done(out / name, {kind.place: flags.data, **columns}):
+      config = f'{kind.config}:{classify_data.arguments(data | own)}'
       overrides = f'seed={flags.seed}', *changes, *flags.overrides
       code = _run(command_line.training(config, out / name, overrides))
       if code:
         return code
   tau = page.certified(out / ADAPTIVE).get('tau') or DEFAULT_TAU
-  steps = kind.measurements(out, flags.timed_rows, tau)
+  steps = classify_data.measurements(flags, out, tau)
   for result, command in steps.items():
     if not result.exists() and (code := _run(command)):
       return code
-  page.write(out, kind, kind.pretrained(flags.pretrained))
+  page.write(out, kind, classify_data.pretrained(flags))
   print(
     f'\nreport: {out / "report.png"}\nserve it:\n  python -m launch.serve '
-    f'--workdir={out / ADAPTIVE} --serve={kind.SERVE}'
+    f'--workdir={out / ADAPTIVE} --serve={kind.serve}'
   )
   return None
 

@@ -42,7 +42,7 @@ def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
   report.write_csv(out / 'test_answers.csv', rows)
   accuracy = summary['accuracy'].items()
   table = [{'model': k, 'accuracy': v} for k, v in accuracy]
-  said = words(summary['certificate'], kind.LOSS)
+  said = words(summary['certificate'], kind.loss)
   report.print_table(f'{sizes[SPLIT]} test rows', table, said)
   with plots.if_installed():
     draw(out / 'report.png', kind, summary, rows, names)
@@ -53,8 +53,8 @@ def answers(
 ) -> tuple[list[dict[str, Any]], dict[str, int], tuple[str, ...]]:
   """Returns the certified answers of the test rows, sizes of splits, classes.
 
-  Rows have 'label', 'answer', 'confidence', and the columns `kind.SPENT`, of
-  the computation, and `kind.SHOWN`, a text or the path of an image.
+  Rows have 'label', 'answer', 'confidence', and the columns `kind.spent`, of
+  the computation, and `kind.shown`, a text or the path of an image.
   """
   from dataset_lib import builder
   from serve_lib.chain import checked
@@ -65,7 +65,7 @@ def answers(
   sources = {one: builder.build_source(config.dataset, one) for one in SPLITS}
   test, names = sources[SPLIT], sources[SPLIT].info.class_names
   items = [test.item(index) for index in range(len(test))]
-  options = dict([kind.SERVE.split('=')])
+  options = dict([kind.serve.split('=')])
   with Engine(*loading.serve(workdir, options=options)) as engine:
     given = checked(engine.predict(items))
   rows = [
@@ -73,8 +73,8 @@ def answers(
       'label': names[test.record(index)['label']],
       'answer': answer.label,
       'confidence': max(answer.probabilities.values()),
-      kind.SPENT: answer.fields[kind.SPENT],
-      kind.SHOWN: ' | '.join(
+      kind.spent: answer.fields[kind.spent],
+      kind.shown: ' | '.join(
         item[key] for key in ('text', 'pair', 'image') if key in item
       ),
     }
@@ -95,11 +95,17 @@ def accuracies(
     for name in (DENSE, ADAPTIVE)
   }
   served = np.mean([row['label'] == row['answer'] for row in rows])
-  return {
+  accuracy = {
     'dense': results[DENSE],
-    f'adaptive, {kind.IN_FULL}': results[ADAPTIVE],
+    f'adaptive, {kind.plain}': results[ADAPTIVE],
     'adaptive, as served': float(served),
-  } | kind.baseline(out, pretrained)
+  }
+  if kind.shown == 'text':
+    from launch import text_baseline
+
+    name = 'embeddings + logistic regression'
+    accuracy[name] = text_baseline.accuracy(str(out / DENSE), pretrained)
+  return accuracy
 
 
 def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
@@ -175,7 +181,7 @@ def draw(
   with plots.figure(path, rows, (11.0, 13.0)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    said = textwrap.fill(words(summary['certificate'], kind.LOSS), 110)
+    said = textwrap.fill(words(summary['certificate'], kind.loss), 110)
     figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
@@ -190,8 +196,8 @@ def draw(
     else:
       right.remove()
     confusion.plot(middle.subplots(), *ids(rows, names), names)
-    show = _texts if kind.SHOWN == 'text' else _images
-    show(bottom, _parts(rows, kind.SPENT), kind)
+    show = _texts if kind.shown == 'text' else _images
+    show(bottom, _parts(rows, kind.spent), kind)
 
 
 def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
@@ -233,9 +239,9 @@ def _texts(figure: Any, parts: Mapping[str, Sequence[Any]], kind: Kind) -> None:
 
 
 def _line(row: Mapping[str, Any], kind: Kind) -> str:
-  text = ' '.join(row[kind.SHOWN].split())
+  text = ' '.join(row[kind.shown].split())
   short = text[:SHOWN_CHARACTERS] + '…' * (len(text) > SHOWN_CHARACTERS)
-  spent = f'{row[kind.SPENT]:2d} {kind.UNIT}'
+  spent = f'{row[kind.spent]:2d} {kind.unit}'
   return f'  {spent}  {row["confidence"]:4.0%}  {_answer(row)}: {short}'
 
 
@@ -255,9 +261,9 @@ def _images(
       axes.set_axis_off()
     line[0].text(0, 1.45, title, transform=line[0].transAxes, weight='bold')
     for axes, row in zip(line, rows, strict=False):
-      with Image.open(row[kind.SHOWN]) as image:
+      with Image.open(row[kind.shown]) as image:
         image.thumbnail((256, 256))
         axes.imshow(np.asarray(image.convert('RGB')))
       said = plots.shown(_answer(row)).replace(' (is', '\n(is')
-      spent = f'{row[kind.SPENT]} tokens, {row["confidence"]:.0%}'
+      spent = f'{row[kind.spent]} tokens, {row["confidence"]:.0%}'
       axes.set_title(f'{said}\n{spent}', fontsize=7, weight='normal')
