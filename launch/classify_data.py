@@ -11,6 +11,7 @@ from launch import command_line
 DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
 RESULT = 'result.json'
 MINILM = 'minilm'
+LEAST_SIZE = 64  # of images in pixels
 FROM_SCRATCH = {'variant': 'Ti/16', 'size': '64'}  # a ViT, without a checkpoint
 SHORT = 'batch_size=64', 'phases.0.least_steps=200'  # overrides: few images
 
@@ -80,6 +81,9 @@ def trainings(
   if any(path.is_dir() for path in folder.glob('*')):
     expected = 'a folder of classes, or a table: their splits are made'
     raise ConfigError('data', flags.data, expected)
+  if 0 < flags.size < LEAST_SIZE:
+    expected = f'{LEAST_SIZE} or more, for a tape of patches of 8 pixels'
+    raise ConfigError('--size', flags.size, expected)
   tuned = {'pretrained': start, 'finetune': '1'}
   vit = {'model': 'vit'} | (tuned if start else FROM_SCRATCH)
   vit |= {'size': str(flags.size)} if flags.size else {}

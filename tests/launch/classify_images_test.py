@@ -28,7 +28,8 @@ def write_photos(root, count, seed=0):
     (root / name).mkdir(parents=True)
     for number in range(count):
       image = draw.integers(60, size=(40, 48, 3)) + 120 * label
-      assert cv2.imwrite(f'{root / name / str(number)}.png', image)
+      path = root / name / f'{number}.png'
+      assert cv2.imwrite(str(path), image.astype(np.uint8))
   return root
 
 
@@ -37,7 +38,7 @@ def test_a_folder_becomes_a_certified_tape_and_a_page(tmp_path, capfd):
   photos, out = write_photos(tmp_path / 'photos', 150), tmp_path / 'out'
   command = [
     str(photos), '--model=adatape', f'--out={out}', '--timed_rows=4',
-    '--size=32', *OVERRIDES,
+    '--size=64', *OVERRIDES,
   ]  # fmt: skip
   assert classify.main(command) == 0
   printed = capfd.readouterr().out
@@ -91,7 +92,7 @@ def test_flags_of_another_kind_of_data_are_refused(given, words):
 
 @pytest.mark.parametrize(('given', 'dense'), [
   ({}, {'model': 'vit', 'variant': 'Ti/16', 'size': '64'}),
-  ({'size': 32}, {'model': 'vit', 'variant': 'Ti/16', 'size': '32'}),
+  ({'size': 96}, {'model': 'vit', 'variant': 'Ti/16', 'size': '96'}),
   ({'pretrained': 'deit'},  # whose files have the size
    {'model': 'vit', 'pretrained': 'deit', 'finetune': '1'}),
 ])  # fmt: skip
@@ -104,7 +105,10 @@ def test_an_adatape_starts_from_the_dense_run(tmp_path, given, dense):
   }  # fmt: skip
 
 
-def test_a_folder_of_splits_is_refused_before_a_training(tmp_path):
+def test_what_an_adatape_cannot_read_is_refused_before_a_training(tmp_path):
+  small = flags(model='adatape', size=32)
+  with pytest.raises(ConfigError, match='--size: expected 64 or more'):
+    classify_data.trainings(small, tmp_path)
   write_photos(tmp_path / 'train', 1)
   given = flags(data=str(tmp_path), model='adatape')
   with pytest.raises(ConfigError, match='data: expected a folder of classes'):
