@@ -8,7 +8,6 @@ and of the classes that it names.
 
 import difflib
 import json
-import math
 import pathlib
 import re
 import zipfile
@@ -206,4 +205,4 @@ def image_size_of(checkpoint: str) -> int:
   if not tokens or not kernels:
     return 0
   first, second, *_, last = kernels[0]  # of JAX [P, P, 3, D], else [D, 3, P, P]
-  return math.isqrt(tokens[0]) * (first if first == second else last)
+  return int(tokens[0] ** 0.5) * (first if first == second else last)
