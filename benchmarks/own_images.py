@@ -4,7 +4,8 @@
       --dense=/tmp/photos/dense --out=timings.csv
 
 Both answer files of test images in the engine, which decodes them: one at a
-time, and all together. The dense run is timed in XLA and in ONNX Runtime.
+time, and all together. The dense run is timed in XLA and, as the adaptive one,
+in ONNX Runtime where it is installed.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.timing import Call, Candidate
-from core.errors import ConfigError
 from core.fields import flag
 from dataset_lib import builder
 from launch.command_line import Positive
@@ -27,7 +27,6 @@ from serve_lib.engine import Engine
 from train_lib import loading
 
 TITLES = {'xla': 'XLA', 'onnxruntime': 'ONNX Runtime'}
-CERTIFIED = {'setting': 'guaranteed'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,7 @@ class Flags(command.Timing):
   workdir: str = flag('the adaptive run', metavar='DIRECTORY')
   dense: str = flag('a run of a ViT on the same images', metavar='DIRECTORY')
   rows: Positive = flag('images of the test split, at most', 64)
+  min_seconds: command.Seconds = flag('least time of a round', 0.2)
 
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
@@ -43,18 +43,18 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   count = min(flags.rows, len(source))
   rows = np.linspace(0, len(source) - 1, count).round().astype(int)
   items = [source.item(row) for row in rows.tolist()]
-  runs = {'dense': (flags.dense, {}), 'adaptive': (flags.workdir, CERTIFIED)}
+  sizes, engines = sorted({1, count}), dict[str, Engine]()
   with contextlib.ExitStack() as stack:
-    engines: dict[str, Engine] = {}
-    for backend, (name, run) in itertools.product(TITLES, runs.items()):
-      served = loading.serve(run[0], options=run[1])
-      try:
-        engine = Engine(*served, backend=backend)
-      except ConfigError as error:  # not installed
-        print(f'left out: {name}: {error}')
-      else:
-        engines[f'{name}, {TITLES[backend]}'] = stack.enter_context(engine)
-    for size in sorted({1, count}):
+    for name, folder, options, backend in (
+      ('dense', flags.dense, {}, 'xla'),
+      ('dense', flags.dense, {}, 'auto'),
+      ('adaptive', flags.workdir, {'setting': 'guaranteed'}, 'auto'),
+    ):
+      served = loading.serve(folder, options=options)
+      engine = Engine(*served, sizes, backend=backend)
+      engines[f'{name}, {TITLES[engine.backend]}'] = engine
+      stack.enter_context(engine)
+    for size in sizes:
       yield (
         {'batch': size},
         [

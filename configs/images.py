@@ -35,7 +35,7 @@ model.depth=6, seed 0).
 
 Fine-tuning: a smaller rate, a fifth of the epochs, larger crops; each block
 learns at 3/4 of the rate of the one above it, as BEiT is fine-tuned; head and
-tape learn at the whole rate. It was not measured.
+tape learn at the whole rate. Not measured with public weights.
 """
 
 import pathlib
