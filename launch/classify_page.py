@@ -149,7 +149,7 @@ def words(certificate: Mapping[str, Any], loss: str = 'early exits') -> str:
   shown = ', '.join(f'{name} {value:.4g}' for name, value in setting.items())
   gain = f'{certificate["early"]:.0%} of these rows leave early'
   if 'model' in certificate and not certificate['early']:
-    gain = f'it saves {certificate["saved"]:.1%} of the FLOPs'
+    gain = f'this saves {certificate["saved"]:.1%} of the FLOPs'
   return (
     f'With confidence {sure} {loss} lose at most {limit} of accuracy '
     f'({shown}, certified on {rows} rows); {gain}.'
@@ -255,11 +255,12 @@ def _images(
 ) -> None:
   from PIL import Image
 
-  lines = figure.subplots(len(parts), SHOWN_IMAGES)
-  for line, (title, rows) in zip(lines, parts.items(), strict=True):
+  lines = figure.subfigures(len(parts), 1)
+  for part, (title, rows) in zip(lines, parts.items(), strict=True):
+    part.suptitle(title, x=0.01, ha='left', fontsize=10)
+    line = part.subplots(1, SHOWN_IMAGES)
     for axes in line:
       axes.set_axis_off()
-    line[0].text(0, 1.45, title, transform=line[0].transAxes, weight='bold')
     for axes, row in zip(line, rows, strict=False):
       with Image.open(row[kind.shown]) as image:
         image.thumbnail((256, 256))
