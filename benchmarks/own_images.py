@@ -43,13 +43,14 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   count = min(flags.rows, len(source))
   rows = np.linspace(0, len(source) - 1, count).round().astype(int)
   items = [source.item(row) for row in rows.tolist()]
+  runs: Any = (
+    ('dense', flags.dense, {}, 'xla'),
+    ('dense', flags.dense, {}, 'auto'),
+    ('adaptive', flags.workdir, {'setting': 'guaranteed'}, 'auto'),
+  )
   sizes, engines = sorted({1, count}), dict[str, Engine]()
   with contextlib.ExitStack() as stack:
-    for name, folder, options, backend in (
-      ('dense', flags.dense, {}, 'xla'),
-      ('dense', flags.dense, {}, 'auto'),
-      ('adaptive', flags.workdir, {'setting': 'guaranteed'}, 'auto'),
-    ):
+    for name, folder, options, backend in runs:
       served = loading.serve(folder, options=options)
       engine = Engine(*served, sizes, backend=backend)
       engines[f'{name}, {TITLES[engine.backend]}'] = engine
