@@ -51,6 +51,9 @@ class Flags:
 def run(flags: Flags) -> int | None:
   """Trains, times and draws."""
   command_line.check_place('--out', flags.out)
+  if '+' in flags.label:
+    expected = 'one column; several are trained by configs/texts.py'
+    raise ConfigError('--label', flags.label, expected)
   from launch import classify_page as page
 
   pretrained = flags.pretrained
