@@ -99,7 +99,7 @@ class SeveralPolicy(ClassifierPolicy):
     for name, policy in self._policies.items():
       numbers = [n for n, one in enumerate(parts) if not has_left(one[name])]
       inside = [parts[n][name] for n in numbers]
-      leaves = policy.decide(stage, inside, outputs) if inside else []
+      leaves: Any = policy.decide(stage, inside, outputs) if inside else ()
       for number, part, is_leaving in zip(numbers, inside, leaves, strict=True):
         part.encoded.context[LEFT] = bool(is_leaving)
         stays[number] |= not is_leaving
@@ -125,7 +125,8 @@ class SeveralPolicy(ClassifierPolicy):
     """Returns the answers of all tasks; records the exit of the row."""
     parts = self._parts(row)
     answers = {
-      name: policy.answer(parts[name]) for name, policy in self._policies.items()
+      name: policy.answer(parts[name])
+      for name, policy in self._policies.items()
     }
     deepest = max(answers.values(), key=lambda one: one.fields['depth'])
     depth, retention, about = self._first.describe(row)
@@ -134,7 +135,7 @@ class SeveralPolicy(ClassifierPolicy):
       depth, reason, None, retention, source_of(row.encoded), about['truncated']
     )
     labels = {name: one.label for name, one in answers.items()}
-    shares = {name: one.probabilities for name, one in answers.items()}
+    shares: Any = {name: one.probabilities for name, one in answers.items()}
     return Answers(labels, shares, about, answers)
 
 

@@ -171,9 +171,7 @@ class ResultFile:
   NAME: ClassVar[str]
   ENTRY: ClassVar[str]  # of `config.evals`
 
-  def __init__(
-    self, directory: str, step: int | None = None, column: str = ''
-  ):
+  def __init__(self, directory: str, step: int | None = None, column: str = ''):
     """Reads the file of a run, '' for none, and of a step, for messages.
 
     `column` is one of several that have labels.

@@ -30,9 +30,7 @@ class CertificateFile(calibration.ResultFile):
 
   NAME, ENTRY = certificate.FILE, 'certificate'
 
-  def __init__(
-    self, directory: str, step: int | None = None, column: str = ''
-  ):
+  def __init__(self, directory: str, step: int | None = None, column: str = ''):
     """See the base."""
     self.sources: dict[str, Certified] = {}
     super().__init__(directory, step, column)
