@@ -18,7 +18,7 @@ from eat.several import SeveralTasks
 from eat.several_policy import SeveralPolicy
 from halting.row_rules import Confidence, Margin
 from serve_lib import bundle, description
-from serve_lib.chain import Grid
+from serve_lib.chain import Grid, checked
 from serve_lib.engine import Engine
 from serve_lib.items import TextReader
 from serve_lib.monitor import Monitor, monitor_of
@@ -107,39 +107,42 @@ def cut(columns, path, leaf):
   return leaf[..., columns] if path[-2].key == 'head' else leaf
 
 
-@functools.cache
-def engines(drift=None):
-  """(engine of both tasks, engine of each with the same weights)."""
+def policies(drift=None):
+  """(policy of both tasks, policy of each with the same weights)."""
   model, variables = small.build(num_classes=5)
   reader = TextReader(None, 24, vocab_size=50)
-  made, tasks = {}, {}
+  alone, tasks = {}, {}
   for name, columns in COLUMNS.items():
     own = dict(rule=RULES[name], temperatures=TEMPERATURES[name])
     part = jax.tree_util.tree_map_with_path(
       functools.partial(cut, columns), variables
     )
-    alone = model.clone(num_classes=len(CLASSES[name]))
-    chain = EatChain(alone, part, reader)
-    policy = ExitPolicy(chain, reader, CLASSES[name], (16, 24), **own)
-    made[name] = Engine(chain, policy, (16, 24), (1, 4))
+    one = model.clone(num_classes=len(CLASSES[name]))
+    chain = EatChain(one, part, reader)
+    alone[name] = ExitPolicy(chain, reader, CLASSES[name], (16, 24), **own)
     tasks[name] = {'class_names': CLASSES[name], **own}
   chain = EatChain(model, variables, reader)
   policy = SeveralPolicy(
     chain, reader, NAMES, (16, 24), tasks=tasks,
     monitor=monitor_of(drift) if drift else Monitor(),
   )  # fmt: skip
-  return Engine(chain, policy, (16, 24), (1, 4)), made
+  return policy, alone
+
+
+def ask(policy, items, lengths=(16, 24), batches=(1, 4)):
+  with Engine(policy.chain, policy, lengths, batches, lazy=True) as engine:
+    return checked(engine.predict(items))
 
 
 ITEMS = [{'tokens': row.tolist()} for row in small.rows(24, seed=5)]
 
 
 def test_each_task_is_answered_as_by_its_own_model():
-  together, alone = engines()
-  answers = together.predict(ITEMS)
+  together, alone = policies()
+  answers = ask(together, ITEMS)
   depths = []
-  for name, engine in alone.items():
-    expected = engine.predict(ITEMS)
+  for name, policy in alone.items():
+    expected = ask(policy, ITEMS)
     for given, want in zip(answers, expected, strict=True):
       own = given.tasks[name]
       assert (own.label, own.fields) == (want.label, want.fields)
@@ -167,8 +170,7 @@ def test_the_engine_gives_what_the_masked_form_gives():
   inputs = small.batch(texts, 24)
   inputs = inputs[0], 0 * inputs[1], inputs[2]
   logits = np.asarray(jax.jit(model.apply)(variables, *inputs)[0], np.float64)
-  with Engine(chain, policy, (24,), (2,)) as engine:
-    answers = engine.predict([{'tokens': text} for text in texts])
+  answers = ask(policy, [{'tokens': text} for text in texts], (24,), (2,))
   for name, columns in COLUMNS.items():
     given = [[*one.tasks[name].probabilities.values()] for one in answers]
     expected = softmax(logits[:, columns], -1)
@@ -177,29 +179,29 @@ def test_the_engine_gives_what_the_masked_form_gives():
 
 def test_drift_of_a_task_keeps_the_others():
   check = {'confidences': [0.5, 0.9], 'threshold': 0.75}
-  together, _ = engines.__wrapped__({'domain': check, 'size=forum': check})
+  together, _ = policies({'domain': check, 'size=forum': check})
   checks = together.monitor.sources
   checks['domain'].drifted = True
-  answers = together.predict(ITEMS)
+  answers = ask(together, ITEMS)
   assert {one.tasks['domain'].fields['depth'] for one in answers} == {4}
   reasons = {one.tasks['domain'].fields['exit_reason'] for one in answers}
   assert 'full depth' in reasons
   assert 1 in {one.tasks['size'].fields['depth'] for one in answers}
   # A check has the confidences of its own task, and source.
   count = len(checks['domain']._rows)
-  together.predict([{**item, 'source': 'forum'} for item in ITEMS[:5]])
+  ask(together, [{**item, 'source': 'forum'} for item in ITEMS[:5]])
   assert len(checks['size=forum']._rows) == 5
   assert len(checks['domain']._rows) == count + 5
 
 
 def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
-  together, _ = engines()
+  together, _ = policies()
   path, grid = tmp_path / 'several', Grid((16, 24), (1, 4))
-  bundle.write(path, Programs(together.policy.chain, grid), together.policy, {})
+  bundle.write(path, Programs(together.chain, grid), together, {})
   chain, policy, grid = bundle.read(path)
   with Engine(chain, policy, grid.lengths, grid.batches) as engine:
-    answers = engine.predict(ITEMS)
-  for given, want in zip(answers, together.predict(ITEMS), strict=True):
+    answers, about = engine.predict(ITEMS), description.about(engine, 'tasks')
+  for given, want in zip(answers, ask(together, ITEMS), strict=True):
     assert given.label == want.label
     for name, own in given.tasks.items():
       assert own.fields == want.tasks[name].fields
@@ -207,7 +209,6 @@ def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
         [*one.probabilities.values()] for one in (own, want.tasks[name])
       ]
       np.testing.assert_allclose(*shares, atol=1e-5)
-  about = description.about(together, 'several')
   assert about['labels'] == [*NAMES]
   schema = description.openapi(about)['paths']['/predict']['post']['responses']
   content = schema['200']['content']['application/json']['schema']
@@ -224,7 +225,7 @@ def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
   ],
 )
 def test_fields_of_a_task_are_checked(changes, message):
-  policy = engines()[0].policy
+  policy = policies()[0]
   tasks = policy.tasks | {'size': policy.tasks['size'] | changes}
   with pytest.raises(ConfigError, match=message):
     dataclasses.replace(policy, tasks=tasks)
