@@ -135,7 +135,7 @@ class SeveralPolicy(ClassifierPolicy):
       depth, reason, None, retention, source_of(row.encoded), about['truncated']
     )
     labels = {name: one.label for name, one in answers.items()}
-    shares: Any = {name: one.probabilities for name, one in answers.items()}
+    shares = {name: one.probabilities for name, one in answers.items()}
     return Answers(labels, shares, about, answers)
 
 
