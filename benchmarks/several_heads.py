@@ -158,10 +158,10 @@ def compare(together: Sequence[Any], alone: Sequence[Sequence[Any]]) -> None:
   for task, answers in zip(TASKS, alone, strict=True):
     for several, expected in zip(together, answers, strict=True):
       given = several.tasks[task]
-      shares = [[*one.probabilities.values()] for one in (given, expected)]
+      ours, theirs = ([*x.probabilities.values()] for x in (given, expected))
       same = given.label == expected.label
       same &= given.fields == expected.fields
-      if not same or not np.allclose(*shares, rtol=0, atol=TOLERANCE):
+      if not same or not np.allclose(ours, theirs, rtol=0, atol=TOLERANCE):
         raise RuntimeError(f'{task}: expected {expected}, got {given}')
 
 
