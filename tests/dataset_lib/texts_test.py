@@ -257,7 +257,8 @@ def test_rows_have_a_label_for_each_of_several_tasks(root):
   assert labels['w4'] == [2, -1]
   assert labels['w5'] == [0, -1]
   splits_of = opened(tasks_file(root, rows), 'train').info.splits
-  assert splits_of['rows'] == {'train': 18, 'validation': 6, 'test': 6}
+  assert sum(splits_of['rows'].values()) == 30
+  assert all(count >= 4 for count in splits_of['rows'].values())
 
 
 def test_a_row_without_any_label_is_bad(root):
