@@ -322,7 +322,7 @@ def test_without_epsilon_it_is_that_of_the_number_of_rows(
 def of_tasks(variables, batch):
   """Two heads for 3 and 2 classes, of which the last is surer."""
   seen = batch['tokens'].sum(1, keepdims=True).astype(jnp.float32)
-  logits = jnp.sin(seen * jnp.arange(1.0, 6.0))
+  logits = jnp.sin(seen * jnp.arange(1.0, 6.0)[None])
   return {'logits': jnp.stack([logits, 3 * logits], 1)}
 
 
