@@ -12,6 +12,8 @@ Arguments; those that are not here are as in configs/eat/glue.py:
               missing splits are made of train
   text, label the names of columns; pair, source, group: of optional ones, a
               second text, a row's source, and what must not be in two splits
+              'domain+language' are several tasks of one model, each with its
+              own exits; a row may lack the labels of some (dense, eat, student)
   kind        class, number (a regression), or classes: several labels, a JSON
               list or separated by ';', by model=dense
   model       dense (default), eat, student, or albert, whose halting and score
@@ -48,6 +50,11 @@ def get_config(arg=''):
   else:
     a.task = 'stsb' if a.kind == 'number' else 'sst2'  # how an EAT exits
     c = eat.fine_tuning(a)
+  columns = a.label.split('+')
+  if a.kind == 'class' and len(columns) > 1:
+    is_one = a.model != 'albert'
+    common.expect(is_one, 'model', 'dense, eat or student', a.model)
+    c.task, a.kind = 'eat.several:SeveralTasks', 'tasks'
   if a.kind == 'classes':
     common.expect(a.model == 'dense', 'kind', 'class or number', a.kind)
     c.task, c.loss = 'train_lib.multi_label:MultiLabelTexts', {}
@@ -63,8 +70,13 @@ def get_config(arg=''):
     validation=dict(type='classification', split='validation', every_steps=0.2),
     test=dict(type='classification', split='test'),
   )
-  if a.model == 'eat' and a.kind == 'class':
+  if a.model == 'eat' and a.kind in ('class', 'tasks'):
     fitted, unseen = 'validation[:25%]', 'validation[25%:]'
-    c.evals.update(eat.of_confidence(unseen, fitted))
-    c.evals.certificate = dict(type='certificate', split=unseen, epsilon=0)
+    evals = eat.of_confidence(unseen, fitted)
+    evals['certificate'] = dict(type='certificate', split=unseen, epsilon=0)
+    if a.kind == 'class':
+      c.evals.update(evals)
+    for column in columns if a.kind == 'tasks' else ():
+      own = {f'{k}_{column}': {**e, 'column': column} for k, e in evals.items()}
+      c.evals.update(own)
   return c

@@ -18,6 +18,7 @@ from jaxtyping import Float32, Int, Int32, Shaped
 
 from core.errors import BadRecord, ConfigError
 from dataset_lib.order import Places, record_rng
+from dataset_lib.tasks import tasks_of
 
 Indices = Int[np.ndarray, ' B']  # of records in the split
 Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
@@ -30,8 +31,9 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
 MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
-# One class, several classes, a number, a class of each token; '' is unknown.
-LabelKind = Literal['', 'class', 'classes', 'number', 'tags']
+# One class, several classes, a number, a class of each token, a class for each
+# of several tasks; '' is unknown.
+LabelKind = Literal['', 'class', 'classes', 'number', 'tags', 'tasks']
 NumberType = Annotated[
   str,
   Predicate(re.compile('bool|(u?int|float)(8|16|32|64)|bfloat16').fullmatch),
@@ -64,7 +66,7 @@ class DatasetInfo:
   input_shape: tuple[int, ...]  # of one example: (height, width, 3), (length,)
   input_dtype: NumberType  # 'uint8' for images, 'int32' for tokens
   num_classes: int  # labels are 0 .. num_classes - 1; 1 for a regression
-  class_names: tuple[str, ...]  # of each label, or ()
+  class_names: tuple[str, ...]  # of each label, or (); 'task=class' of tasks
   num_examples: int
   vocab_size: int = 0  # token ids; 0 for images
   label_dtype: NumberType = 'int32'  # 'float32' for a regression
@@ -96,6 +98,11 @@ class DatasetInfo:
   def label_shape(self) -> tuple[int, ...]:
     """Shape of the label of one example."""
     return (self.max_labels,) if self.max_labels else ()
+
+  @property
+  def tasks(self) -> dict[str, slice]:
+    """The classes of each task, where a row has a label for each; else {}."""
+    return tasks_of(self.class_names) if self.label_kind == 'tasks' else {}
 
   def labelled(
     self, labels: Shaped[np.ndarray, 'B ...']

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,6 +27,7 @@ UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
 _SUBSET_SEED = 0
+SEVERAL = ('classes', 'tasks')  # kinds of rows with several labels
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
 
 
@@ -34,13 +36,14 @@ class TextTask:
   """Columns and labels of a task; alternative column names, preferred first."""
 
   texts: tuple[tuple[str, ...], ...]  # names of the one or two text columns
-  label: tuple[str, ...]  # name of the label's column; () reads no label
+  # Name of the label's column, of tasks the column of each; () reads no label.
+  label: tuple[str, ...]
   class_names: tuple[str, ...] = ()  # of each label id; () for a regression
   folder: str = ''  # among GLUE's official files
   headless: tuple[str, ...] = ()  # columns of official files without a header
   by_name: bool = False  # files have the names of classes and not their ids
   sources: tuple[str, ...] = SOURCES  # alternatives; rows may have none
-  kind: Literal['class', 'number', 'classes'] = 'class'
+  kind: Literal['class', 'number', 'classes', 'tasks'] = 'class'
   limits: tuple[float, float] = (-math.inf, math.inf)  # of a number
   separator: str = ';'  # of several labels
 
@@ -63,11 +66,11 @@ class TextTask:
     """Returns the columns of texts and label; InvalidDataError without them."""
     texts = [names for names in self.texts if {*names} <= {*given}]
     labels = [name for name in self.label if name in given]
-    if not texts or len(labels) < bool(self.label):
+    if not texts or len(labels) < self._num_labels:
       wanted = self.label if texts else map(', '.join, self.texts)
       wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {wanted_columns}')
-    return *texts[0], *labels[:1]
+    return *texts[0], *labels[: self._num_labels]
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
@@ -77,10 +80,14 @@ class TextTask:
     ]
     if not self.label:
       return texts, ''  # also of an empty text: every row is to be answered
-    label = texts.pop()
+    end = len(texts) - self._num_labels
+    texts, labels = texts[:end], [label.strip() for label in texts[end:]]
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
-    return texts, label.strip()
+    if self.kind != 'tasks':
+      return texts, labels[0]
+    named = zip(self.label, labels, strict=True)
+    return texts, json.dumps([f'{task}={one}' for task, one in named if one])
 
   def classes_of(self, fields: Mapping[str, Any]) -> list[str]:
     """Returns the classes of a row; BadRecord of a bad one."""
@@ -91,7 +98,7 @@ class TextTask:
 
     Several labels are a JSON list, or texts between separators.
     """
-    if self.kind != 'classes':
+    if self.kind not in SEVERAL:
       return [label] * bool(label and self.kind == 'class')
     parts: Any = label.split(self.separator)
     if label.startswith('['):
@@ -119,7 +126,11 @@ class TextTask:
       message = f'label {name!r:.40} not in {legal}'
       require(name in self._ids, 'illegal_label', message)
     ids = [self._ids[name] for name in names]
-    return ids if self.kind == 'classes' else ids[0]
+    return ids if self.kind in SEVERAL else ids[0]
+
+  @property
+  def _num_labels(self) -> int:
+    return len(self.label) if self.kind == 'tasks' else bool(self.label)
 
   @functools.cached_property
   def _chosen(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
@@ -239,7 +250,7 @@ class TextRows(TokenSource):
       tuple(class_names), len(encoded.lengths), words.vocab_size,
       'int32' if class_names else 'float32',
       length_buckets(self.length_buckets, self.max_length),
-      labels.shape[1] if kind == 'classes' else 0,
+      labels.shape[1] if kind in SEVERAL else 0,
       label_kind=kind or ('class' if class_names else 'number'),
       preprocessing=words.preprocessing(self.max_length),
     )  # fmt: skip
@@ -274,11 +285,12 @@ class LabelledTexts(TextRows):
     rows = self._read(name, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
     ids: Any = labels
-    if several := task.kind == 'classes':
-      ids = pad_rows(labels, (len(labels), max(map(len, labels))), fill=-1)
+    if several := task.kind in SEVERAL:
+      most = len(task.label) if task.kind == 'tasks' else max(map(len, labels))
+      ids = pad_rows(labels, (len(labels), most), fill=-1)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = loaded.encode(first, second, self.max_length)
-    kind: Any = 'classes' if several else ''
+    kind: Any = task.kind if several else ''
     self._hold(loaded, task.class_names, encoded, np.asarray(ids), kind)
 
   def item(self, index: int) -> dict[str, str]:

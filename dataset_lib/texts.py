@@ -8,6 +8,7 @@ rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,17 +54,29 @@ class Texts(LabelledTexts):
   path: Annotated[str, Len(1), 'a file, or a folder with a file of each split']
   text: Annotated[str, Len(1), 'the column of the text'] = 'text'
   pair: Annotated[str, "the column of a second text, or ''"] = ''
+  # Of kind=tasks 'domain+language': a row's label for each, perhaps empty.
   label: Annotated[str, Len(1), 'the column of the label'] = 'label'
   source: Annotated[str, "the column of a row's source, or ''"] = ''
   # Rows of a group are in one split; '': rows of the same texts are a group.
   group: Annotated[str, "the column of a row's group, or ''"] = ''
-  kind: Literal['class', 'number', 'classes'] = 'class'
+  kind: Literal['class', 'number', 'classes', 'tasks'] = 'class'
   separator: Annotated[str, Len(1)] = ';'  # of several labels
   split_shares: splits.Shares = splits.SHARES
   split_seed: Seed = 0
   # 0 and (): those of the train rows.
   max_length: MaxLength | Literal[0] = 0
   length_buckets: Buckets = ()
+
+  @staticmethod
+  def check_fields(config: Mapping[str, Any]) -> None:
+    """See `Source`; names of tasks are in names of files and metrics."""
+    names = config['label'].split('+')
+    is_legal = len({*names}) == len(names) > 1
+    is_legal &= all(re.fullmatch(r'[\w-]+', name) for name in names)
+    if config['kind'] == 'tasks' and not is_legal:
+      expected = "columns as 'domain+language', whose names have letters, "
+      expected += 'digits, _ and - only; rename them'
+      raise ConfigError('dataset.label', config['label'], expected)
 
   @classmethod
   def sketch(cls, config: Any, classes: int, examples: int) -> Any:
@@ -78,8 +91,9 @@ class Texts(LabelledTexts):
 
   def __post_init__(self) -> None:
     texts = (self.text, self.pair) if self.pair else (self.text,)
+    labels = self.label.split('+') if self.kind == 'tasks' else [self.label]
     task = TextTask(
-      (texts,), (self.label,), by_name=True, kind=self.kind,
+      (texts,), (*labels,), by_name=True, kind=self.kind,
       sources=(self.source,) * bool(self.source), separator=self.separator,
     )  # fmt: skip
     root = Path(self.path).expanduser().resolve()  # `where` compares
@@ -95,14 +109,7 @@ class Texts(LabelledTexts):
       opened = self._completed(opened, task)
     train = opened[ALL if is_all else 'train']
     if self.kind != 'number':
-      names = self._class_names(
-        train, task.classes_of, 0, f'classes in the column {self.label!r}',
-        least=1 if is_all else 2,
-      )  # fmt: skip
-      if len(names) > max(FEW, len(train) / 2):
-        expected = f'a column of classes: it has {len(names)} values in '
-        expected += f'{len(train)} rows; kind=number is for numbers'
-        raise ConfigError('dataset.label', self.label, expected)
+      names = self._classes(train, task, least=1 if is_all else 2)
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
     dev = {'dev': 'validation'}
@@ -112,10 +119,34 @@ class Texts(LabelledTexts):
   def _table(self, path: Path, task: TextTask) -> Table:
     """Reads the columns of the fields; ConfigError if one is not there."""
     table = tables.read(path, task.names | {self.group} - {''})
-    table.require({field: getattr(self, field) for field in COLUMNS})
+    for label in task.label:
+      columns = {field: getattr(self, field) for field in COLUMNS}
+      table.require(columns | {'label': label})
     if not len(table):
       raise InvalidDataError(f'{path} has no rows, only names of columns')
     return table
+
+  def _classes(
+    self, train: Table, task: TextTask, least: int
+  ) -> tuple[str, ...]:
+    """Returns the classes, of each task at least two if `least` is."""
+    what = f'classes in the column {self.label!r}'
+    names = self._class_names(train, task.classes_of, 0, what, least)
+    columns = {self.label: names}
+    if self.kind == 'tasks':
+      columns = {
+        label: tuple(name for name in names if name.startswith(f'{label}='))
+        for label in task.label
+      }
+    for label, own in columns.items():
+      if len(own) < least > 1:
+        what = f'2 classes in the column {label!r}, got {", ".join(own)}'
+        raise InvalidDataError(f'{train.path}: expected at least {what}')
+      if len(own) > max(FEW, len(train) / 2):
+        expected = f'a column of classes: it has {len(own)} values in '
+        expected += f'{len(train)} rows; kind=number is for numbers'
+        raise ConfigError('dataset.label', label, expected)
+    return (*itertools.chain(*columns.values()),)
 
   def _completed(
     self, opened: Mapping[str, Table], task: TextTask

@@ -114,15 +114,18 @@ def as_adaptive(model: Any) -> Adaptive:
   raise ConfigError('model.name', type(model).__name__, legal)
 
 
-def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
+def serve(
+  task: Any, options: Mapping[str, Any], run: Any, column: str = ''
+) -> Any:
   """Serves with exits and pruning; options: `eat.policy.Options`.
 
   Temperatures and the reference of the drift check come from the run's
   `calibration.json`; with tau=guaranteed thresholds, prune ratios and the
-  references of each source from its `certificate.json`.
+  references of each source from its `certificate.json`. `column` is one of
+  several that have labels, with files of its own.
   """
-  file, names = CalibrationFile(run.directory, run.step), task.label_names
-  certificate = CertificateFile(run.directory, run.step)
+  place, names = (run.directory, run.step, column), task.label_names
+  file, certificate = CalibrationFile(*place), CertificateFile(*place)
   given, rule = read_options(options, certificate.sources, len(names))
   lengths = classifier.text_lengths(task, run.lengths)
   longest = task.info.input_shape[0]

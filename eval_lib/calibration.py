@@ -171,10 +171,14 @@ class ResultFile:
   NAME: ClassVar[str]
   ENTRY: ClassVar[str]  # of `config.evals`
 
-  def __init__(self, directory: str, step: int | None = None):
-    """Reads the file of a run, '' for none, and of a step, for messages."""
+  def __init__(self, directory: str, step: int | None = None, column: str = ''):
+    """Reads the file of a run, '' for none, and of a step, for messages.
+
+    `column` is one of several that have labels.
+    """
     self._directory, self._step = directory, step
-    self.path = pathlib.Path(directory) / self.NAME
+    self.path = pathlib.Path(directory) / heads.named(self.NAME, column)
+    self.entry = f'{self.ENTRY}_{column}' if column else self.ENTRY
     self.values: Mapping[str, Any] = {}
     if not directory:
       return
@@ -194,14 +198,14 @@ class ResultFile:
     """Raises ConfigError if the file is of other parameters."""
     saved = self.values.get('parameters')
     if saved not in (None, served):
-      expected = f'the {self.ENTRY} of the checkpoint in use, {served}'
+      expected = f'the {self.entry} of the checkpoint in use, {served}'
       raise self.error('', f'that of the parameters {saved}', expected)
 
   def repair(self) -> str:
     """Returns the command that writes the file."""
     command = (
       f'run python -m launch.evaluate --workdir={self._directory} '
-      f'--evals={self.ENTRY}'
+      f'--evals={self.entry}'
     )
     return command if self._step is None else f'{command} --step={self._step}'
 

@@ -55,7 +55,7 @@ class Evaluator(heads.Evaluator):
   def __post_init__(self):
     super().__post_init__()
     self.check_untrained('split')
-    classes = self.splits['split'].info.num_classes
+    classes = self.classes.stop - self.classes.start
     if self.risk == 'f1' and classes != 2:
       raise ConfigError('risk', 'f1', f'another for {classes} classes')
     self._written()  # a damaged one is found before the work
@@ -69,7 +69,8 @@ class Evaluator(heads.Evaluator):
     `rows_needed`, the fewest that certify one if no row gets worse. Raises
     ConfigError if that would replace a certificate that saves more.
     """
-    file = calibration.CalibrationFile(self.context.workdir)
+    workdir, column = self.context.workdir, self.column
+    file = calibration.CalibrationFile(workdir, column=column)
     # Computed by all processes together, also where a file is not seen.
     parameters = calibration.fingerprint(variables)
     file.check_fingerprint(parameters)

@@ -156,12 +156,14 @@ class Evaluator(heads.Evaluator):
 
   def _temperatures(self, variables: Any, heads: int) -> Any:
     """Returns the temperatures that serve, of calibration.json."""
-    file = calibration.CalibrationFile(self.context.workdir)
+    workdir, column = self.context.workdir, self.column
+    file = calibration.CalibrationFile(workdir, column=column)
     parameters = calibration.fingerprint(variables)
     valid = file.values and file.values.get('parameters') in (None, parameters)
     if self.calibration_split and not valid:
-      fields = 'context', 'dataset', 'split', 'calibration_split', 'layers'
-      settings: Any = {name: getattr(self, name) for name in fields}
+      names = 'context', 'dataset', 'split', 'calibration_split', 'layers'
+      settings: Any = {name: getattr(self, name) for name in names}
+      settings['column'] = self.column
       return calibration.Evaluator(**settings).report(variables)['temperatures']
     file.check_fingerprint(parameters)
     self.check_unfitted(file)

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import pathlib
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Interval, Predicate
 
-from core.errors import ConfigError, MissingDataError
-from dataset_lib import builder, source
+from core.errors import ConfigError, InvalidDataError, MissingDataError
+from dataset_lib import builder, source, tasks
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
 
@@ -17,6 +18,12 @@ Layers = Annotated[
   Predicate(lambda layers: list(layers) == sorted(set(layers))),
   'ascending layers from 1, one for each head, or () to count the heads',
 ]
+
+
+def named(name: str, column: str) -> str:
+  """Returns the name of a column's file, such as 'calibration.domain.json'."""
+  stem, dot, suffix = name.partition('.')
+  return f'{stem}.{column}{dot}{suffix}' if column else name
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,12 +41,19 @@ class Evaluator(evaluator.Evaluator):
     'the name of a split that training does not use, or None',
   ] = None
   layers: Layers = ()  # of the heads; () for the model's
+  # Of a run on several label columns the one that is evaluated: its rows with a
+  # label, its logits. Its files are named as `calibration.domain.json`.
+  column: str = ''
 
   def __post_init__(self):
     super().__post_init__()
     self.layers = self.layers or self.context.layers
     info = self.splits['split'].info
-    if info.num_classes < 2 or info.max_labels:
+    if self.column not in (known := [*info.tasks] or ['']):
+      expected = f'one of {known}, the label columns of the run'
+      raise ConfigError('column', self.column, expected)
+    self.classes = info.tasks.get(self.column, slice(0, info.num_classes))
+    if info.num_classes < 2 or (info.max_labels and not self.column):
       kind = 'several labels a row' if info.max_labels else 'a regression'
       expected = 'one class a row: others have no single confidence'
       raise ConfigError('dataset', kind, expected)
@@ -51,6 +65,27 @@ class Evaluator(evaluator.Evaluator):
       reported = self.splits['split'].source
       self.check_apart('calibration_split', reported, expected)
       self.check_untrained('calibration_split')
+
+  def file(self, name: str) -> pathlib.Path | None:
+    """See the base."""
+    return super().file(named(name, self.column))
+
+  def collect(
+    self, field: str, variables: Any, outputs: Any, **options: Any
+  ) -> dict[str, np.ndarray]:
+    """See the base; of a column the rows with a label, and its logits."""
+    rows = super().collect(field, variables, outputs, **options)
+    if not self.column:
+      return rows
+    labels = tasks.labels_of(rows['label'], self.classes)
+    self.unlabelled += int((labels < 0).sum())
+    if not (labels >= 0).any():
+      split = getattr(self, field)
+      message = f'no row of {split!r} has a label in {self.column!r}'
+      raise InvalidDataError(message)
+    logits = rows['logits'][..., self.classes]
+    rows |= {'label': labels, 'logits': logits}
+    return {name: values[labels >= 0] for name, values in rows.items()}
 
   def heads(self, field: str, variables: Any) -> tuple[Heads, Labels]:
     """Returns logits and labels of the split that a field names."""

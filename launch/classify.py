@@ -66,6 +66,9 @@ def run(flags: Flags) -> int | None:
   kind = classify_data.KINDS[flags.model]
   columns = classify_data.columns(flags)
   command_line.check_place('--out', flags.out)
+  if '+' in flags.label:
+    expected = 'one column; several are trained by configs/texts.py'
+    raise ConfigError('--label', flags.label, expected)
   from launch import classify_page as page
 
   data = {'data': flags.data} | {k: v for k, v in columns.items() if v}

@@ -88,7 +88,11 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
-  names = ['certificate'] if flags.labelled else names
+  # Of several label columns each has one.
+  certificates = sorted(k for k, e in evals.items() if e.get('column'))
+  certificates = [k for k in certificates if evals[k]['type'] == 'certificate']
+  certificates = certificates or ['certificate']
+  names = certificates if flags.labelled else names
   if flags.evals is not None:
     names = flags.evals.split(',')
     if len({*names}) < len(names):
@@ -123,7 +127,7 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
       settings = command_line.parse_fields('--dataset', flags.dataset)
       evals[name]['dataset'] = settings
   if flags.labelled:
-    _certify_on(flags, config, names)
+    _certify_on(flags, config, names, certificates)
   size = [f'batch_size={flags.batch_size}'] if flags.batch_size else []
   config = config_schema.validate(config, [*flags.overrides, *size])
   if not flags.datasets:
@@ -133,16 +137,21 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   return config_schema.validate(plain), [*names, *listed], listed
 
 
-def _certify_on(flags: Flags, config: Any, names: list[str]) -> None:
-  """Makes the certificate one of the rows of --labelled."""
+def _certify_on(
+  flags: Flags, config: Any, names: list[str], certificates: list[str]
+) -> None:
+  """Makes certificates those of the rows of --labelled."""
   from dataset_lib import builder
 
   place = builder.source_class(config['dataset']['name']).PLACE
-  if not place or names != ['certificate'] or flags.dataset is not None:
-    expected = 'only --evals=certificate, of a run on files of its own'
+  is_legal = place and {*names} <= {*certificates}
+  if not is_legal or flags.dataset is not None:
+    expected = f'only --evals={",".join(certificates)}'
+    expected += ', of a run on files of its own'
     raise ConfigError('--labelled', flags.labelled, expected)
   settings = config['dataset'] | {place: flags.labelled}
-  config['evals']['certificate'] |= dict(dataset=settings, split='all')
+  for name in names:
+    config['evals'][name] |= dict(dataset=settings, split='all')
 
 
 def _listed(text: str, evals: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from core.fields import flag
 from launch import command_line, serving
 
 # Files of a run that a bundle repeats.
-RECORDS = ('calibration.json', 'certificate.json')
+RECORDS = ('calibration*.json', 'certificate*.json')
 # Fields of a model that transformers does not have.
 PARTS = {
   'prune_layers': 'pruning after layers {}',
@@ -73,9 +73,9 @@ def export_bundle(flags: Flags) -> None:
   chain, policy, grid = serving.load_run(flags)
   info = dataclasses.asdict(load_info(flags.workdir))
   about: dict[str, Any] = {'step': saved.step, 'contract': info}
-  for name in RECORDS:
-    if (file := pathlib.Path(flags.workdir, name)).is_file():
-      about[name] = files.read_object(file)
+  for pattern in RECORDS:  # of each task, if there are several
+    for file in sorted(pathlib.Path(flags.workdir).glob(pattern)):
+      about[file.name] = files.read_object(file)
   started = time.perf_counter()
   count = bundle.write(path, Programs(chain, grid), policy, about)
   seconds, size = time.perf_counter() - started, path.stat().st_size / 1e6

@@ -30,10 +30,10 @@ class CertificateFile(calibration.ResultFile):
 
   NAME, ENTRY = certificate.FILE, 'certificate'
 
-  def __init__(self, directory: str, step: int | None = None):
-    """Reads the file of a run, '' for none, and of a step, for messages."""
+  def __init__(self, directory: str, step: int | None = None, column: str = ''):
+    """See the base."""
     self.sources: dict[str, Certified] = {}
-    super().__init__(directory, step)
+    super().__init__(directory, step, column)
     try:
       for source, entry in self.values.get('sources', {}).items():
         tau = np.inf if entry['tau'] is None else float(entry['tau'])
@@ -50,7 +50,7 @@ class CertificateFile(calibration.ResultFile):
     for source in [*self.sources][:1]:
       for name in ('risk', 'epsilon', 'delta'):
         value = self.values['sources'][source].get(name)
-        command += f' --config.evals.certificate.{name}={value}'
+        command += f' --config.evals.{self.entry}.{name}={value}'
     return command
 
   def warnings(self) -> Iterator[str]:

@@ -27,7 +27,8 @@ class Prediction:
 
   # Name of the most probable class, or the predicted number of a regression.
   label: Any
-  probabilities: Mapping[str, float]  # by class name; empty for a regression
+  # By class name; empty for a regression, of several tasks such by task.
+  probabilities: Mapping[str, Any]
   fields: Mapping[str, Any]  # of the policy, such as the exit reason
 
   def as_dict(self) -> dict[str, Any]:

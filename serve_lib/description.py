@@ -70,7 +70,9 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
   batch = {'items': {'type': 'array', 'items': item, 'minItems': 1}}
   body = [_object(example, own | late), _object(batch, batch | late)]
   error = _object(['error'], {'error': text, 'id': own['id']})
-  answer = _object(['label', 'probabilities'], {'id': own['id']})
+  several = 'tasks' in about['options']  # each with an answer
+  needed = ['tasks'] if several else ['label', 'probabilities']
+  answer = _object(needed, {'id': own['id']})
   each = {'answers': {'type': 'array', 'items': {'anyOf': [answer, error]}}}
   paths: dict[str, Any] = {}
   for endpoint, words in ENDPOINTS.items():

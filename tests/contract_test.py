@@ -8,6 +8,7 @@ they are with 8 rows a batch.
 
 import contextlib
 import functools
+import itertools
 import pathlib
 
 import jax
@@ -171,6 +172,13 @@ def test_served_probabilities_are_those_of_the_masked_form(name, folders):
     return
   if logits.shape[1] == 1:  # a regression
     given, expected = [answer.label for answer in answers], logits[:, 0]
+  elif tasks := task.info.tasks:
+    given = [
+      [*itertools.chain(*(one.values() for one in by_task))]
+      for by_task in (answer.probabilities.values() for answer in answers)
+    ]
+    parts = [softmax(logits[:, classes]) for classes in tasks.values()]
+    expected = np.concatenate(parts, 1)
   else:
     given = [list(answer.probabilities.values()) for answer in answers]
     expected = (scipy.special.expit if task.MULTI_LABEL else softmax)(logits)

@@ -232,3 +232,66 @@ def test_a_run_refuses_its_own_rows_in_other_splits(root):
   # Another file, and data whose splits are files.
   contract.check_splits(run, opened(file(root, GOOD[:9]), 'all').info)
   contract.check_splits(dataclasses.replace(run, splits={}), changed)
+
+
+TASKS = dict(label='domain+spam', kind='tasks')
+
+
+def tasks_file(root, rows, **fields):
+  lines = ['text,domain,spam', *rows]
+  return config(write(root / 'own.csv', lines), **TASKS, **fields)
+
+
+def test_rows_have_a_label_for_each_of_several_tasks(root):
+  rows = [f'w{n},{("bank", "art")[n % 2]},{("yes", "no")[n % 3 == 0]}'
+          for n in range(30)]  # fmt: skip
+  rows[4], rows[5] = 'w4,,no', 'w5,art,'
+  source = opened(tasks_file(root, rows), 'all')
+  info = source.info
+  names = 'domain=art', 'domain=bank', 'spam=no', 'spam=yes'
+  assert info.class_names == names
+  assert info.tasks == {'domain': slice(0, 2), 'spam': slice(2, 4)}
+  assert (info.label_kind, info.label_shape) == ('tasks', (2,))
+  labels = dict(read(source))
+  assert labels['w0'] == [1, 2]
+  assert labels['w4'] == [2, -1]
+  assert labels['w5'] == [0, -1]
+  splits_of = opened(tasks_file(root, rows), 'train').info.splits
+  assert sum(splits_of['rows'].values()) == 30
+  assert all(count >= 4 for count in splits_of['rows'].values())
+
+
+def test_a_row_without_any_label_is_bad(root):
+  rows = [f'w{n},{"ab"[n % 2]},{"cd"[n % 2]}' for n in range(20)]
+  given = tasks_file(root, [*rows, 'w9 w9,,'], max_bad_share=0.5)
+  [(_, bad)] = opened(given, 'all').bad_rows
+  assert bad.kind == 'illegal_label'
+  # Others may have the classes in another order, or lack some.
+  run = opened(given, 'train').info
+  other = write(root / 'other.csv', ['text,domain,spam', 'w1,,d', 'w2,b,c'])
+  new = builder.build(
+    config(other, **TASKS), split='all', train=False, seed=0, batch_size=2
+  )
+  new.label_as(run)
+  [batch] = new.batches()
+  assert batch['label'].tolist() == [[3, -1], [1, 2]]
+  assert new.info.tasks == run.tasks
+
+
+@pytest.mark.parametrize(
+  ('rows', 'fields', 'error', 'message'),
+  [
+    (['w1,a,c', 'w2,b,c'], {}, InvalidDataError, "column 'spam', got spam=c"),
+    (GOOD, dict(label='domain+label'), ConfigError, r'dataset\.label: .*label'),
+    (GOOD, dict(label='domain'), ConfigError, r'dataset\.label: .*columns as'),
+    (GOOD, dict(label='a+a'), ConfigError, r'dataset\.label: .*columns as'),
+    (GOOD, dict(label='a b+c'), ConfigError, r'dataset\.label: .*rename'),
+    ([f'w1,{n},{n % 2}' for n in range(60)], {}, ConfigError, '60 values'),
+  ],
+)
+def test_columns_that_are_no_tasks_are_refused(
+  rows, fields, error, message, root
+):
+  given = tasks_file(root, rows) | fields
+  with pytest.raises(error, match=message):
+    opened(given, 'all' if 'label' in fields else 'train')

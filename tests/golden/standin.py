@@ -91,11 +91,17 @@ def write_probing(root: pathlib.Path) -> pathlib.Path:
 
 
 def write_own(root: pathlib.Path) -> pathlib.Path:
-  """Writes the rows of past_present as `{train,validation,test}.tsv`."""
+  """Writes the rows of past_present as `{train,validation,test}.tsv`.
+
+  The column 'size' is of a second task; every third row has no such label.
+  """
   lines = (write_probing(root) / 'past_present.txt').read_text().splitlines()
   for split in ('train', 'validation', 'test'):
     rows = [x.split('\t', 1)[1] for x in lines if x.startswith(split[:2])]
-    write_lines(root / f'own/{split}.tsv', ['label\tsentence', *rows])
+    rows = [
+      row + '\t' + ('', 'long', 'short')[n % 3] for n, row in enumerate(rows)
+    ]
+    write_lines(root / f'own/{split}.tsv', ['label\tsentence\tsize', *rows])
   return root / 'own'
 
 

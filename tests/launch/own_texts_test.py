@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from launch import command_line, evaluate
+from launch import classify, command_line, evaluate, export
+from serve_lib import bundle as bundles
 from serve_lib.engine import Engine
 from tests.launch import toy_runs
 from train_lib import loading, trainer
@@ -25,9 +26,10 @@ def write(path, rows):
 
 
 def load(folder, argument, *changes):
+  argument += ',label=topic' * ('label=' not in argument)
   return command_line.load_config(
-    f'configs/texts.py:data={folder}/own.csv,text=body,label=topic,'
-    f'vocabulary={folder},variant=tiny,{argument}',
+    f'configs/texts.py:data={folder}/own.csv,text=body,vocabulary={folder},'
+    f'variant=tiny,{argument}',
     [
       *toy_runs.SMALL, 'batch_size=16', 'log_every=5', 'phases.0.epochs=0.1',
       f'phases.0.least_steps={STEPS}', *changes,
@@ -109,3 +111,68 @@ def test_kinds_of_labels_and_models(argument, rows, metric, folder, tmp_path):
   with Engine(*loading.serve(tmp_path / 'run')) as engine:
     [answer] = engine.predict(['w1 w2'])
   assert answer.label is not None
+
+
+TASKS = {'domain': ['bank', 'art'], 'spam': ['no', 'yes'], 'size': ['s', 'l']}
+
+
+def write_tasks(path, count):
+  """Writes rows of three tasks, of which every fourth lacks a label."""
+  lines = []
+  for n in range(count):
+    digits = n % 2, n // 2 % 2, n // 4 % 2
+    labels = [c[d] for c, d in zip(TASKS.values(), digits, strict=True)]
+    labels[n % 3] = '' if n % 4 == 1 else labels[n % 3]
+    words = ' '.join(f'w{10 * k + d}' for k, d in enumerate(digits))
+    lines.append(','.join([f'w{n % 40} {words}', *labels]))
+  path.write_text('\n'.join([','.join(['body', *TASKS]), *lines]) + '\n')
+
+
+@pytest.mark.slow
+def test_a_file_of_several_tasks_is_certified_served_and_bundled(tmp_path):
+  toy_runs.write_data(tmp_path)
+  write_tasks(tmp_path / 'own.csv', 240)
+  write_tasks(tmp_path / 'new.csv', 400)
+  argument = f'label={"+".join(TASKS)},epochs=1'
+  dense, run = tmp_path / 'dense', tmp_path / 'run'
+  trainer.train(load(tmp_path, f'{argument},model=dense'), str(dense))
+  given = f'{argument},model=eat,teacher={dense}'
+  trainer.train(load(tmp_path, given), str(run))
+  last = metrics(run)[-1]
+  mean = np.mean([last[f'test/accuracy_{name}'] for name in TASKS])
+  assert last['test/accuracy'] == pytest.approx(mean)
+  rows = {}
+  for name in TASKS:
+    found = json.loads((run / f'certificate.{name}.json').read_text())
+    rows[name] = found['sources']['']['rows']
+  assert max(rows.values()) < 36  # of the 48 of validation that do not fit
+  assert evaluate.main([
+    f'--workdir={run}', f'--labelled={tmp_path / "new.csv"}',
+    *(f'--config.evals.certificate_{name}.replace=True' for name in TASKS),
+  ]) == 0  # fmt: skip
+  for number, name in enumerate(TASKS):
+    found = json.loads((run / f'certificate.{name}.json').read_text())
+    missing = sum(n % 3 == number for n in range(1, 400, 4))
+    assert found['sources']['']['rows'] == 400 - missing
+  bundle = tmp_path / 'bundle'
+  served = f'--workdir={run}', '--serve=tau=guaranteed', '--batches=1'
+  assert export.main([*served, f'--bundle={bundle}']) == 0
+  texts = ['w1 w10 w21', 'w0 w11']
+  with Engine(*loading.serve(run, options={'tau': 'guaranteed'})) as engine:
+    answers = engine.predict(texts)
+  chain, policy, grid = bundles.read(bundle)
+  with Engine(chain, policy, grid.lengths, grid.batches) as engine:
+    again = engine.predict(texts)
+  for given, want in zip(answers, again, strict=True):
+    assert given.label == want.label
+    assert {*given.as_dict()['tasks']} == {*TASKS}
+    assert {*given.probabilities['spam']} == {'no', 'yes'}
+
+
+def test_several_tasks_are_of_models_that_have_them(tmp_path, capsys):
+  with pytest.raises(ValueError, match='model: expected dense, eat or student'):
+    load(tmp_path, 'label=a+b,model=albert')
+  flags = f'{tmp_path}/own.csv', '--label=a+b', f'--out={tmp_path}/out'
+  with pytest.raises(SystemExit):
+    classify.main([*flags])
+  assert '--label: expected one column' in capsys.readouterr().err
