@@ -286,9 +286,10 @@ def _split(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
 
 def _pad(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first, last, within = zip(*params['padding_config'], strict=True)
-  if any(within) or min(*first, *last) < 0:
+  # A symbolic one is that of `model_lib.local_attention.blocks`.
+  if any(within) or any(n < 0 for n in first + last if isinstance(n, int)):
     raise NotTranslatedError('a pad between elements, or a crop')
-  ends = graph.ints([*map(int, first + last)])
+  ends = graph.extents(first + last)
   return graph.add('Pad', given[0], ends, given[1], shape=shape)
 
 
