@@ -131,6 +131,12 @@ class Graph:
       )
     return self._extents[key]
 
+  def numbers(self, size: Any) -> Value:
+    """Returns the value of the numbers from 0 to a size, int64."""
+    end = self.reshape(self.extents([size]), ())
+    first, step = (self.constant(np.array(n, np.int64)) for n in (0, 1))
+    return self.add('Range', first, end, step, shape=(size,))
+
   def _size(self, size: Any) -> Value:
     """Returns the value of a symbolic size, such as `b*l + 1`."""
     if (name := str(size)) in self._sizes:
