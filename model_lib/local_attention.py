@@ -53,7 +53,11 @@ class Local:
     `[B*Q, I, D]`, keys and values `[B*Q, 3*I, D]`, and masks of these.
     """
     batch, length, _ = query.shape
-    if whole or length != key.shape[1] or not self._is_in_blocks(length):
+    if (
+      whole
+      or length != key.shape[1]
+      or not _is_in_blocks(length, self.reach, self.implementation)
+    ):
       near = self._near(self.positions[:, :length], self.positions)
       return query, key, value, valid, near
     size = jax.core.min_dim(max(self.reach, 1), length)
@@ -82,17 +86,19 @@ class Local:
     masks = read(valid[..., None])[..., 0], near
     return own(query), read(key), read(value), *masks
 
-  def _is_in_blocks(self, length: Any) -> bool:
-    if self.implementation != 'auto':
-      return self.implementation == 'block'
-    return export.is_symbolic_dim(length) or length > 3 * self.reach
-
   def _near(self, mine: Any, theirs: Any) -> Any:
     return jnp.abs(mine[:, :, None] - theirs[:, None]) <= self.reach
 
-  def scores(self, tokens: int) -> int:
-    """Returns the scores per head, masked and padded ones included."""
-    if not self._is_in_blocks(tokens):
-      return tokens**2
-    size = min(max(self.reach, 1), tokens)
-    return -(-tokens // size) * 3 * size**2
+
+def local_scores(tokens: int, reach: int, implementation: str) -> int:
+  """Returns the number of scores per head, masked and padded ones included."""
+  if not _is_in_blocks(tokens, reach, implementation):
+    return tokens**2
+  size = min(max(reach, 1), tokens)
+  return -(-tokens // size) * 3 * size**2
+
+
+def _is_in_blocks(length: Any, reach: int, implementation: str) -> bool:
+  if implementation != 'auto':
+    return implementation == 'block'
+  return export.is_symbolic_dim(length) or length > 3 * reach

@@ -27,7 +27,7 @@ from model_lib.attention import (
 )
 from model_lib.bert import INIT, Activation, BertClassifier, BertEmbeddings
 from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
-from model_lib.local_attention import Implementation, Local
+from model_lib.local_attention import Implementation, Local, local_scores
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate
@@ -230,7 +230,14 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
     return self.norm(x)
 
   @nn.nowrap
-  def block_flops(self, tokens, only_cls=False):
-    """See the base; masked scores of local attention count."""
-    count = flops.cls_block if only_cls else flops.block
-    return count(tokens, self.width, self.mlp_dim, gated=True)
+  def block_flops(self, tokens, only_cls=False, layer=1):
+    """See the base; counts the scores that are computed, also masked ones."""
+    if only_cls:
+      return flops.cls_block(tokens, self.width, self.mlp_dim, gated=True)
+    count = flops.block(tokens, self.width, self.mlp_dim, gated=True)
+    if (layer - 1) % self.global_every:
+      scores = local_scores(
+        tokens, self.local_window // 2, self.local_implementation
+      )
+      count += 4.0 * self.width * (scores - tokens**2)
+    return count
