@@ -188,7 +188,7 @@ def turned(x, positions, other=0):
   a, b = jnp.split(x.reshape(2, 6, 2, 4), 2, axis=-1)
   if other == 1:
     a, b = b, a
-  angles = positions[:, :, None, None] * jnp.array([1.0, 0.1])
+  angles = positions[:, :, None, None] * jnp.array([[[[1.0, 0.1]]]])
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first = b * sin - a * cos if other == 2 else a * cos - b * sin
   second = b * sin + a * sin if other == 3 else b * cos + a * sin
