@@ -276,11 +276,11 @@ class Adaptive(Encoder, kw_only=True):
     head = flops.dense(1, width, width + self.num_classes)
     totals, total = [], 0.0
     for layer in range(1, self.depth + 1):
-      block = self.block_flops(length)
+      block = self.block_flops(length, layer=layer)
       if layer not in self.heads():
         total += block
       elif count_cls and self.pooling == 'cls':
-        alone = self.block_flops(length, only_cls=True)
+        alone = self.block_flops(length, only_cls=True, layer=layer)
         totals.append(total + alone + head)
         # [CLS] is computed again with the others; keys and values are not.
         total = block - flops.dense(length, width, 2 * width)
@@ -312,9 +312,9 @@ class EatClassifier(Adaptive, BertClassifier, kw_only=True):
     return super().make_blocks(count, attend)
 
   @nn.nowrap
-  def block_flops(self, tokens, only_cls=False):
+  def block_flops(self, tokens, only_cls=False, layer=1):
     """See the base; counts the scores that are computed, also masked ones."""
-    count = super().block_flops(tokens, only_cls)
+    count = super().block_flops(tokens, only_cls, layer)
     if self.window and not only_cls:
       kind = self.window, self.window_implementation
       count += 4.0 * self.width * (window_scores(tokens, *kind) - tokens**2)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from model_lib.attention import MASKED_SCORE, mean_received
+from model_lib.local_attention import blocks
 
 # From this length 'auto' computes in blocks. ms of dense / block on a CPU, 12
 # heads of 64, k = 32:
@@ -89,7 +90,7 @@ def _attend_in_blocks(query, key, value, valid, drop, received, half):
   """Attends from each block to [CLS], itself and half a window per side."""
   batch, heads, length, width = query.shape
   size = max(_BLOCK, half)
-  queries = _blocks(query, size)[:, :, 1:-1]
+  queries = blocks(query, size)[:, :, 1:-1]
   can_read = _spans(valid[:, None, :, None], size, half)[..., 0]
   near = _in_window(queries.shape[2], size, half)[None, None]
   scores = _product('bnqih,bnqjh->bnqij', queries, _spans(key, size, half))
@@ -119,25 +120,15 @@ def _weights(
   return jnp.where(allowed, weights, 0.0)
 
 
-def _blocks(
-  x: Shaped[Array, 'B N L H'], size: int
-) -> Shaped[Array, 'B N Q I H']:
-  """Cuts the length into blocks of `size`, padded by one at each end."""
-  batch, heads, length, width = x.shape
-  after = -length % size + size
-  padded = jnp.pad(x, ((0, 0), (0, 0), (size, after), (0, 0)))
-  return padded.reshape(batch, heads, -1, size, width)
-
-
 def _spans(
   x: Shaped[Array, 'B N L H'], size: int, half: int
 ) -> Shaped[Array, 'B N Q J H']:
   """Returns the span of each block: [CLS], `half + size + half` tokens."""
-  blocks = _blocks(x, size)
-  inner = blocks[:, :, 1:-1]
+  cut = blocks(x, size)
+  inner = cut[:, :, 1:-1]
   cls = jnp.broadcast_to(x[:, :, None, :1], (*inner.shape[:3], 1, x.shape[3]))
-  before = blocks[:, :, :-2, size - half :]
-  after = blocks[:, :, 2:, :half]
+  before = cut[:, :, :-2, size - half :]
+  after = cut[:, :, 2:, :half]
   return jnp.concatenate([cls, before, inner, after], axis=3)
 
 
@@ -161,7 +152,7 @@ def _received_in_blocks(
   batch, heads, count, size, _ = band.shape
   length = cls.shape[2]
   reads = valid & (jnp.arange(length)[None] > 0)
-  reads = _blocks(reads[:, None, :, None], size)[:, :, 1:-1]
+  reads = blocks(reads[:, None, :, None], size)[:, :, 1:-1]
   # Selected, not multiplied: an invalid query may hold NaN.
   given = jnp.where(reads, band, 0.0).sum(axis=(1, 3))
   to_cls, before, inner, after = jnp.split(

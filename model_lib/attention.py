@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from model_lib import row_random
+from model_lib.local_attention import Local
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 
@@ -130,6 +131,7 @@ class MultiHeadAttention(nn.Module):
   dropout: float = 0.0  # of the attention weights
   # Of queries and of keys `[B, L, D]`, such as by their positions.
   rotate: Callable[[Any], Any] | None = None
+  local: Local | None = None  # the keys that a query reads; None: all
   use_bias: bool = True
   kernel_init: Callable[..., Any] = nn.initializers.xavier_uniform()
   dtype: Any = jnp.float32  # of the matrix products; the softmax is float32
@@ -166,17 +168,27 @@ class MultiHeadAttention(nn.Module):
     if keys_values is None:
       key = rotate(project(width, 'embed', 'heads', 'key')(x))
       keys_values = key, project(width, 'embed', 'heads', 'value')(x)
-    query, key, value = map(self._split, (query, *keys_values))
+    key, value = keys_values
     valid = None if mask is None else mask.astype(bool)
     drop = None
     if row_keys is not None and self.dropout:
       drop = functools.partial(
         row_random.drop, rate=self.dropout, row_keys=row_keys, use='weights'
       )
-    attended, mean = self.attend(
-      query, key, value, valid, drop=drop, received=received
-    )
-    out = project(width, 'heads', 'embed', 'out')(join_heads(attended))
+    options: Any = dict(drop=drop, received=received)
+    batch, length, _ = query.shape
+    if self.local is not None:
+      # Dropout of a row, and sums over the queries of a key, need whole rows.
+      whole = received or drop is not None
+      query, key, value, valid, options['near'] = self.local.arranged(
+        query, key, value, valid, bool(whole)
+      )
+    heads = map(self._split, (query, key, value))
+    attended, mean = self.attend(*heads, valid, **options)
+    joined = join_heads(attended)
+    if query.shape[:2] != (batch, length):
+      joined = joined.reshape(batch, -1, width)[:, :length]
+    out = project(width, 'heads', 'embed', 'out')(joined)
     out = constrain(out, 'batch', 'length', 'embed')
     return Attended(out, mean, keys_values)
 

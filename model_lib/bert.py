@@ -284,8 +284,10 @@ class BertClassifier(TextEncoder, kw_only=True):
     return masked_mean(states, valid_tokens(states, length))
 
   @nn.nowrap
-  def block_flops(self, tokens: int, only_cls: bool = False) -> float:
-    """Returns the FLOPs of a block, for the output of [CLS] or of all."""
+  def block_flops(
+    self, tokens: int, only_cls: bool = False, layer: int = 1
+  ) -> float:
+    """Returns the FLOPs of a layer's block, for the output of [CLS] or all."""
     count = flops.cls_block if only_cls else flops.block
     return count(tokens, self.width, self.mlp_dim)
 
@@ -293,4 +295,5 @@ class BertClassifier(TextEncoder, kw_only=True):
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
     head = flops.dense(1, self.width, self.width + self.num_classes)
-    return self.depth * self.block_flops(input_shape[0]) + head
+    layers: Any = range(1, self.depth + 1)
+    return head + sum(self.block_flops(input_shape[0], layer=n) for n in layers)

@@ -27,6 +27,7 @@ from model_lib.attention import (
 )
 from model_lib.bert import INIT, Activation, BertClassifier, BertEmbeddings
 from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
+from model_lib.local_attention import Implementation, Local, local_scores
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate
@@ -66,6 +67,7 @@ class ModernBertBlock(nn.Module):
   mlp_dim: int
   base: float  # of the angles, see `rotate`
   reach: int | None = None  # tokens read on each side; None: all
+  local_implementation: Implementation = 'auto'  # see `Local`
   is_first: bool = False  # its input is normed already
   activation: str = 'gelu'
   norm_epsilon: float = 1e-5
@@ -96,14 +98,14 @@ class ModernBertBlock(nn.Module):
     norm = functools.partial(
       LayerNorm, self.dtype, self.norm_epsilon, self.norm_bias
     )
-    near = None
+    local = None
     if self.reach is not None:
-      distance = positions[:, :num_queries, None] - positions[:, None]
-      near = jnp.abs(distance) <= self.reach
+      local = Local(positions, self.reach, self.local_implementation)
     turn: Any = dict(num_heads=self.num_heads, base=self.base)
     attended = MultiHeadAttention(
       num_heads=self.num_heads,
-      attend=functools.partial(self.attend, near=near),
+      attend=self.attend,
+      local=local,
       rotate=functools.partial(rotate, positions=positions, **turn),
       dropout=self.attention_dropout,
       use_bias=self.attention_bias,
@@ -165,6 +167,7 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   # `local_window`, half of it on each side.
   global_every: Annotated[int, Interval(ge=1, le=1000)] = 3
   local_window: Annotated[int, Interval(ge=1, le=2**20)] = 128
+  local_implementation: Implementation = 'auto'  # see `local_attention.Local`
   # Of the angles of global and of local attention, see `rotate`.
   global_base: Base = 160000.0
   local_base: Base = 10000.0
@@ -227,7 +230,14 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
     return self.norm(x)
 
   @nn.nowrap
-  def block_flops(self, tokens, only_cls=False):
-    """See the base; masked scores of local attention count."""
-    count = flops.cls_block if only_cls else flops.block
-    return count(tokens, self.width, self.mlp_dim, gated=True)
+  def block_flops(self, tokens, only_cls=False, layer=1):
+    """See the base; counts the scores that are computed, also masked ones."""
+    if only_cls:
+      return flops.cls_block(tokens, self.width, self.mlp_dim, gated=True)
+    count = flops.block(tokens, self.width, self.mlp_dim, gated=True)
+    if (layer - 1) % self.global_every:
+      scores = local_scores(
+        tokens, self.local_window // 2, self.local_implementation
+      )
+      count += 4.0 * self.width * (scores - tokens**2)
+    return count

@@ -76,6 +76,44 @@ def fuse(graph: Graph, given: Sequence[Value], params: Any) -> Value | None:
   return graph.transpose(whole, _SWAPPED)
 
 
+def fuse_rotation(graph: Graph, given: Sequence[Value]) -> Value | None:
+  """Returns a rotation by positions if a concatenation is one, or None.
+
+  Only that of `model_lib.modern_bert.rotate`.
+  """
+  kinds = [one.made[0] for one in given]
+  if kinds != ['sub', 'add'] or given[0].shape != given[1].shape:
+    return None
+  products = [part.made for one in given for part in one.made[1]]
+  if any(name != 'mul' for name, *_ in products):
+    return None
+  (first, cos), (second, sin), *others = [inputs for _, inputs, _ in products]
+  if [[a.name, b.name] for a, b in others] != [
+    [second.name, cos.name], [first.name, sin.name]
+  ]:  # fmt: skip
+    return None
+  halves = [one.made for one in (first, second)]
+  if [(n, p.get('output')) for n, _, p in halves] != [
+    ('split', 0),
+    ('split', 1),
+  ]:
+    return None
+  (heads,), (rows, length, _, half) = halves[0][1], cos.shape
+  batch, _, count, size = heads.shape
+  if heads is not halves[1][1][0] or size != 2 * half or cos.shape != sin.shape:
+    return None
+  flat = graph.reshape(heads, (batch, length, count * size))
+  # An angle for each token: of all rows, or of one for all.
+  tokens = rows * length
+  tables = [graph.reshape(one, (tokens, half)) for one in (cos, sin)]
+  places = graph.numbers(tokens)
+  places = graph.full(graph.reshape(places, (rows, length)), (batch, length))
+  turned = graph.add(
+    'RotaryEmbedding', flat, places, *tables, shape=flat.shape, domain=OWN
+  )
+  return graph.reshape(turned, heads.shape)
+
+
 def _unmasked(value: Value, fill: float) -> tuple[Value, Value | None]:
   """Returns what a selection with a constant chooses from, and its mask."""
   name, inputs, _ = value.made

@@ -1,5 +1,6 @@
 """A graph of ONNX under construction: values, nodes, constants."""
 
+import ast
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 # The version of ONNX's operators; those used here are unchanged since.
 OPSET = 17
 OWN = 'com.microsoft'  # ONNX Runtime's own operators
+# Of sizes; quotients are of positive numbers.
+_ARITHMETIC = {
+  'Add': 'Add',
+  'Sub': 'Sub',
+  'Mult': 'Mul',
+  'floordiv': 'Div',
+  'min': 'Min',
+}
 
 
 class NotTranslatedError(ValueError):
@@ -122,20 +131,32 @@ class Graph:
       )
     return self._extents[key]
 
+  def numbers(self, size: Any) -> Value:
+    """Returns the value of the numbers from 0 to a size, int64."""
+    end = self.reshape(self.extents([size]), ())
+    first, step = (self.constant(np.array(n, np.int64)) for n in (0, 1))
+    return self.add('Range', first, end, step, shape=(size,))
+
   def _size(self, size: Any) -> Value:
     """Returns the value of a symbolic size, such as `b*l + 1`."""
-    if str(size) not in self._sizes:
-      for sign, kind in ((' + ', 'Add'), (' - ', 'Sub'), ('*', 'Mul')):
-        first, found, last = str(size).rpartition(sign)
-        if found:
-          parts = self._size(first), self._size(last)
-          self._sizes[str(size)] = self.add(kind, *parts, shape=(1,))
-          break
-      else:
-        if not str(size).isdigit():
-          raise NotTranslatedError(f'the size {size}')
-        return self.ints([int(str(size))])
-    return self._sizes[str(size)]
+    if (name := str(size)) in self._sizes:
+      return self._sizes[name]
+    parts: list[Any] = []
+    match ast.parse(name, mode='eval').body:
+      case ast.Constant(value=int(number)):
+        return self.ints([number])
+      case ast.BinOp(left=left, op=op, right=right):
+        kind, parts = type(op).__name__, [left, right]
+      case ast.Call(func=ast.Name(id=kind), args=parts):
+        pass
+      case _:
+        kind = name
+    if kind not in _ARITHMETIC:
+      raise NotTranslatedError(f'the size {name}')
+    given = [self._size(ast.unparse(part)) for part in parts]
+    found = self.add(_ARITHMETIC[kind], *given, shape=(1,))
+    self._sizes[name] = found
+    return found
 
   def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
     """Returns a value in another shape; reshapes in a row become one."""

@@ -91,6 +91,8 @@ def _fused(
       return result
   if name == 'dot_general':
     return attention.fuse(graph, given, params)
+  if name == 'concatenate':
+    return attention.fuse_rotation(graph, given)
   if name == 'mul':
     for one, other in ((first, second), (second, first)):
       if other.made[0] == 'rsqrt':
@@ -286,9 +288,10 @@ def _split(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
 
 def _pad(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first, last, within = zip(*params['padding_config'], strict=True)
-  if any(within) or min(*first, *last) < 0:
+  # A symbolic one is that of `model_lib.local_attention.blocks`.
+  if any(within) or any(n < 0 for n in first + last if isinstance(n, int)):
     raise NotTranslatedError('a pad between elements, or a crop')
-  ends = graph.ints([*map(int, first + last)])
+  ends = graph.extents(first + last)
   return graph.add('Pad', given[0], ends, given[1], shape=shape)
 
 
@@ -306,9 +309,7 @@ def _reduced(kind: str) -> Callable[..., Value]:
 def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   """Translates numbers along an axis of symbolic size."""
   axis, dtype = params['dimension'], params['dtype']
-  size = graph.reshape(graph.extents(shape[axis : axis + 1]), ())
-  ends = [graph.constant(np.array(n, np.int64)) for n in (0, 1)]
-  numbers = graph.add('Range', ends[0], size, ends[1], shape=(shape[axis],))
+  numbers = graph.numbers(shape[axis])
   numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype_of(dtype))
   placed = [length if n == axis else 1 for n, length in enumerate(shape)]
   return graph.reshape(numbers, placed)

@@ -148,7 +148,8 @@ def _run(
       shape = eqn.outvars[0].aval.shape
       results = primitives.translate(graph, eqn, given, shape)
       if not isinstance(results, list):
-        results.made = name, given, eqn.params
         results = [results]
+      for place, one in enumerate(results):
+        one.made = name, given, eqn.params | {'output': place}
     values.update(zip(eqn.outvars, results, strict=True))
   return [read(atom) for atom in jaxpr.outvars]

@@ -1,5 +1,8 @@
 """ModernBERT against a plain loop in float64, and on rows with gaps."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,8 +77,14 @@ def logits_by_loop(model, params, tokens):
 
 
 @pytest.mark.parametrize(
-  'changes', [{}, BIASES | dict(pooling='mean', global_every=2)], ids=str
-)
+  'changes',
+  [
+    {}, BIASES | dict(pooling='mean', global_every=2),
+    dict(local_implementation='dense'), dict(local_window=1),
+    dict(local_implementation='block', local_window=30),
+  ],
+  ids=str,
+)  # fmt: skip
 def test_logits_are_those_of_a_plain_loop(changes):
   model = ModernBertClassifier(**FIELDS | changes)
   length = np.array([9, 4, 1])
@@ -89,10 +98,14 @@ def test_logits_are_those_of_a_plain_loop(changes):
     np.testing.assert_allclose(got[row], want, atol=1e-4)
 
 
-@pytest.mark.parametrize('reach', [None, 3])
-def test_a_row_with_gaps_keeps_its_distances(reach):
+@pytest.mark.parametrize(
+  ('reach', 'form'), [(None, 'auto'), (3, 'dense'), (3, 'block'), (1, 'block')]
+)
+def test_a_row_with_gaps_keeps_its_distances(reach, form):
   """Tokens that are removed, and tokens that only are not read."""
-  block = ModernBertBlock(num_heads=4, mlp_dim=24, base=9.0, reach=reach)
+  block = ModernBertBlock(
+    num_heads=4, mlp_dim=24, base=9.0, reach=reach, local_implementation=form
+  )
   x, kept = plain.normal(1, 12, 16), np.array([0, 2, 3, 7, 8, 11])
   every = jnp.arange(12)[None]
   params = plain.noise(block, x, positions=every)
@@ -115,6 +128,65 @@ def test_a_row_with_gaps_keeps_its_distances(reach):
   np.testing.assert_allclose(later.x, want, atol=1e-5)
   shifted = run(x[:, kept], mask[:, kept], jnp.arange(6)[None])
   assert np.abs(shifted.x - want).max() > 1e-3
+
+
+def blocks_in_both_forms(form, reach=2, **fields):
+  """A block, and arguments with gaps, padding, and garbage in the padding."""
+  block = ModernBertBlock(
+    num_heads=2, mlp_dim=24, base=9.0, reach=reach, local_implementation=form,
+    **fields,
+  )  # fmt: skip
+  x, length = plain.normal(3, 13, 16), np.array([13, 6, 1])
+  positions = jnp.cumsum(
+    jnp.asarray([[1, 1, 2, 1, 3, 1, 1, 2, 1, 1, 4, 1, 1]]), 1
+  )
+  valid = jnp.arange(13)[None] < length[:, None]
+  return block, x, valid, jnp.where(valid, positions, 7 * positions % 5)
+
+
+@pytest.mark.parametrize('fields', [{}, dict(attention_dropout=0.4)], ids=str)
+def test_both_forms_give_the_same_values_and_gradients(fields):
+  results = []
+  for form in ('dense', 'block'):
+    block, x, valid, positions = blocks_in_both_forms(form, **fields)
+    params = plain.noise(block, x, positions=positions)
+    keys = jax.random.split(jax.random.key(0), 3) if fields else None
+
+    def loss(params, x, keys, block=block, valid=valid, positions=positions):
+      options = dict(positions=positions, received=True)
+      out = block.apply({'params': params}, x, valid, keys, **options)
+      plainly = block.apply({'params': params}, x, valid, positions=positions)
+      states = jnp.where(valid[..., None], out.x * plainly.x, 0.0)
+      return jnp.sin(states).sum() + jnp.square(out.received).sum()
+
+    results.append(jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x, keys))
+  for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_blocks_need_no_square_array():
+  block, *_ = blocks_in_both_forms('block', reach=8)
+  x, positions = plain.normal(1, 512, 16), jnp.arange(512)[None]
+  params = plain.noise(block, x, positions=positions)
+
+  def total(params, x):
+    out = block.apply({'params': params}, x, positions=positions)
+    return jnp.square(out.x).sum()
+
+  text = str(jax.make_jaxpr(jax.grad(total))(params, x))
+  shapes = re.findall(r':[a-z]+\d*\[([\d,]+)\]', text)
+  largest = max(math.prod(map(int, shape.split(','))) for shape in shapes)
+  assert largest < 0.25 * 512**2
+
+
+def test_flops_count_the_scores_of_blocks():
+  fields = FIELDS | dict(local_window=8)
+  block, dense = (
+    ModernBertClassifier(**fields, local_implementation=form).flops((30,))
+    for form in ('block', 'dense')
+  )
+  # Blocks 2, 3 and 5 of 5: 8 blocks of 4 queries and 12 keys, instead of 30^2.
+  assert dense - block == 3 * 4 * 24 * (30**2 - 8 * 4 * 12)
 
 
 def test_a_head_has_pairs_of_features():

@@ -12,6 +12,7 @@ from core.errors import ConfigError
 from eat.window_attention import window_attend
 from model_lib import layers
 from model_lib.attention import attend, masked_scores
+from model_lib.modern_bert import ModernBertBlock, rotate
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
 from tests.serve_lib import families_test as families
@@ -100,6 +101,31 @@ def test_sizes_may_be_known_at_run_time_only():
       np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def test_blocks_of_local_attention_have_sizes_known_at_run_time():
+  block = ModernBertBlock(num_heads=2, mlp_dim=8, base=9.0, reach=3)
+  rng = np.random.default_rng(0)
+
+  def run(x, valid, positions):
+    return block.apply(variables, x, valid, positions=positions).x
+
+  def given(rows, tokens):
+    x = rng.normal(size=(rows, tokens, 8)).astype(np.float32)
+    places = rng.integers(1, 3, (rows, tokens), np.int32).cumsum(1)
+    count = rng.integers(1, tokens + 1, (rows, 1))
+    return x, np.arange(tokens) < count, places.astype(np.int32)
+
+  x, _, positions = map(jnp.asarray, given(1, 4))
+  variables = block.init(jax.random.key(0), x, positions=positions)
+  rows, tokens = export.symbolic_shape('b, l', constraints=['l >= 2'])
+  shapes = (rows, tokens, 8), (rows, tokens), (rows, tokens)
+  kinds = jnp.float32, jnp.bool_, jnp.int32
+  program = build(run, [*map(jax.ShapeDtypeStruct, shapes, kinds)])
+  for size in ((1, 2), (2, 3), (3, 4), (2, 9), (1, 23)):
+    values = given(*size)
+    want, valid = jax.jit(run)(*values), values[1][..., None]
+    np.testing.assert_allclose(program(values) * valid, want * valid, atol=1e-5)
+
+
 TOKENS = np.random.default_rng(2).normal(size=(2, 6, 8)).astype(np.float32)
 LENGTH = np.array([4, 6], np.int32)
 
@@ -152,6 +178,34 @@ def test_attention_is_one_operator_with_the_same_result(changes, kind):
 )
 def test_gelu_is_one_operator(function, count):
   check(function, [np.linspace(-9.0, 9.0, 1001, dtype=np.float32)], Gelu=count)
+
+
+PLACES_IN_TEXT = np.array([[0, 2, 3, 7, 8, 11], [0, 1, 4, 5, 6, 9]], np.int32)
+
+
+def turned(x, positions, other=0):
+  """Nearly a rotation, in one of several ways, if `other`."""
+  a, b = jnp.split(x.reshape(2, 6, 2, 4), 2, axis=-1)
+  if other == 1:
+    a, b = b, a
+  angles = positions[:, :, None, None] * jnp.array([[[[1.0, 0.1]]]])
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  first = b * sin - a * cos if other == 2 else a * cos - b * sin
+  second = b * sin + a * sin if other == 3 else b * cos + a * sin
+  return jnp.concatenate([first, second], -1).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+  ('function', 'count'),
+  [
+    (lambda x, n: rotate(x, n, 2, 9.0), 1),
+    (lambda x, n: rotate(x[:, :2], n, 4, 9.0), 1),
+    (lambda x, n: rotate(x, jnp.broadcast_to(n[:1], n.shape), 1, 9.0), 1),
+    (turned, 1), *((functools.partial(turned, other=n), 0) for n in (1, 2, 3)),
+  ],
+)  # fmt: skip
+def test_a_rotation_is_one_operator(function, count):
+  check(function, [TOKENS, PLACES_IN_TEXT], RotaryEmbedding=count)
 
 
 def windowed(x, length, received=False):
