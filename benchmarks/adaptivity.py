@@ -52,7 +52,7 @@ Columns = dict[str, np.ndarray]  # a number of each row `[N]`, by name
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(command.Run):
   dense: str = flag('run whose entropy is the difficulty', '', 'DIRECTORY')
-  tau: command.Share = flag(
+  tau: command.Confidence = flag(
     'confidence threshold of a model with several heads', 0.9
   )
 

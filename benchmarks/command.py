@@ -37,6 +37,8 @@ def _is_writable(text: str) -> bool:
 
 
 Share = Annotated[float, Interval(gt=0.0, lt=1.0)]
+# 1 is certified where probabilities are rounded to it.
+Confidence = Annotated[float, Interval(gt=0.0, le=1.0)]
 Length = Annotated[int, Interval(ge=1, le=512)]  # tokens of a BERT
 Libraries = tuple[Literal['torch', 'onnx', 'none'], ...]
 File = Annotated[
@@ -64,7 +66,7 @@ class Run(command_line.RunFlags):
 class Served:
   """Flags of trained EATs in the engine beside other libraries."""
 
-  tau: Share = flag('confidence threshold of the EAT', 0.9)
+  tau: Confidence = flag('confidence threshold of the EAT', 0.9)
   batch_size: Positive = flag('rows of a full batch', 32)
   lengths: Sizes | None = flag(
     "length buckets of batches (default: the run's)", None, 'TOKENS,...'
