@@ -204,9 +204,8 @@ def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
   """Draws (value, lower, upper end) of each name as a bar with its number."""
   middle, low, high = np.array([*values.values()]).reshape(-1, 3).T
   places = np.arange(len(values))[::-1]
-  bars = axes.barh(
-    places, middle, xerr=(middle - low, high - middle), color=plots.COLOURS[0]
-  )
+  ends = (middle - low, high - middle) if (high > low).any() else None
+  bars = axes.barh(places, middle, xerr=ends, color=plots.COLOURS[0])
   axes.bar_label(bars, [f'{value:.3g}' for value in middle], padding=4)
   axes.set_yticks(places, [*values])
   axes.set_xlim(0, max(high) * 1.15)
