@@ -18,7 +18,6 @@ from jaxtyping import Float32, Int, Int32, Shaped
 
 from core.errors import BadRecord, ConfigError
 from dataset_lib.order import Places, record_rng
-from dataset_lib.tasks import tasks_of
 
 Indices = Int[np.ndarray, ' B']  # of records in the split
 Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
@@ -102,6 +101,8 @@ class DatasetInfo:
   @property
   def tasks(self) -> dict[str, slice]:
     """The classes of each task, where a row has a label for each; else {}."""
+    from dataset_lib.tasks import tasks_of  # most data have one
+
     return tasks_of(self.class_names) if self.label_kind == 'tasks' else {}
 
   def labelled(
