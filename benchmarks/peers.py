@@ -36,7 +36,7 @@ def usable(wanted: Collection[str], dtype: str = 'float32') -> Iterator[str]:
     packages, title = PACKAGES[library], TITLES[library]
     absent = [p for p in packages if importlib.util.find_spec(p) is None]
     if absent:
-      install = "pip install 'adaptive-computation[peers]'"
+      install = "pip install -e '.[peers]' -c constraints.txt"
       print(f'left out: {title}: {", ".join(absent)} not installed: {install}')
     elif library == 'onnx' and dtype != 'float32':
       print(f'left out: {title}: runs float32 here, not {dtype}')

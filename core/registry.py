@@ -83,7 +83,8 @@ def locate(
   if not (inspect.isclass(target) and issubclass(target, base)):
     raise ConfigError(field, name, expected)
   if inspect.isabstract(target):
-    raise ConfigError(field, name, f'{expected}, not abstract')
+    missing = ', '.join(sorted(getattr(target, '__abstractmethods__', ())))
+    raise ConfigError(field, name, f'{expected}, which defines {missing}')
   return target
 
 

@@ -218,7 +218,9 @@ def read_options(
   known = fields.hints(kind)
   beside = {n: v for n, v in values.items() if n in known and v is not None}
   described = {'name': registry.name_of(kind), **beside, **own}
-  return options, registry.named(described, 'serve.rule', RowRule)
+  rule = registry.named(described, 'serve.rule', RowRule)
+  rule.check_rows(max(classes, 1), 'serve.rule')
+  return options, rule
 
 
 def _class_of(name: str) -> type[RowRule]:

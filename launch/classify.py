@@ -16,10 +16,11 @@ docs/own_images.md.
 import dataclasses
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from core import files
 from core.errors import ConfigError
@@ -28,6 +29,7 @@ from launch import classify_data, command_line
 from launch.classify_data import ADAPTIVE, DENSE, RESULT
 from launch.command_line import Count, Workdir
 
+SETTINGS = 'classify.json'  # of finished trainings
 DEFAULT_TAU = 0.9  # timed where no threshold is certified
 
 
@@ -73,47 +75,57 @@ def run(flags: Flags) -> int | None:
 
   data = {'data': flags.data} | {k: v for k, v in columns.items() if v}
   out = pathlib.Path(flags.out)
+  settings = {k: v for k, v in vars(flags).items() if k != 'timed_rows'}
+  settings['overrides'] = [*flags.overrides]
+  check_settings(out / SETTINGS, settings)
   runs = classify_data.trainings(flags, out / DENSE)
-  for name, (own, changes) in runs.items():
-    if not is_done(out / name, {kind.place: flags.data, **columns}):
-      config = f'{kind.config}:{classify_data.arguments(data | own)}'
-      overrides = f'seed={flags.seed}', *changes, *flags.overrides
-      code = _run(command_line.training(config, out / name, overrides))
-      if code:
-        return code
+  for number, (name, (own, changes)) in enumerate(runs.items(), 1):
+    if (out / name / RESULT).exists():
+      continue
+    config = f'{kind.config}:{classify_data.arguments(data | own)}'
+    overrides = f'seed={flags.seed}', *changes, *flags.overrides
+    print(f'\ntraining {number} of {len(runs)}: {name}')
+    if code := _run(command_line.training(config, out / name, overrides)):
+      return code
+    files.write_json(out / SETTINGS, settings)
   tau = page.certified(out / ADAPTIVE).get('tau') or DEFAULT_TAU
   steps = classify_data.measurements(flags, out, tau)
   for result, command in steps.items():
     if not result.exists() and (code := _run(command)):
       return code
   page.write(out, kind, classify_data.pretrained(flags))
+  drawn = out / 'report.png'
+  shown = drawn if drawn.exists() else out / 'report.json'
   print(
-    f'\nreport: {out / "report.png"}\nserve it:\n  python -m launch.serve '
+    f'\nreport: {shown}\nserve it:\n  python -m launch.serve '
     f'--workdir={out / ADAPTIVE} --serve={kind.serve}'
   )
   return None
 
 
-def is_done(folder: pathlib.Path, data: Mapping[str, str]) -> bool:
-  """Returns whether a training has ended; ConfigError if of other data.
-
-  `data` are fields of the data set, first that of the place.
-  """
-  if not (folder / RESULT).exists():
-    return False
-  saved = files.read_object(folder / 'config.json')['dataset']
-  for name, value in data.items():
-    if saved[name] != value:
-      expected = f'{saved[name]!r}, as {folder} was trained; or another --out'
-      field = 'data' if name == next(iter(data)) else f'--{name}'
-      raise ConfigError(field, value, expected)
-  return True
+def check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
+  """Raises ConfigError if a file has other settings, of finished trainings."""
+  saved = files.read_object(path) if path.exists() else settings
+  for name, value in settings.items():
+    if saved.get(name) != value:
+      expected = f'{saved.get(name)!r}, as {path.parent} was trained; or '
+      field = name if name == 'data' else f'--{name}'
+      raise ConfigError(field, value, expected + 'another --out')
 
 
 def _run(arguments: Sequence[str]) -> int:
-  """Prints and runs a command of `python`; returns its exit code."""
+  """Prints and runs a command of `python`; returns its exit code.
+
+  SIGTERM is for the command, which may save first.
+  """
   print(f'\n$ {shlex.join(["python", *arguments])}', flush=True)
-  return subprocess.run([sys.executable, *arguments], check=False).returncode
+  with subprocess.Popen([sys.executable, *arguments]) as child:
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+      code = child.wait()
+    finally:
+      signal.signal(signal.SIGTERM, before)
+  return code if code >= 0 else 128 - code  # as a shell does
 
 
 main = command_line.Command('classify', __doc__, Flags, run)

@@ -149,7 +149,7 @@ def words(certificate: Mapping[str, Any], loss: str = 'early exits') -> str:
   shown = ', '.join(f'{name} {value:.4g}' for name, value in setting.items())
   gain = f'{certificate["early"]:.0%} of these rows leave early'
   if 'model' in certificate and not certificate['early']:
-    gain = f'this saves {certificate["saved"]:.1%} of the FLOPs'
+    gain = f'this saves {certificate["saved"]:.1%} of its FLOPs as trained'
   return (
     f'With confidence {sure} {loss} lose at most {limit} of accuracy '
     f'({shown}, certified on {rows} rows); {gain}.'

@@ -253,6 +253,8 @@ def _gradient(probe: _Probe) -> dict[str, str]:
 def _flops(probe: _Probe) -> dict[str, str]:
   """Compares the formula of a model with the compiler's count."""
   counted, given = probe.task.counted_flops(), probe.task.flops()
+  if probe.task.has_formula and not isinstance(given, (int, float)):
+    raise Mistakes([f'flops: expected a number, got {given!r:.80}'])
   table = {'FLOPs of a row, compiler': f'{counted:,.0f}, loops once'}
   if probe.task.has_formula:
     ratio = given / counted

@@ -122,5 +122,5 @@ def test_what_the_certificate_of_a_tape_says():
     model={'threshold': 1.5},
   )  # fmt: skip
   said = 'shorter tapes lose at most 5% of accuracy (threshold 1.5, certified '
-  said += 'on 60 rows); this saves 12.5% of the FLOPs.'
+  said += 'on 60 rows); this saves 12.5% of its FLOPs as trained.'
   assert said in classify_page.words(certificate, 'shorter tapes')

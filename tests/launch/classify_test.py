@@ -98,14 +98,16 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert entry['epsilon'] == 0.02  # that of the number of its rows
 
 
-def test_results_of_other_data_are_refused(tmp_path):
-  data = {'path': 'a.csv', 'text': 'body'}
-  assert not classify.is_done(tmp_path, data)
-  (tmp_path / 'config.json').write_text(json.dumps({'dataset': data}))
-  (tmp_path / 'result.json').write_text('{}')
-  assert classify.is_done(tmp_path, data)
+def test_results_of_other_settings_are_refused(tmp_path):
+  settings = {'data': 'a.csv', 'seed': 0, 'overrides': ['batch_size=8']}
+  path = tmp_path / 'classify.json'
+  classify.check_settings(path, settings)  # nothing was trained
+  path.write_text(json.dumps(settings))
+  classify.check_settings(path, settings)
   with pytest.raises(ConfigError, match=r"data: expected 'a\.csv'.*--out"):
-    classify.is_done(tmp_path, data | {'path': 'b.csv'})
+    classify.check_settings(path, settings | {'data': 'b.csv'})
+  with pytest.raises(ConfigError, match=r'--seed: expected 0.*--out'):
+    classify.check_settings(path, settings | {'seed': 1})
 
 
 def test_names_with_commas_are_refused():
