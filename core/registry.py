@@ -83,7 +83,7 @@ def locate(
   if not (inspect.isclass(target) and issubclass(target, base)):
     raise ConfigError(field, name, expected)
   if inspect.isabstract(target):
-    missing = ', '.join(sorted(getattr(target, '__abstractmethods__', ())))
+    missing = ', '.join(sorted(target.__abstractmethods__))
     raise ConfigError(field, name, f'{expected}, which defines {missing}')
   return target
 

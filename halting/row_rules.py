@@ -22,7 +22,6 @@ import scipy.special
 from annotated_types import Interval, Predicate
 from jaxtyping import Bool, Float, Int
 
-from core.errors import ConfigError
 from halting.rule import Arrays, HaltingRule, State, namespace, weigh
 
 
@@ -123,20 +122,6 @@ class RowRule(HaltingRule):
     with np.errstate(invalid='ignore'):
       state, _ = weigh(self, heads, np.ones(heads.shape[1], bool))
     return state.steps - 1
-
-  def check_rows(self, classes: int, field: str) -> None:
-    """Raises ConfigError unless a row leaves by its own logits alone."""
-    logits = np.random.default_rng(0).normal(size=(3, 9, classes))
-    logits *= np.linspace(0.1, 9.0, 9)[:, None]  # from unsure to sure
-    logits = logits.astype(np.float32)
-    together = np.asarray(self.leaves_at(logits))
-    if together.shape != (9,) or together.dtype != bool:
-      given = f'{together.dtype} {[*together.shape]} of 9 rows'
-      raise ConfigError(field, given, 'bool [B], one for each row')
-    alone = [self.leaves_at(logits[:, [row]])[0] for row in range(9)]
-    if (together != alone).any():
-      given = f'{self.name}, by which rows leave otherwise in a batch'
-      raise ConfigError(field, given, 'a rule that reads each row alone')
 
 
 @dataclasses.dataclass(frozen=True)

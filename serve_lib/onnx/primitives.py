@@ -288,11 +288,10 @@ def _split(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
 
 def _pad(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first, last, within = zip(*params['padding_config'], strict=True)
-  # A symbolic one is that of `model_lib.local_attention.blocks`.
-  if any(within) or any(n < 0 for n in first + last if isinstance(n, int)):
+  ends = first + last  # symbolic ones are of `model_lib.local_attention`
+  if any(within) or any(n < 0 for n in ends if isinstance(n, int)):
     raise NotTranslatedError('a pad between elements, or a crop')
-  ends = graph.extents(first + last)
-  return graph.add('Pad', given[0], ends, given[1], shape=shape)
+  return graph.add('Pad', given[0], graph.extents(ends), given[1], shape=shape)
 
 
 def _reduced(kind: str) -> Callable[..., Value]:

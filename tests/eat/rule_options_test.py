@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from eat.policy import read_options
+from eat.policy import check_rows, read_options
 from halting.row_rules import ClassRule, Tolerance
 
 
@@ -43,3 +44,32 @@ def test_the_rule_takes_the_fields_that_it_has():
   assert read_options(given, {}, 2)[1] == Odds(2.0, veto_margin=0.5)
   given = {'rule': ODDS, 'tolerance': 0.5}  # of a regression
   assert read_options(given, {}, 0)[1] == Tolerance(0.5)
+
+
+class SureOfAll(ClassRule):
+  """One bool for all rows."""
+
+  def sure(self, probabilities, agreed):
+    return bool(probabilities.max() >= 0.9)
+
+
+class SureOfFirst(ClassRule):
+  def sure(self, probabilities, agreed):
+    return probabilities[:1].max(-1) >= 0.9
+
+
+class SureOfClass(ClassRule):
+  """A decision for each class."""
+
+  def sure(self, probabilities, agreed):
+    return np.float32(probabilities >= 0.9)
+
+  def leaves(self, logits, agreed):
+    return self.sure(logits, agreed)
+
+
+@pytest.mark.parametrize('rule', [SureOfAll(), SureOfFirst(), SureOfClass()])
+def test_a_rule_by_which_rows_depend_on_their_batch_is_refused(rule):
+  with pytest.raises(ConfigError, match='for each row by itself') as raised:
+    check_rows(rule, 3)
+  assert raised.value.field == 'serve.rule'

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from core.errors import ConfigError
 from halting.row_rules import (
-  ClassRule,
   Combined,
   Confidence,
   Entropy,
@@ -171,39 +169,3 @@ def test_names_and_values_of_a_sweep():
     'patience=1', 'patience=2'
   ]  # fmt: skip
   assert str(Never()) == 'never'
-
-
-class SureOfAll(ClassRule):
-  """One bool for all rows."""
-
-  def sure(self, probabilities, agreed):
-    return bool(probabilities.max() >= 0.9)
-
-
-class SureOfFirst(ClassRule):
-  def sure(self, probabilities, agreed):
-    return probabilities[:1].max(-1) >= 0.9
-
-
-class SureOfClass(ClassRule):
-  """A decision for each class."""
-
-  def sure(self, probabilities, agreed):
-    return np.float32(probabilities >= 0.9)
-
-  def leaves(self, logits, agreed):
-    return self.sure(logits, agreed)
-
-
-@pytest.mark.parametrize('rule', [SureOfAll(), SureOfFirst(), SureOfClass()])
-def test_a_rule_by_which_rows_depend_on_their_batch_is_refused(rule):
-  words = 'bool' if isinstance(rule, SureOfClass) else 'each row alone'
-  with pytest.raises(ConfigError, match=words) as raised:
-    rule.check_rows(3, 'serve.rule')
-  assert raised.value.field == 'serve.rule'
-
-
-@pytest.mark.parametrize(('rule', 'classes'), ALL)
-def test_rules_read_each_row_alone(rule, classes):
-  if not any(map(np.ndim, vars(rule).values())):  # one rule for all rows
-    rule.check_rows(classes, 'rule')
