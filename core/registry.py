@@ -83,7 +83,8 @@ def locate(
   if not (inspect.isclass(target) and issubclass(target, base)):
     raise ConfigError(field, name, expected)
   if inspect.isabstract(target):
-    missing = ', '.join(sorted(target.__abstractmethods__))
+    abstract: Any = target
+    missing = ', '.join(sorted(abstract.__abstractmethods__))
     raise ConfigError(field, name, f'{expected}, which defines {missing}')
   return target
 

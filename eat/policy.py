@@ -227,7 +227,7 @@ def check_rows(rule: RowRule, classes: int) -> None:
   """Raises ConfigError unless a row leaves by its own logits alone."""
   scales = np.linspace(0.1, 9.0, 9)[:, None]  # from unsure to sure
   draws = np.random.default_rng(0).normal(size=(3, 9, classes))
-  logits = np.float32(scales * draws)
+  logits = (scales * draws).astype(np.float32)
   left, is_legal = np.asarray(rule.leaves_at(logits)), False
   if left.shape == (9,) and left.dtype == bool:
     alone = [rule.leaves_at(logits[:, [row]])[0] for row in range(9)]
