@@ -71,7 +71,7 @@ setuptools.setup(
     'jax>=0.10,<0.13',
     'jaxtyping>=0.3',
     'ml_collections>=1.0',
-    'numpy>=2.0',
+    'numpy>=2.1',
     'opencv-python-headless>=4.10',
     'optax>=0.2.8,<0.3',
     'orbax-checkpoint>=0.12.8,<0.13',

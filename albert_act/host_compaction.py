@@ -165,9 +165,7 @@ def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
 
 def _flat(leaf: np.ndarray) -> np.ndarray:
   """Returns a view with rows and tokens in one axis, or raises an error."""
-  view = leaf.view()
-  view.shape = -1, *leaf.shape[2:]
-  return view
+  return np.reshape(leaf, (-1, *leaf.shape[2:]), copy=False)
 
 
 def _taken(x: Array, places: Array) -> Array:

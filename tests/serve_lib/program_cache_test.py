@@ -136,7 +136,7 @@ def test_the_next_training_finds_its_step(cache, capsys, monkeypatch):
   program.with_name(program.name.replace('-cache', '-atime')).unlink()
   assert (compile_step(), compile_step()) == (0, 1)
   size = program.stat().st_size
-  monkeypatch.setattr(program_cache, 'MAX_BYTES', size + 1)
+  monkeypatch.setattr(program_cache, 'MAX_BYTES', size * 3 // 2)
   with program_cache.kept():
     jax.jit(lambda x: x * 7.0).lower(X).compile()
   assert compile_step() == 0  # the one used last was kept
