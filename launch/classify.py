@@ -30,6 +30,7 @@ from launch.classify_data import ADAPTIVE, DENSE, RESULT
 from launch.command_line import Count, Workdir
 
 SETTINGS = 'classify.json'  # of finished trainings
+FREE = ('out', 'timed_rows')  # flags that may change between calls
 DEFAULT_TAU = 0.9  # timed where no threshold is certified
 
 
@@ -75,7 +76,7 @@ def run(flags: Flags) -> int | None:
 
   data = {'data': flags.data} | {k: v for k, v in columns.items() if v}
   out = pathlib.Path(flags.out)
-  settings = {k: v for k, v in vars(flags).items() if k != 'timed_rows'}
+  settings = {k: v for k, v in vars(flags).items() if k not in FREE}
   settings['overrides'] = [*flags.overrides]
   check_settings(out / SETTINGS, settings)
   runs = classify_data.trainings(flags, out / DENSE)

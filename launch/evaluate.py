@@ -89,9 +89,10 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
   # Of several label columns each has one.
-  certificates = sorted(k for k, e in evals.items() if e.get('column'))
-  certificates = [k for k in certificates if evals[k]['type'] == 'certificate']
-  certificates = certificates or ['certificate']
+  certificates = sorted(
+    name for name, one in evals.items()
+    if one.get('column') and one['type'] == 'certificate'
+  ) or ['certificate']  # fmt: skip
   names = certificates if flags.labelled else names
   if flags.evals is not None:
     names = flags.evals.split(',')
