@@ -81,6 +81,8 @@ class ImageFolder(ImageOptions):
     elif self._is_flat(folders):
       self._classes = [*folders]
       made, about = self._made(self._rows_in(folders))
+    elif not folders:
+      raise MissingDataError(f'{root} has no folders of classes; {LAYOUT}')
     else:
       train = [folders[TRAIN]] if TRAIN in folders else folders.values()
       self._classes = sorted(set().union(*map(self._folders, train)))

@@ -85,6 +85,8 @@ def run(flags: Flags) -> int | None:
       continue
     config = f'{kind.config}:{classify_data.arguments(data | own)}'
     overrides = f'seed={flags.seed}', *changes, *flags.overrides
+    if number == 1:
+      classify_data.check(flags, config, overrides)
     print(f'\ntraining {number} of {len(runs)}: {name}')
     if code := _run(command_line.training(config, out / name, overrides)):
       return code

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from core.errors import ConfigError
+from core.errors import ConfigError, MissingDataError
 from launch import command_line
 
 DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
@@ -89,6 +89,30 @@ def trainings(
   vit |= {'size': str(flags.size)} if flags.size else {}
   tape = {'model': 'input', 'certify': '1'} | tuned | {'pretrained': str(dense)}
   return {DENSE: (vit, () if start else SHORT), ADAPTIVE: (tape, SHORT)}
+
+
+def check(flags: Any, config: str, overrides: Sequence[str]) -> None:
+  """Opens the data, so that a mistake is told before anything is trained.
+
+  Raises ConfigError that names a flag, MissingDataError or InvalidDataError.
+  """
+  from dataset_lib import builder
+
+  kind = KINDS[flags.model]
+  try:
+    dataset = command_line.load_config(config, overrides).dataset
+    builder.build_source(dataset, 'train')
+  except ConfigError as error:
+    name = error.field.removeprefix('dataset.')
+    field = 'data' if name == kind.place else f'--{name}'
+    if name != kind.place and name not in kind.columns:
+      raise
+    raise ConfigError(field, error.given, error.expected) from error
+  except MissingDataError as error:
+    if flags.model == 'eat' and pathlib.Path(flags.data).expanduser().is_dir():
+      advice = 'or, of a folder of images, --model=adatape'
+      raise MissingDataError(f'{error}; {advice}') from error
+    raise
 
 
 def measurements(

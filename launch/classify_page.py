@@ -40,8 +40,14 @@ def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
   }
   files.write_json(out / 'report.json', summary)
   report.write_csv(out / 'test_answers.csv', rows)
-  accuracy = summary['accuracy'].items()
-  table = [{'model': k, 'accuracy': v} for k, v in accuracy]
+  table = [
+    {
+      'model': name,
+      'accuracy': value,
+      '95 % interval': f'{low:.3f} to {high:.3f}',
+    }
+    for name, (value, low, high) in intervals(summary).items()
+  ]
   said = words(summary['certificate'], kind.loss)
   report.print_table(f'{sizes[SPLIT]} test rows', table, said)
   with plots.if_installed():
@@ -106,6 +112,17 @@ def accuracies(
     name = 'embeddings + logistic regression'
     accuracy[name] = text_baseline.accuracy(str(out / DENSE), pretrained)
   return accuracy
+
+
+def intervals(summary: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+  """Returns accuracies with their exact (Clopper-Pearson) 95 % intervals."""
+  from scipy import stats  # slow to import
+
+  rows = summary['rows'][SPLIT]
+  return {
+    name: (value, *stats.binomtest(round(value * rows), rows).proportion_ci())
+    for name, value in summary['accuracy'].items()
+  }
 
 
 def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
@@ -185,8 +202,8 @@ def draw(
     figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
-    _bars(left, 'Accuracy of test rows, %', {
-      name: [100 * value] * 3 for name, value in summary['accuracy'].items()
+    _bars(left, 'Accuracy of test rows, %, with 95 % interval', {
+      name: [100 * x for x in ends] for name, ends in intervals(summary).items()
     })  # fmt: skip
     if summary['speed']:
       _bars(right, 'Milliseconds for a row', {

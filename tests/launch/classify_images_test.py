@@ -116,6 +116,23 @@ def test_what_an_adatape_cannot_read_is_refused_before_a_training(tmp_path):
     classify_data.trainings(given, tmp_path)
 
 
+def test_folders_of_images_need_the_model_that_reads_them(tmp_path, capfd):
+  photos = write_photos(tmp_path / 'photos', 1)
+  for data, said in (
+    ([str(photos)], 'of a folder of images, --model=adatape'),
+    (
+      [f'{photos}/dark', '--model=adatape'],
+      'has no folders of classes; images',
+    ),
+  ):
+    with pytest.raises(SystemExit) as stopped:
+      classify.main([*data, f'--out={tmp_path / "out"}'])
+    printed = capfd.readouterr()
+    assert stopped.value.code == 4
+    assert said in printed.err
+    assert 'training' not in printed.out
+
+
 def test_what_the_certificate_of_a_tape_says():
   certificate = dict(
     rows=60, epsilon=0.05, delta=0.1, tau=0.0, early=0.0, saved=0.125,

@@ -110,6 +110,36 @@ def test_results_of_other_settings_are_refused(tmp_path):
     classify.check_settings(path, settings | {'seed': 1})
 
 
+@pytest.mark.parametrize(('changed', 'said'), [
+  ({'text': 'bodies'}, "--text: expected a column of .*, got 'bodies'"),
+  ({'label': 'kind'}, "--label: expected a column of .*, got 'kind'"),
+  ({'source': 'team'}, "--source: expected a column of .*, got 'team'"),
+])  # fmt: skip
+def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
+  write_rows(tmp_path / 'tickets.csv', 0)
+  (tmp_path / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS]))
+  columns = {'text': 'body', 'label': 'category'}
+  data = {'data': f'{tmp_path}/tickets.csv', **columns}
+  flags = classify.Flags(out='out', **data)
+  data |= {'variant': 'tiny', 'vocabulary': str(tmp_path)}
+
+  def config(values):
+    return f'configs/texts.py:{classify_data.arguments(values)}'
+
+  classify_data.check(flags, config(data), SMALL)
+  with pytest.raises(ConfigError, match=said):
+    classify_data.check(flags, config(data | changed), SMALL)
+
+
+def test_accuracies_have_exact_intervals():
+  summary = {'rows': {'test': 10}, 'accuracy': {'dense': 1.0, 'served': 0.0}}
+  found = classify_page.intervals(summary)
+  # By hand: p ** 10 = .025.
+  low = 0.025**0.1
+  assert found['dense'] == pytest.approx((1.0, low, 1.0))
+  assert found['served'] == pytest.approx((0.0, 0.0, 1 - low))
+
+
 def test_names_with_commas_are_refused():
   with pytest.raises(ConfigError, match=r'--label.*without commas'):
     classify_data.arguments({'data': 'x.csv', 'label': 'a,b'})
