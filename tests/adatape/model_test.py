@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from adatape.bank import ImageBank, SharedNorm
+from adatape.bank import SharedNorm
 from adatape.encoder import TapeBlock, block_flops
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.reading import Reading, bank_drop, query_noise
 from core.errors import ConfigError
 from tests.adatape import plain_vit, tape_test
+from tests.halting import loop_test
 from tests.model_lib import plain
 
 ROWS, C = 6, 24
@@ -98,23 +99,6 @@ def test_model_equals_plain_numpy(name):
     np.testing.assert_allclose(logits[row], want, atol=1e-4)
   assert len(set(tape['length'])) > 1
   assert np.ptp(logits, axis=0).min() > 1e-2
-
-
-def test_image_bank_has_its_equation_and_order():
-  bank = ImageBank(width=10, patch_size=4)
-  params = plain.noise(bank, IMAGES)
-  got = jax.jit(bank.apply)({'params': params}, IMAGES)
-  assert got.shape == (ROWS, C, 10)
-  for row, image in zip(got, IMAGES, strict=True):
-    want = image_bank(*plain.float64((params, image)), 4)
-    np.testing.assert_allclose(row, want, atol=1e-5)
-  # Token 1 is the patch to the right, token 6 the one below.
-  for token, (y, x) in ((1, (0, 4)), (6, (4, 0))):
-    changed = np.array(IMAGES)
-    changed[:, y : y + 4, x : x + 4] += 1.0
-    other = bank.apply({'params': params}, jnp.asarray(changed))
-    differs = np.abs(np.asarray(other - got)).max((0, 2)) > 1e-3
-    assert np.flatnonzero(differs).tolist() == [token]
 
 
 @pytest.mark.parametrize(
@@ -224,15 +208,8 @@ def test_tokens_have_the_weights_of_act(bias):
   _, whole, _ = fixed.apply({'params': params}, IMAGES, method='read')
   for row in range(3):
     scores = expit((whole.tokens[row] @ halt['kernel'])[:, 0] + bias)
-    total, weights = 0.0, []
-    for step, score in enumerate(scores):
-      if total + score >= 0.99 or step == len(scores) - 1:
-        weights.append(1 - total)
-        break
-      weights.append(score)
-      total += score
-    assert tape.length[row] == len(weights) == tape.mask[row].sum()
-    weights += [0.0] * (len(scores) - len(weights))
+    steps, _, weights = loop_test.plain(scores, 0.01)
+    assert tape.length[row] == steps == tape.mask[row].sum()
     expected = np.array(weights)[:, None] * whole.tokens[row]
     np.testing.assert_allclose(tape.tokens[row], expected, atol=1e-5)
   with pytest.raises(ConfigError, match='act: expected fixed_length=True'):

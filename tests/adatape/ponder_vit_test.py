@@ -68,19 +68,6 @@ def test_equals_plain_numpy(pool):
   assert len(set(median)) > 1
 
 
-@pytest.mark.slow
-def test_dynamic_form_has_the_same_logits():
-  logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
-  dynamic = jax.jit(MODEL.clone(dynamic=True).apply)
-  for rows in ([0, 1, 2, 3], [2, 0]):
-    some = dynamic({'params': PARAMS}, IMAGES[jnp.array(rows)])
-    np.testing.assert_allclose(some[0], logits[jnp.array(rows)], atol=1e-5)
-    depth = out['ponder']['depth'][jnp.array(rows)]
-    np.testing.assert_array_equal(some[1]['ponder']['depth'], depth)
-  # A loop of as many steps as the slowest row needs, and not of all.
-  assert int(out['ponder']['depth'].max()) < MODEL.max_steps
-
-
 def task_of(**fields):
   data = dict(name='tests.fakes:FakeImages', image_size=8, num_classes=3)
   model = dict(name='adatape.ponder_vit:PonderViT', **SIZES, **fields)
@@ -156,16 +143,6 @@ def test_a_dynamic_model_is_evaluated_by_its_predictions():
     np.testing.assert_allclose(
       metric.compute(), masked[name].compute(), atol=1e-5
     )
-
-
-def test_the_task_names_fields_that_do_not_fit():
-  for name, given, field in (
-    ('adatape.ponder_vit:PonderViT', dict(prior_rate=1.0), 'loss.prior_rate'),
-    ('adatape.universal:UniversalViT', {}, 'model.name'),
-  ):
-    config = dict(model=dict(name=name, **SIZES), loss=given)
-    with pytest.raises(ConfigError, match=f'^{field}: expected'):
-      PonderNetClassification.validate_config(config)
 
 
 def test_divergence_is_finite_where_probabilities_vanish():

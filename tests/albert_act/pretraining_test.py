@@ -108,22 +108,6 @@ def test_metrics_of_depth_are_those_of_the_real_tokens(case):
 
 
 @pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(loss=dict(tau=0.1)), 'loss.tau'),
-    (dict(model=MODEL | {'vocab_size': 10, 'halting': 'ponder_net'}),
-     'model.rule'),
-    (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
-     'model.name'),
-  ],
-)  # fmt: skip
-def test_illegal_fields_are_named(corpus, changes, key):
-  with pytest.raises(ConfigError) as caught:
-    Pretraining.validate_config(config_of(corpus, **changes))
-  assert caught.value.field == key
-
-
-@pytest.mark.parametrize(
   ('field', 'value'), [('vocab_size', 5), ('max_positions', 31)]
 )
 def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):

@@ -151,23 +151,6 @@ def test_a_regression_is_a_squared_error_and_its_ponder_cost():
   assert 'accuracy' not in values
 
 
-@pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(loss=dict(tau=1.0)), 'loss.tau'),
-    (dict(loss=dict(prior_rate=1.0)), 'loss.prior_rate'),
-    (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
-     'model.name'),
-    (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
-     'model.name'),
-  ],
-)  # fmt: skip
-def test_illegal_fields_are_named(changes, key):
-  with pytest.raises(ConfigError) as error:
-    FineTune.validate_config(config() | changes)
-  assert error.value.field == key
-
-
 def resolved(start, **model):
   """The model of a run whose sizes are those of a checkpoint."""
   name = 'albert_act.model:AlbertClassifier'

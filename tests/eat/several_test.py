@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 from core.errors import ConfigError
 from dataset_lib.tasks import labels_of, tasks_of
@@ -159,24 +159,6 @@ def test_each_task_is_answered_as_by_its_own_model():
   seen = answers[0].as_dict()
   assert {*seen} == {'tasks', 'depth', 'retention', 'exit_reason', 'truncated'}
   assert seen['tasks']['size']['label'] in CLASSES['size']
-
-
-def test_the_engine_gives_what_the_masked_form_gives():
-  model, variables = small.build(num_classes=5)
-  reader = TextReader(None, 24, vocab_size=50)
-  chain = EatChain(model, variables, reader)
-  never = {n: {'class_names': c, 'rule': Confidence(np.inf)}
-           for n, c in CLASSES.items()}  # fmt: skip
-  policy = SeveralPolicy(chain, reader, NAMES, (24,), tasks=never)
-  texts = small.rows(6, seed=5)
-  inputs = small.batch(texts, 24)
-  inputs = inputs[0], 0 * inputs[1], inputs[2]
-  logits = np.asarray(jax.jit(model.apply)(variables, *inputs)[0], np.float64)
-  answers = ask(policy, [{'tokens': text} for text in texts], (24,), (2,))
-  for name, columns in COLUMNS.items():
-    given = [[*one.tasks[name].probabilities.values()] for one in answers]
-    expected = softmax(logits[:, columns], -1)
-    np.testing.assert_allclose(given, expected, atol=1e-4)
 
 
 def test_drift_of_a_task_keeps_the_others():

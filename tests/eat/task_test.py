@@ -1,6 +1,5 @@
 """The joint loss of EAT against NumPy; distillation; teachers."""
 
-import dataclasses
 import types
 
 import flax.linen as nn
@@ -18,7 +17,6 @@ from eat.task import FineTune, check_tokenizer
 from tests.eat import small
 from tests.eat.small import info
 from tests.train_lib import mixup_test
-from train_lib import loading
 from train_lib.classification import Classification
 
 WEIGHTS = (0.2, 0.3, 1.0)
@@ -239,20 +237,3 @@ def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
   (tmp_path / 'case' / 'tokenizer.json').unlink()
   with pytest.raises(ConfigError, match=r'loss\.teacher.*no tokenizer'):
     check_tokenizer(str(tmp_path / 'case'), own)
-
-
-@pytest.mark.parametrize(
-  ('theirs', 'message'),
-  [
-    (info(2), 'num_classes: expected 2, as there has, got 3'),
-    (dataclasses.replace(info(), class_names=('x', 'y', 'z')),
-     "class_names: expected 3 classes with 'x'.*, as there has, got .*'a'"),
-  ],
-)  # fmt: skip
-def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):
-  given = config(teacher='there') | {'dataset': {}}
-  monkeypatch.setattr(loading, 'load_config', lambda *_, **__: given)
-  teacher = types.SimpleNamespace(task=FineTune(config(), theirs))
-  monkeypatch.setattr(loading, 'restore', lambda *_: teacher)
-  with pytest.raises(ConfigError, match=rf'loss\.teacher\.{message}'):
-    FineTune(given, info()).init_frozen()

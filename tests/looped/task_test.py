@@ -1,9 +1,7 @@
-"""Tasks of looped models: losses, metrics, exploration, equal programs.
+"""Tasks of looped models: losses, metrics, exploration.
 
 Slots, halting and updates of `Carried`: tests/looped/trm_test.py.
 """
-
-import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -140,31 +138,6 @@ def test_one_iteration_is_the_limit_of_an_exploring_row():
   assert task.apply(params, state, batch, keys)[1]['carry']['halted'].all()
 
 
-def steps_of(devices=1, num_micro=1):
-  """The state and the loss after each of 5 steps.
-
-  A list: a generator that is left half way would leave its mesh set.
-  """
-  config = puzzles.get_config('puzzle=sudoku4,train=carried')
-  config = config_schema.validate(config, [
-    'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0',
-    'dataset.base=64', 'dataset.test_examples=16', 'loss.exploration=0.5',
-    'batch_size=16', f'mesh.data={devices}', f'num_micro={num_micro}',
-  ])  # fmt: skip
-  setup = Setup(config)
-  with (
-    jax.set_mesh(setup.mesh),
-    contextlib.closing(setup.dataset.batches()) as b,
-  ):
-    state, records = setup.init(), []
-    for _ in range(5):
-      batch = setup.put(next(b))
-      step, _ = setup.step(setup.phases[0], batch)
-      state, metrics = step(state, setup.frozen, batch, {}, setup.rates)
-      records.append((jax.device_get(state), metrics['loss'].compute()))
-  return records
-
-
 @pytest.mark.slow
 def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
   config = puzzles.get_config('puzzle=sudoku4')
@@ -187,16 +160,3 @@ def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
   trees = fresh.model_state, source['model_state']
   own, start = (np.asarray(jax.tree.leaves(tree)[0]) for tree in trees)
   assert abs(own - start).max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('parts', [(8, 1), (1, 4), (2, 4)])
-def test_devices_and_micro_batches_change_nothing(parts):
-  pairs = [*zip(steps_of(*parts), steps_of(), strict=True)]
-  for given, expected in pairs:
-    jax.tree.map(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-4),
-      given,
-      expected,
-    )
-  assert {*pairs[-1][1][0].carry['steps'].tolist()} == {1, 2, 3}
