@@ -166,21 +166,8 @@ class TapeEncoder(nn.Module):
     if self.read_mlp:
       gated = self.read_mlp == 'glu'
       total += flops.mlp(tape_length, width, self.mlp_dim, gated)
-    return total + (self.depth - self.insert_after) * block_flops(
-      tokens, width, self.mlp_dim, tape_length, self.tape_mlp
-    )
-
-
-def block_flops(
-  tokens: int | float,
-  width: int,
-  mlp_dim: int,
-  tape_tokens: int | float,
-  tape_mlp: str,
-) -> float:
-  """Returns the FLOPs of a `TapeBlock`; `tokens` excludes the tape."""
-  return (
-    flops.attention(tokens + tape_tokens, width)
-    + flops.mlp(tokens, width, mlp_dim)
-    + flops.mlp(tape_tokens, width, mlp_dim, gated=tape_mlp == 'glu')
-  )
+    block = flops.attention(tokens + tape_length, width)
+    block += flops.mlp(tokens, width, self.mlp_dim)
+    gated = self.tape_mlp == 'glu'
+    block += flops.mlp(tape_length, width, self.mlp_dim, gated)
+    return total + (self.depth - self.insert_after) * block
