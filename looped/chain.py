@@ -121,16 +121,12 @@ class LoopedChain(Resizable):
     The best by score of the attempts that halted now, else of those that were
     not given up, else of all. 'steps' are those of the row.
     """
-    count = self.reader.attempts
-    if count == 1:
-      outputs = jax.tree.map(lambda x: x[:, 0], outputs)
-      return outputs | {'attempt': jnp.zeros_like(outputs['steps'])}
     halted, scores = outputs['halted'], outputs['logits'][..., 0]
     hopeful = ~outputs['hopeless']
     wins = hopeful | ~hopeful.any(-1, keepdims=True)
     wins = halted | (wins & ~halted.any(-1, keepdims=True))
     attempt = jnp.where(wins, scores, -jnp.inf).argmax(-1).astype(jnp.int32)
-    is_best = jnp.arange(count)[None] == attempt[:, None]
+    is_best = jnp.arange(self.reader.attempts)[None] == attempt[:, None]
 
     def best(x: Any) -> Any:
       mask = is_best.reshape(*is_best.shape, *(1,) * (x.ndim - 2))
