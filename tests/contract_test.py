@@ -154,6 +154,14 @@ def test_illegal_losses_and_models_of_others_are_named(kind):
       kind.validate_config({'loss': {}, 'model': model, 'dataset': {}})
 
 
+@pytest.mark.parametrize('family', packages.families(ROOT))
+def test_illegal_options_of_serving_are_named(family):
+  policy = pytest.importorskip(f'{family}.policy', reason='no own policy')
+  for field, value in wrong_values.wrong_fields(policy.Options):
+    with pytest.raises(ConfigError, match=rf'^serve\.{field}: expected'):
+      fields.check(policy.Options, {field: value}, 'serve')
+
+
 @pytest.mark.parametrize('name', CASES)
 def test_served_probabilities_are_those_of_the_masked_form(name, folders):
   config = adapter.load(*variants()[name], folders)

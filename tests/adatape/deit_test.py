@@ -11,6 +11,7 @@ from scipy.special import log_softmax
 from adatape.deit import DeiT, Distillation
 from core.errors import ConfigError, InvalidDataError
 from model_lib.vit import ViT
+from tests import losses
 from tests.adatape import plain_vit
 from tests.adatape.plain_vit import BATCH, IMAGES, INFO, MASK, SIZES
 from tests.model_lib import plain
@@ -72,12 +73,9 @@ def test_loss_by_hand(kind):
   weight = 0.5 if kind == 'hard' else 0.2
   knobs = {} if kind == 'hard' else {'distill_weight': weight}
 
-  def loss_of(params, frozen):
-    norm, keys = task.normalizers(BATCH), jax.random.split(jax.random.key(0), 4)
-    return task.loss(params, {}, frozen, BATCH, norm, keys, knobs)
-
-  both = jax.jit(jax.value_and_grad(loss_of, (0, 1), has_aux=True))
-  (loss, (metrics, *_)), (gradient, theirs) = both(PARAMS, frozen)
+  given = PARAMS, BATCH, knobs, frozen, jax.random.split(jax.random.key(0), 4)
+  both = jax.value_and_grad(losses.of(task), (0, 3), has_aux=True)
+  (loss, metrics), (gradient, theirs) = both(*given)
   out = jax.jit(lambda p: task.apply(p, {}, BATCH)[1])(PARAMS)
   first, second = (log_softmax(np.float64(head), -1) for head in out['heads'])
   label = np.eye(3)[np.asarray(BATCH['label'])] * 0.9 + 0.1 / 3

@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from halting import costs
 from halting.token_rules import PonderNet
+from tests import losses
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
@@ -106,13 +107,9 @@ def test_loss_and_its_gradient_equal_the_equation():
   task = task_of()
   with pytest.raises(ConfigError, match=r'model\.dynamic: .*every step'):
     task_of(dynamic=True).check_training()
-  norm = task.normalizers(BATCH)
-
-  def loss(params):
-    return task.loss(params, {}, {}, BATCH, norm, None, {})
-
-  gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
-  (value, (metrics, *_)), gradient = gradient_of(PARAMS)
+  loss = losses.of(task)
+  gradient_of = jax.value_and_grad(loss, has_aux=True)
+  (value, metrics), gradient = gradient_of(PARAMS, BATCH)
   np.testing.assert_allclose(value, plain_loss(PARAMS), atol=1e-4)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
   halt = gradient['step']['halt']
@@ -124,8 +121,7 @@ def test_loss_and_its_gradient_equal_the_equation():
   np.testing.assert_allclose(got[jnp.array([0, 5, 16])], want, atol=1e-4)
   assert abs(got).max() > 1e-2
   # A knob replaces the weight of the divergence.
-  knobs = {'ponder_weight': jnp.zeros(())}
-  free, _ = task.loss(PARAMS, {}, {}, BATCH, norm, None, knobs)
+  free, _ = loss(PARAMS, BATCH, {'ponder_weight': 0.0})
   divergence = metrics['divergence'].compute()
   np.testing.assert_allclose(value - free, 0.3 * divergence, atol=1e-5)
 

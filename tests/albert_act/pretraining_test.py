@@ -12,6 +12,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib.metrics import compute
 from launch import command_line
+from tests import losses
 from tests.albert_act import small
 from tests.dataset_lib import corpora
 from train_lib import config_schema
@@ -59,13 +60,8 @@ def case(corpus):
 
 def test_loss_is_that_of_equation_8(case):
   task, batch, params = case
-  norm, keys = task.normalizers(batch), jax.random.split(jax.random.key(0), 8)
-
-  @jax.jit
-  def loss_of(batch, knobs):
-    return task.loss(params, {}, {}, batch, norm, keys, knobs)
-
-  loss, (metrics, *_) = loss_of(batch, {})
+  run, keys = losses.of(task), jax.random.split(jax.random.key(0), 8)
+  loss, metrics = run(params, batch, keys=keys)
   logits, out = task.apply(params, {}, batch, keys)
   words, order = (
     scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)
@@ -92,7 +88,7 @@ def test_loss_is_that_of_equation_8(case):
   assert values['ponder_cost'] == pytest.approx(ponder, rel=1e-5)
   share = TAU * ponder / want
   assert values['ponder_share'] == pytest.approx(share, rel=1e-5)
-  other, _ = loss_of(batch, {'ponder_weight': jnp.float32(1.0)})
+  other, _ = run(params, batch, {'ponder_weight': 1.0}, keys=keys)
   np.testing.assert_allclose(other, want + (1 - TAU) * ponder, rtol=1e-5)
 
 

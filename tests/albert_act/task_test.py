@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import compute
 from model_lib import convert
+from tests import losses
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
 from train_lib import config_schema
@@ -42,14 +43,7 @@ def a_batch(num_classes=3):
 def build(num_classes=3, **model):
   """(task, its jitted loss)."""
   task = FineTune(config(**model), info(num_classes, vocab_size=40))
-
-  @jax.jit
-  def loss(params, batch, knobs):
-    norm = task.normalizers(batch)
-    value, (metrics, *_) = task.loss(params, {}, {}, batch, norm, None, knobs)
-    return value, metrics
-
-  return task, loss
+  return task, losses.of(task)
 
 
 def by_loop(batch, num_classes=3, **changes):

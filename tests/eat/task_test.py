@@ -14,6 +14,7 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
 from eat.task import FineTune, check_tokenizer
+from tests import losses
 from tests.eat import small
 from tests.eat.small import info
 from tests.train_lib import mixup_test
@@ -41,14 +42,6 @@ def case(num_classes=3, **loss):
   return FineTune(config(**loss), info(num_classes)), batch, params
 
 
-def loss_of(task, params, batch, knobs=None, frozen=None):
-  def loss(params, batch, knobs, frozen):
-    norm = task.normalizers(batch)
-    return task.loss(params, {}, frozen, batch, norm, None, knobs)
-
-  return jax.jit(loss)(params, batch, knobs or {}, frozen or {})
-
-
 def logits_of(task, params, batch):
   """Those of all heads `[E, B, O]` in float64."""
   _, out = jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
@@ -57,7 +50,7 @@ def logits_of(task, params, batch):
 
 def test_joint_loss_is_the_weighted_sum_over_heads():
   task, batch, params = case(label_smoothing=0.1)
-  loss, (metrics, *_) = loss_of(task, params, batch)
+  loss, metrics = losses.of(task)(params, batch)
   exits, label = logits_of(task, params, batch), np.asarray(batch['label'])
   rows = -(log_softmax(exits, -1) * (0.9 * np.eye(3)[label] + 0.1 / 3)).sum(-1)
   expected = np.array(WEIGHTS) @ rows[:, :6].mean(1)
@@ -66,7 +59,7 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
   # Padding rows change nothing.
   other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
-  np.testing.assert_array_equal(loss_of(task, params, other)[0], loss)
+  np.testing.assert_array_equal(losses.of(task)(params, other)[0], loss)
 
 
 class Exits(nn.Module):
@@ -99,7 +92,7 @@ def test_mixup_reaches_every_exit():
 
 def test_regression_is_a_squared_error():
   task, batch, params = case(1)
-  loss, (metrics, *_) = loss_of(task, params, batch)
+  loss, metrics = losses.of(task)(params, batch)
   errors = logits_of(task, params, batch)[..., 0] - np.asarray(batch['label'])
   expected = np.array(WEIGHTS) @ np.square(errors)[:, :6].mean(1)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -110,8 +103,8 @@ def test_regression_is_a_squared_error():
   'later', ['later', pytest.param('last', marks=pytest.mark.nightly)]
 )
 def test_exits_learn_from_later_heads(later):
-  losses = dict(exit_weights=(0.0, 0.0, 0.0), self_distill_from=later)
-  task, batch, params = case(**losses)
+  changes = dict(exit_weights=(0.0, 0.0, 0.0), self_distill_from=later)
+  task, batch, params = case(**changes)
   knobs = {'self_distill_weight': 0.7, 'exit_scale': 0.5}
   first, second, last = softmax(logits_of(task, params, batch) / 2.0, -1)
   rows = rel_entr(last, first)
@@ -120,7 +113,7 @@ def test_exits_learn_from_later_heads(later):
   rows = (rows + rel_entr(last, second)).sum(-1)
 
   def loss(params):
-    return loss_of(task, params, batch, knobs)[0]
+    return losses.of(task)(params, batch, knobs)[0]
 
   value, slopes = jax.value_and_grad(loss)(params)
   np.testing.assert_allclose(value, 1.4 * rows[:6].mean(), rtol=1e-4)
@@ -131,7 +124,7 @@ def test_exits_learn_from_later_heads(later):
 
 def test_every_other_step_may_train_the_last_head_alone():
   task, batch, params = case()
-  loss, (metrics, *_) = loss_of(task, params, batch, {'exit_scale': 0.0})
+  loss, metrics = losses.of(task)(params, batch, {'exit_scale': 0.0})
   last = metrics['cross_entropy'].compute()
   np.testing.assert_allclose(loss, WEIGHTS[-1] * last, rtol=1e-6)
 
@@ -175,7 +168,7 @@ def test_distillation_from_a_teacher():
   task.teacher = types.SimpleNamespace(task=case()[0])
   theirs = small.randomised({'params': params}, 1)['params']
   frozen = {'params': theirs, 'model_state': {}}
-  loss, _ = loss_of(task, params, batch, frozen=frozen)
+  loss, _ = losses.of(task)(params, batch, frozen=frozen)
   target, own = (
     log_softmax(logits_of(one, given, batch)[-1] / 2.0, -1)
     for one, given in ((task.teacher.task, theirs), (task, params))

@@ -14,6 +14,7 @@ from configs.looped import puzzles
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from looped.task import Carried, Unrolled, log_stable
+from tests import losses
 from train_lib import config_schema, loading, trainer
 from train_lib.build import Setup
 from train_lib.warm_start import start_from
@@ -82,21 +83,18 @@ def test_loss_and_metrics_in_numpy(blank, probabilities):
     np.asarray(batch[n]) for n in ('tokens', 'label', 'mask')
   )
   counts = (label > 0) & ((tokens == 1) | (blank == 0))
-  losses, halting = np.zeros((2, COUNT, ROWS))
+  entropy, halting = np.zeros((2, COUNT, ROWS))
   for n, b in np.ndindex(COUNT, ROWS):
     log = log_softmax(logits[n, b], probabilities)
     cells = np.flatnonzero(counts[b])
     for c in cells:
       own = (1 - smoothing) * log[c, label[b, c]] + smoothing * log[c].mean()
-      losses[n, b] -= own / len(cells)
+      entropy[n, b] -= own / len(cells)
     right = all(logits[n, b, c].argmax() == label[b, c] for c in cells)
     halting[n, b] = np.log1p(np.exp(q[n, b])) - right * q[n, b]
-  expected = ((losses + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
-  norm, keys = (
-    task.normalizers(batch),
-    jax.random.split(jax.random.key(0), ROWS),
-  )
-  loss, (metrics, *_) = task.loss(params, state, {}, batch, norm, keys, {})
+  expected = ((entropy + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
+  keys = jax.random.split(jax.random.key(0), ROWS)
+  loss, metrics = losses.of(task)(params, batch, keys=keys, state=state)
   assert float(loss) == pytest.approx(expected, rel=1e-5)
   wrong = ((logits[-1].argmax(-1) != label) & counts).any(-1)
   rows, halts = (mask > 0) & counts.any(-1), q[-1] > 0
