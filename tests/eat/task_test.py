@@ -1,7 +1,5 @@
 """The joint loss of EAT against NumPy; distillation; teachers."""
 
-import types
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,11 +7,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
-from core import files
 from core.errors import ConfigError
-from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
-from eat.task import FineTune, check_tokenizer
+from eat.task import FineTune
 from tests import losses
 from tests.eat import small
 from tests.eat.small import info
@@ -162,21 +158,6 @@ def test_what_the_gradients_of_heads_do_to_the_layers_below(exit_mean):
       np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
 
 
-@pytest.mark.slow
-def test_distillation_from_a_teacher():
-  task, batch, params = case(exit_weights=(0.0, 0.0, 0.0))
-  task.teacher = types.SimpleNamespace(task=case()[0])
-  theirs = small.randomised({'params': params}, 1)['params']
-  frozen = {'params': theirs, 'model_state': {}}
-  loss, _ = losses.of(task)(params, batch, frozen=frozen)
-  target, own = (
-    log_softmax(logits_of(one, given, batch)[-1] / 2.0, -1)
-    for one, given in ((task.teacher.task, theirs), (task, params))
-  )
-  kl = (np.exp(target) * (target - own)).sum(-1)
-  np.testing.assert_allclose(loss, 0.5 * 4.0 * kl[:6].mean(), rtol=1e-4)
-
-
 def test_illegal_fields_are_named():
   for part, field, value in (
     ('loss', 'exit_weights', (0.3, 1.0)), ('model', 'exit_layers', (9,)),
@@ -185,48 +166,3 @@ def test_illegal_fields_are_named():
     wrong[part][field] = value
     with pytest.raises(ConfigError, match=rf'{part}\.{field}: expected'):
       FineTune.validate_config(wrong)
-
-
-WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
-OTHER_ORDER = (*WORDS[:4], 'b', 'a', '##b')
-
-
-def vocabulary(path, words=WORDS, **options):
-  """A directory with a vocab.txt and its options."""
-  path.mkdir()
-  (path / 'vocab.txt').write_text('\n'.join(words))
-  files.write_json(path / 'tokenizer_config.json', options)
-  return str(path)
-
-
-def run_of(path, source):
-  """The directory of a run that read its data with this tokenizer."""
-  path.mkdir()
-  groups = ('model', 'loss', 'dataset', 'warm_start')
-  files.write_json(path / 'config.json', {name: {} for name in groups})
-  tokenizer.load(source).save(path / 'tokenizer.json')
-  return str(path)
-
-
-def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
-  own = vocabulary(tmp_path / 'own')
-  same = run_of(tmp_path / 'same', vocabulary(tmp_path / 'copy'))
-  for source in (own, f'{same}/tokenizer.json', ''):
-    check_tokenizer(same, source)
-  others = {
-    'order': dict(words=OTHER_ORDER),
-    'longer': dict(words=(*WORDS, 'c')),
-    'case': dict(do_lower_case=False),
-  }
-  for name, changes in others.items():
-    words = vocabulary(tmp_path / f'{name}_own', **changes)
-    with pytest.raises(ConfigError, match=r'\.teacher: .*; fine-tune a teach'):
-      check_tokenizer(run_of(tmp_path / name, words), own)
-  # Before training.
-  given = config(teacher=str(tmp_path / 'order')) | {'dataset': {}}
-  given['dataset']['tokenizer'] = own
-  with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    FineTune.validate_config(given)
-  (tmp_path / 'case' / 'tokenizer.json').unlink()
-  with pytest.raises(ConfigError, match=r'loss\.teacher.*no tokenizer'):
-    check_tokenizer(str(tmp_path / 'case'), own)
