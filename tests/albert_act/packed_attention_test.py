@@ -37,28 +37,6 @@ def test_a_row_has_places_for_as_many_queries_as_it_can_have(
 
 
 @pytest.mark.parametrize(
-  ('dtype', 'tolerance', 'scale'),
-  [(jnp.float32, 1e-5, 3), (jnp.bfloat16, 2e-2, 3), (jnp.float32, 1e-5, 300)],
-)
-def test_the_late_division_gives_what_a_softmax_gives(dtype, tolerance, scale):
-  keys = jax.random.split(jax.random.key(0), 3)
-  shapes = ((3, 2, 3, 4), (3, 2, 6, 4), (3, 2, 6, 4))
-  query, key, value = (
-    (size * jax.random.normal(*pair)).astype(dtype)
-    for size, *pair in zip((scale, scale, 3), keys, shapes, strict=True)
-  )
-  # The last row has no valid token.
-  valid = jnp.arange(6)[None] < jnp.array([6, 2, 0])[:, None]
-  expected, _ = attend(query, key, value, valid)
-  zeroed = jnp.where(valid[:, None, :, None], value, 0)
-  out = packed_attention.weighted_values(query, key, zeroed, valid)
-  assert out.dtype == dtype
-  out, expected = (np.asarray(x, np.float32) for x in (out, expected))
-  assert not out[2].any()
-  np.testing.assert_allclose(out, expected, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize(
   ('counts', 'size', 'least'),
   [
     ((5,), 6, 5),  # one row has places for all
