@@ -1,6 +1,5 @@
 """DeiT: both heads in NumPy; its loss by hand."""
 
-import dataclasses
 import types
 
 import jax
@@ -9,7 +8,6 @@ import pytest
 from scipy.special import log_softmax
 
 from adatape.deit import DeiT, Distillation
-from core.errors import ConfigError, InvalidDataError
 from model_lib.vit import ViT
 from tests import losses
 from tests.adatape import plain_vit
@@ -98,22 +96,3 @@ def test_loss_by_hand(kind):
 @pytest.mark.nightly
 def test_mixup_reaches_both_heads():
   mixup_test.assert_mixes(task_of(label_smoothing=0.1), PARAMS, BATCH)
-
-
-class Plainly(Distillation):
-  """A student whose teacher is any text, as in a package of a user."""
-
-  @dataclasses.dataclass(frozen=True)
-  class Loss(Distillation.Loss):
-    """Legal fields of `loss`."""
-
-    teacher: str = ''
-
-
-@pytest.mark.parametrize('kind', [Distillation, Plainly])
-def test_a_damaged_teacher_is_found_before_training(kind, tmp_path):
-  (tmp_path / 'config.json').write_text('{"loss": ')
-  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
-    task_of(kind, teacher=str(tmp_path))
-  with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    task_of(kind, teacher='/nowhere')

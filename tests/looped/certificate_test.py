@@ -146,9 +146,3 @@ def test_without_a_certified_rule_all_iterations_are_served(tmp_path):
   with engine_of(guaranteed(tmp_path, variables)) as engine:
     [answer] = engine.predict(solvers.typed(1))
   assert answer.fields['depth'] == LIMIT
-
-
-def test_rows_of_training_are_refused(tmp_path):
-  _, variables = solvers.built(Solver)
-  with pytest.raises(ConfigError, match='rows that the run is not trained on'):
-    measured(tmp_path, variables, split='train')

@@ -104,20 +104,6 @@ def test_a_row_is_answered_as_if_it_were_alone(backend, kind, options):
     assert one.fields['score'] == pytest.approx(other.fields['score'], abs=1e-5)
 
 
-def test_racing_attempts_solve_the_question_in_fewer_iterations():
-  sums = []
-  for attempts in (1, 4):
-    parts = served(Solver, rule='verified', attempts=attempts)
-    with engine_of(parts) as engine:
-      answers = engine.predict(typed())
-    for example, answer in zip(puzzles(), answers, strict=True):
-      assert answer.label == PUZZLE.write(example.answer)
-      assert answer.fields['verified']
-      assert answer.fields['exit_reason'] == 'halted'
-    sums.append(sum(answer.fields['iterations'] for answer in answers))
-  assert sums[1] < sums[0]
-
-
 def test_reasons_of_an_exit():
   """An attempt that gave up does not win, though its score rises later."""
   scores = record(Solver)[0][:, 0]
