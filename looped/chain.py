@@ -157,11 +157,7 @@ def rule_of(
     legal = f"one of {', '.join(RULES)}, or 'package.module:Class'"
     kind = registry.locate(name, 'serve.rule', AnswerRule, legal)
   stated = {n: getattr(options, n) for n in ('tau', 'give_up', 'patience')}
-  changes = {n: v for n, v in stated.items() if v is not None} | dict(own)
-  for name in changes.keys() - kind.__dataclass_fields__.keys():
-    expected = f'nothing: the rule {kind.__name__} has no {name}'
-    raise ConfigError(f'serve.{name}', changes[name], expected)
-  values |= changes
+  values |= {n: v for n, v in stated.items() if v is not None} | dict(own)
   extra = {'puzzle': puzzle} if 'puzzle' in kind.__dataclass_fields__ else {}
   values = {n: v for n, v in values.items() if n not in extra}
   rule = kind(**fields.check(kind, values, 'serve', [*extra]), **extra)
