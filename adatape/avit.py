@@ -29,7 +29,7 @@ from adatape.task import PonderClassification
 from halting import loop
 from halting.rule import TokenRule
 from halting.token_rules import ACT
-from model_lib import blocks, row_random
+from model_lib import blocks, flops, row_random
 from model_lib.layers import LayerNorm, build
 from model_lib.logical import constrain
 from model_lib.row_random import RowKeys
@@ -112,9 +112,7 @@ class AViT(ViT):
     x, ponder = build(HaltingEncoder, self, name='encoder')(x, row_keys)
     return x, {'ponder': ponder}
 
-  def flops(
-    self, input_shape: tuple[int, ...], steps: int | float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one image; `steps` may be a mean of its tokens.
 
     The attention of a block is counted with all tokens as keys.

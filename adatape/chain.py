@@ -1,7 +1,7 @@
 """Serving AdaTape: read the tape, then encode with a tape of that length.
 
-The first stage reads the tapes until every row of the batch has halted, in a
-while_loop or as `adatape.host_reading`. Each row then continues with rows of
+The first stage reads the tapes until every row of the batch has halted, in ONNX
+Runtime, which has no loop, by all steps. Each row then continues with rows of
 the same length bucket or, in ONNX Runtime, of a similar tape.
 """
 
@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adatape import host_reading
+from jax import export
+
 from adatape.model import TapeClassifier
 from adatape.policy import Options, TapePolicy
 from core.errors import ConfigError
@@ -46,8 +47,9 @@ class TapeChain(Resizable):
     self._models = {VARIANT: model, **others}
     self.variants = tuple(self._models)
     self._reads = {
-      name: functools.partial(self._read, one)
+      (name, stops): functools.partial(self._read, one, stops)
       for name, one in self._models.items()
+      for stops in (True, False)
     }
 
   def sized(
@@ -58,22 +60,15 @@ class TapeChain(Resizable):
     The output of the first is `'length'` int32 `[B]`, the tape lengths; of the
     second `'logits'` float32 `[B, O]`.
     """
-    if index == 0:
-      return self._reads[variant]
-    return functools.partial(self._classify, *sizes)
+    if index:
+      return functools.partial(self._classify, *sizes)
+    # A program of any size has no loop, and runs all steps.
+    is_any = export.is_symbolic_dim(*sizes)
+    return self._reads[variant, not is_any]
 
   def sizes(self, variant: str, length: int) -> tuple[int, ...]:
     """Returns the tape length; see `serve_lib.chain.Resizable`."""
     return (length,)
-
-  def programs(
-    self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
-  ) -> Any:
-    """Returns one program for each stage; see `serve_lib.chain.Resizable`."""
-    model = self._models[variant]
-    read = host_reading.build(model, self._inputs, inputs, compile)
-    classify = self.sized(1, variant, sizes)
-    return [read, compile(classify, read.result[0], is_last=True)]
 
   def _classify(self, length: Any, variables: Any, carry: Any) -> Any:
     x, tokens, mask = carry
@@ -82,10 +77,10 @@ class TapeChain(Resizable):
     )
     return (), {'logits': logits}
 
-  def _read(self, model: Any, variables: Any, batch: Mapping[str, Any]) -> Any:
-    result: Any = model.apply(
-      variables, self._inputs(batch), stop_early=True, method='read'
-    )
+  def _read(self, model: Any, stops: bool, variables: Any, batch: Any) -> Any:
+    inputs = self._inputs(batch)
+    options: Any = dict(stop_early=stops, method='read')
+    result: Any = model.apply(variables, inputs, **options)
     x, tape, _ = result
     return (x, tape.tokens, tape.mask), {'length': tape.length}
 

@@ -10,7 +10,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from halting.rule import weigh
@@ -76,7 +75,8 @@ class TapeEncoder(nn.Module):
       gated = self.read_mlp == 'glu'
       self.read_network = Mlp(self.mlp_dim, gated=gated, dtype=self.dtype)
     if self.reading is not None:
-      self.tape_norm = SharedNorm(self.norm_scale)
+      # In float32; initial scores are proportional to its scale ** 2.
+      self.tape_norm = layers.LayerNorm(initial_scale=self.norm_scale)
     if self.act:
       self.halt = layers.classifier(1, 'halt')
 
@@ -91,7 +91,7 @@ class TapeEncoder(nn.Module):
 
     `row_keys` enable noise and dropout.
     """
-    x = self.before(x, row_keys)
+    x = self._blocks(x, None, row_keys, range(self.insert_after))
     size = bank.shape[-2]
     if self.reading is None:
       batch = x.shape[0]
@@ -99,11 +99,16 @@ class TapeEncoder(nn.Module):
       zeros, length = jnp.zeros((batch,)), jnp.full((batch,), size, jnp.int32)
       ones = jnp.ones((batch, size))
       return x, Tape(tokens, ones, None, zeros, zeros, length)
-    options: Any = dict(normalize=self.tape_norm, stop_early=stop_early)
+    query, dropped = masked_mean(self._pooled(x)), None
+    if row_keys is not None and self.query_noise:
+      keys = fold_rows(row_keys, 'query_noise')
+      query = query_noise(keys, query, self.query_noise)
     if row_keys is not None and self.bank_drop:
       keys, keep = fold_rows(row_keys, 'bank_drop'), self.reading.min_bank_size
-      options['dropped'] = bank_drop(keys, self.bank_drop, size, keep)
-    tape = read(bank, self.query(x, row_keys), self.reading, **options)
+      dropped = bank_drop(keys, self.bank_drop, size, keep)
+    query = self.tape_norm(query)[:, : self.reading.query_dim]
+    options: Any = dict(normalize=self.tape_norm, dropped=dropped)
+    tape = read(bank, query, self.reading, stop_early=stop_early, **options)
     return x, self._halted(tape) if self.act else tape
 
   def _halted(self, tape: Tape) -> Tape:
@@ -116,22 +121,6 @@ class TapeEncoder(nn.Module):
       mask=(places < state.steps[:, None]).astype(jnp.float32),
       length=state.steps,
     )
-
-  def before(
-    self, x: Float[Array, 'B L H'], row_keys: RowKeys = None
-  ) -> Float[Array, 'B L H']:
-    """Runs the blocks before the insertion."""
-    return self._blocks(x, None, row_keys, range(self.insert_after))
-
-  def query(
-    self, x: Float[Array, 'B L H'], row_keys: RowKeys = None
-  ) -> Float[Array, 'B h']:
-    """Returns the first query, normalised, for the tokens of `before`."""
-    query, reading = masked_mean(self._pooled(x)), self.reading
-    if row_keys is not None and self.query_noise:
-      noise_keys = fold_rows(row_keys, 'query_noise')
-      query = query_noise(noise_keys, query, self.query_noise)
-    return self.tape_norm(query, reading.query_dim if reading else 0)
 
   def finish(
     self,
@@ -177,21 +166,8 @@ class TapeEncoder(nn.Module):
     if self.read_mlp:
       gated = self.read_mlp == 'glu'
       total += flops.mlp(tape_length, width, self.mlp_dim, gated)
-    return total + (self.depth - self.insert_after) * block_flops(
-      tokens, width, self.mlp_dim, tape_length, self.tape_mlp
-    )
-
-
-def block_flops(
-  tokens: int | float,
-  width: int,
-  mlp_dim: int,
-  tape_tokens: int | float,
-  tape_mlp: str,
-) -> float:
-  """Returns the FLOPs of a `TapeBlock`; `tokens` excludes the tape."""
-  return (
-    flops.attention(tokens + tape_tokens, width)
-    + flops.mlp(tokens, width, mlp_dim)
-    + flops.mlp(tape_tokens, width, mlp_dim, gated=tape_mlp == 'glu')
-  )
+    block = flops.attention(tokens + tape_length, width)
+    block += flops.mlp(tokens, width, self.mlp_dim)
+    gated = self.tape_mlp == 'glu'
+    block += flops.mlp(tape_length, width, self.mlp_dim, gated)
+    return total + (self.depth - self.insert_after) * block

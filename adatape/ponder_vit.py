@@ -118,9 +118,7 @@ class PonderViT(ImageModel, kw_only=True):
       out['step_logits'] = head(every)
     return logits, out
 
-  def flops(
-    self, input_shape: tuple[int, ...], steps: int | float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one image with one head; None is `max_steps`."""
     steps = self.max_steps if steps is None else steps
     scores = steps * flops.dense(1, self.width, 1)

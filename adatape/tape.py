@@ -29,6 +29,8 @@ Arrays = Array | np.ndarray
 # One for all rows, or one per row; the leading features of its tokens.
 Bank = Float[Arrays, 'C H'] | Float[Arrays, 'B C H']
 Keys = Float[Array, 'C h'] | Float[Array, 'B C h']
+# Of indices that top_k has found.
+_IN_BOUNDS: Any = dict(mode='promise_in_bounds', wrap_negative_indices=False)
 
 
 class Selection(NamedTuple):
@@ -60,7 +62,7 @@ def read(
   query: Float[Arrays, 'B h'],
   reading: Reading,
   *,
-  normalize: Callable[[Array, int], Array] | None = None,
+  normalize: Callable[[Array], Array] = lambda tokens: tokens,
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Tape:
@@ -72,18 +74,16 @@ def read(
   Args:
     bank: at least K * T tokens.
     query: the leading `query_dim` features of the normalised queries.
-    normalize: `(tokens, count)` -> the leading `count` features of the
-      normalised tokens, float32: the LayerNorm shared with the query; None if
-      the bank is normalised. Gradients flow only through the selected tokens.
+    normalize: the LayerNorm shared with the query (section 2.4); the default is
+      for a normalised bank. Gradients flow only through the selected tokens.
     dropped: bank tokens hidden from each row; at least K * T must remain.
     stop_early: stop when every row has halted instead of after T steps: the
       same result, bit for bit, for serving.
   """
   bank = jnp.asarray(bank)
-  normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
   query = jnp.asarray(query, jnp.float32)
-  keys = normalize(jax.lax.stop_gradient(bank), reading.query_dim)
+  keys = normalize(jax.lax.stop_gradient(bank))[..., : reading.query_dim]
 
   def pick(bank, keys, query, dropped):
     selection = select(keys, query, reading, dropped, stop_early)
@@ -92,7 +92,7 @@ def read(
   per_row = bank.ndim == 3
   pick = over_rows(pick, query.shape[0], (per_row, per_row, True, True))
   selection, rows = pick(bank, keys, query, dropped)
-  rows = normalize(rows, rows.shape[-1]).astype(jnp.float32)
+  rows = normalize(rows).astype(jnp.float32)
   tokens, loss = replay(rows, query, selection, reading)
   return Tape(
     tokens=tokens,
@@ -115,7 +115,8 @@ def select(
   keys, query = jax.lax.stop_gradient(
     (keys.astype(jnp.float32), query.astype(jnp.float32))
   )
-  penalty = jnp.zeros_like(query, shape=(len(query), keys.shape[-2]))
+  rows = query.shape[0]  # may be symbolic
+  penalty = jnp.zeros_like(query, shape=(rows, keys.shape[-2]))
   if dropped is not None:
     penalty = jnp.where(dropped, -jnp.inf, penalty)
   if reading.fixed_length:
@@ -124,7 +125,7 @@ def select(
     every = indices >= 0
     count = every.sum(-1, dtype=jnp.float32)
     return Selection(indices[..., None], every, every, halting=count)
-  shape = len(query), reading.tokens_per_step
+  shape = rows, reading.tokens_per_step
   none = jnp.zeros_like(query, jnp.int32, shape=shape)
   result = loop.run(
     functools.partial(_step, keys, reading),
@@ -145,10 +146,11 @@ def gather(
   bank: Float[Array, '*N C H'], indices: Int[Array, 'B T K']
 ) -> Float[Array, 'B T K H']:
   """Returns the bank tokens at the indices; the gradient is one scatter-add."""
-  if bank.ndim == 2:
-    return bank.at[indices].get(mode='promise_in_bounds')
-  rows = jnp.arange(indices.shape[0])[:, None, None]
-  return bank.at[rows, indices].get(mode='promise_in_bounds')
+
+  def chosen(rows: Array, places: Array) -> Array:
+    return rows.at[places].get(**_IN_BOUNDS)
+
+  return (chosen if bank.ndim == 2 else jax.vmap(chosen))(bank, indices)
 
 
 def replay(
@@ -195,24 +197,15 @@ class State(NamedTuple):
 def _step(
   keys: Array, reading: Reading, state: State, n: Array, running: Array
 ) -> tuple[State, Array]:
-  indices, weights = choose(keys, state.query, state.penalty, reading)
+  scores = _scores(keys, state.query, reading) + state.penalty
+  top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
+  weights = jax.nn.softmax(top, axis=-1)
   picked = gather(keys, indices[:, None])[:, 0]
   query = updated(state.query, weights, picked, reading)
-  rows = jnp.arange(len(indices))[:, None]
-  penalty = state.penalty.at[rows, indices].set(-jnp.inf)
+  penalty = jax.vmap(
+    lambda row, places: row.at[places].set(-jnp.inf, **_IN_BOUNDS)
+  )(state.penalty, indices)
   return State(query, penalty, indices), weights.max(-1)
-
-
-def choose(
-  keys: Keys,
-  query: Float[Array, 'B h'],
-  penalty: Float[Array, 'B C'],
-  reading: Reading,
-) -> tuple[Int[Array, 'B K'], Float[Array, 'B K']]:
-  """Returns the bank tokens of a step, and their weights."""
-  scores = _scores(keys, query, reading) + penalty
-  top, indices = jax.lax.top_k(scores, reading.tokens_per_step)
-  return indices, jax.nn.softmax(top, axis=-1)
 
 
 def updated(

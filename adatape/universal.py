@@ -190,9 +190,7 @@ class UniversalTransformer(Pondering):
     logits, features = layers.pool_and_classify(x, 'cls', self.num_classes)
     return logits, {'features': features, 'ponder': ponder}
 
-  def flops(
-    self, input_shape: tuple[int, ...], steps: int | float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one sequence `[N]`; see `step_flops`."""
     steps = self.max_steps if steps is None else steps
     tokens = input_shape[0] + 1
@@ -203,8 +201,8 @@ class UniversalTransformer(Pondering):
 
 def step_flops(
   model: ImageModel,
-  input_shape: tuple[int, ...],
-  steps: int | float | None,
+  input_shape: flops.Shape,
+  steps: flops.Mean,
   most: int,
   others: int = 0,
 ) -> float:
@@ -229,9 +227,7 @@ class UniversalViT(ImageModel, Pondering, kw_only=True):
     x, ponder = encoder(x, None, row_keys)
     return x, {'ponder': ponder}
 
-  def flops(
-    self, input_shape: tuple[int, ...], steps: int | float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one image; see `step_flops`."""
     return step_flops(self, input_shape, steps, self.max_steps)
 
@@ -260,8 +256,6 @@ class UViT(ImageModel, Pondering, kw_only=True):
     x = build(Encoder, self, name='encoder')(x, None, row_keys)
     return x, {'ponder': ponder}
 
-  def flops(
-    self, input_shape: tuple[int, ...], steps: int | float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one image; see `step_flops`."""
     return step_flops(self, input_shape, steps, self.ut_steps, self.depth)

@@ -35,7 +35,7 @@ class Tokens:
   # Any because JAX builds these trees of other things than arrays.
   x: Any  # states, `[B, L, D]`
   keys: Any  # of the states, `[B, L, D]`
-  values: Any  # the same; zero for padding
+  values: Any  # the same
   valid: Any  # False for padding, `[B, L]`
   halting: Any  # the rule's state of each token, `[B, L]`
   iteration: Any  # iterations so far, int32 `[B]`
@@ -63,16 +63,8 @@ def begin(
   """
   x = model.embed(tokens, token_types)
   keys, values = model.block[0](x, num_queries=0).keys_values
-  valid = valid_tokens(x, length)
-  return Tokens(
-    x=x,
-    keys=keys,
-    # Padding never runs, so its values stay zero; see `PackedAttention`.
-    values=jnp.where(valid[:, :, None], values, 0),
-    valid=valid,
-    halting=model.rule.start(valid),
-    iteration=jnp.zeros(length.shape, jnp.int32),
-  )
+  valid, zeros = valid_tokens(x, length), jnp.zeros(length.shape, jnp.int32)
+  return Tokens(x, keys, values, valid, model.rule.start(valid), zeros)
 
 
 def step(

@@ -1,7 +1,7 @@
 """Exact compaction for programs that read their sizes at run time.
 
-The host packs the running tokens of a batch before each iteration, and unpacks
-their states, keys and values; one program serves all iterations. See
+The host packs the running tokens of a batch before each iteration and unpacks
+them after it; one program serves all iterations. See
 `albert_act.compaction`, whose sizes are static.
 """
 
@@ -18,14 +18,7 @@ from jaxtyping import Array
 
 from albert_act import compaction
 from albert_act.model import AlbertClassifier
-from halting.rule import TokenRule
 from model_lib import attention
-
-
-def state_of(rule: TokenRule) -> tuple[str, ...]:
-  """Returns the fields of a rule's state, arrays `[*S]`, but for `running`."""
-  names = vars(rule.start(np.zeros(0, bool)))
-  return tuple(name for name in names if name != 'running')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +33,7 @@ class HostStage:
   result: Any
   iterations: int
   limit: int  # iterations of a row
-  state: tuple[str, ...]  # see `state_of`
+  state: tuple[str, ...]  # fields of the rule's state, arrays `[B, L]`
   begin: Any = None  # of the first stage
 
   def __call__(self, arguments: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -48,24 +41,20 @@ class HostStage:
     (carry,) = arguments
     if self.begin:
       carry, _ = self.begin([carry])
-    names = 'x', 'keys', 'values', 'running', *self.state
-    tokens = {name: _flat(carry[name]) for name in names}
-    place = np.flatnonzero(tokens['running'])
-    packed = {name: tokens[name][place] for name in ('x', *self.state)}
+    packed = 'x', *self.state
+    flat = {
+      name: np.reshape(carry[name], (-1, *carry[name].shape[2:]), copy=False)
+      for name in (*packed, 'keys', 'values')
+    }
     for _ in range(self.iterations):
+      place = np.flatnonzero(flat['running'])
       if not len(place):
         break
-      packed, _ = self.iterate([packed | self._inputs(carry, place)])
+      tokens = {name: flat[name][place] for name in packed}
+      new, _ = self.iterate([tokens | self._inputs(carry, place)])
       carry['iteration'] += 1
-      for name in ('keys', 'values'):
-        tokens[name][place] = packed.pop(name)
-      stays = tokens['running'][place] = packed.pop('running')
-      for name, new in packed.items():
-        tokens[name][place[~stays]] = new[~stays]
-        packed[name] = new[stays]
-      place = place[stays]
-    for name, new in packed.items():
-      tokens[name][place] = new
+      for name, values in new.items():
+        flat[name][place] = values
     _, outputs = self.classify([carry['x'][:, 0]])
     outputs |= {'running': carry['running'].any(1), 'steps': carry['steps']}
     return carry, outputs
@@ -102,7 +91,8 @@ def stages(
   shapes: Any = first.result[0]
   rows, _, width = shapes['x'].shape
   packed, most = export.symbolic_shape('m, q', scope=rows.scope)
-  array, state = jax.ShapeDtypeStruct, state_of(model.rule)
+  array = jax.ShapeDtypeStruct
+  state = (*vars(model.rule.start(np.zeros(0, bool))),)
   given = {
     'x': array((packed, width), model.dtype),
     'is_last': array((packed,), bool),
@@ -150,8 +140,7 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
     return split(_taken(flat, packed['place'])[None]), None
 
   before: Any = model.rule.start(jnp.ones_like(packed['is_last']))
-  state = state_of(model.rule)
-  before = before.replace(**{name: packed[name] for name in state})
+  before = before.replace(**{name: packed[name] for name in vars(before)})
   x, keys, values, after = compaction.iteration(model)(
     attend, packed['x'], before, packed['is_last'], packed['first']
   )
@@ -161,11 +150,6 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
 def classify(model: AlbertClassifier, cls: Any) -> tuple[Any, Any]:
   """Returns the logits of [CLS] states `[B, D]`."""
   return (), {'logits': model.classify(cls)[0]}
-
-
-def _flat(leaf: np.ndarray) -> np.ndarray:
-  """Returns a view with rows and tokens in one axis, or raises an error."""
-  return np.reshape(leaf, (-1, *leaf.shape[2:]), copy=False)
 
 
 def _taken(x: Array, places: Array) -> Array:

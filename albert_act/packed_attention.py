@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from halting import loop
-from model_lib.attention import masked_scores, split_heads
+from model_lib.attention import attend, split_heads
 
 # Queries of a row as shares of the length: few sizes, as attention is a small
 # part of the work.
@@ -96,7 +96,7 @@ class PackedAttention:
 
   packed: Packed  # the tokens that attend
   keys: Any  # of all tokens, `[B, L, D]`
-  values: Any  # zero for invalid tokens, whose states may be NaN
+  values: Any
   valid: Any  # True for tokens that are attended to, `[B, L]`
   least: int  # least number of running tokens
 
@@ -133,23 +133,5 @@ class PackedAttention:
     heads, features = query.shape[0], query.shape[-1]
     by_row = query.transpose(1, 0, 2, 3)
     keys, values = (split_heads(one, heads) for one in (self.keys, self.values))
-    out = weighted_values(by_row, keys, values, self.valid)
+    out, _ = attend(by_row, keys, values, self.valid)
     return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)
-
-
-def weighted_values(
-  query: Float[Array, 'B N A H'],
-  keys: Float[Array, 'B N L H'],
-  values: Float[Array, 'B N L H'],
-  valid: Bool[Array, 'B L'],
-) -> Float[Array, 'B N A H']:
-  """Computes `model_lib.attention.attend`, dividing H instead of L elements.
-
-  Values are zero where not valid: a weight of 0 does not remove a NaN.
-  """
-  scores = masked_scores(query, keys, valid)
-  weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-  shares, kind = weights.astype(values.dtype), jnp.float32
-  equation = 'bnal,bnlh->bnah'
-  out = jnp.einsum(equation, shares, values, preferred_element_type=kind)
-  return (out / weights.sum(-1, keepdims=True)).astype(values.dtype)

@@ -39,6 +39,7 @@ class Pretraining(Task):
     ponder_weight: Weight = 0.0
     sop_weight: Weight = 1.0
 
+  MODEL = AlbertPretraining
   DECAY = TextClassification.DECAY
   KNOBS = ('ponder_weight',)
   PANELS = (
@@ -59,7 +60,7 @@ class Pretraining(Task):
         expected = 'a corpus that python -m launch.prepare_corpus has written'
         raise ConfigError('dataset.directory', directory, expected)
       model['vocab_size'] = tokenizer.load(file).vocab_size
-    config['model'] = complete_model(model, AlbertPretraining)
+    config['model'] = complete_model(model, cls.MODEL)
 
   def build_model(self):
     """The configured module, large enough for the data set."""

@@ -148,6 +148,7 @@ class Options(TextOptions):
 
   `tau`, `patience` and `veto_margin` are fields of the rule if it has them, and
   `rule.NAME` is any field of it; a regression reads `tolerance` and `patience`.
+  None is the rule's own default.
   """
 
   # confidence, entropy, margin, patience, combined, never, or
@@ -158,9 +159,9 @@ class Options(TextOptions):
   tau: (
     Annotated[float, Interval(ge=0.0, le=100.0)] | Literal['guaranteed'] | None
   ) = None
-  patience: Annotated[int, Interval(ge=1, le=1000)] = 2
-  tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] = 0.1
-  veto_margin: Share = 0.0
+  patience: Annotated[int, Interval(ge=1, le=1000)] | None = None
+  tolerance: Annotated[float, Interval(ge=0.0, le=1e6)] | None = None
+  veto_margin: Share | None = None
   # Below this margin an answer is the mean of the probabilities of all heads
   # that the row passed; 0 for never.
   ensemble_margin: Share = 0.0
@@ -184,8 +185,9 @@ def read_options(
     raise ConfigError('serve', sorted(twice), 'each field of a rule once')
   given |= {name: own.pop(name) for name in _BESIDE if name in own}
   kind = _class_of(str(given.get('rule', Options.rule)))
-  is_number = not classes and issubclass(kind, ClassRule)
-  _check_names(given, Tolerance if is_number else kind)
+  if not classes and issubclass(kind, ClassRule):
+    kind = Tolerance
+  _check_names(given, kind)
   options = Options(**fields.check(Options, given, 'serve'))
   if not classes:
     why = 'for a regression, whose heads give a number: rows leave by tolerance'
@@ -195,28 +197,12 @@ def read_options(
       raise ConfigError('serve.rule', own, f'no fields with tau={GUARANTEED}')
     return _guaranteed(options, kind, certified)
   if issubclass(kind, ThresholdRule):
-    tau: Any = options.tau
-    if tau is None:  # rows of a regression exit by `tolerance`
-      has_tau: Any = kind if classes else Confidence
-      tau = has_tau.__dataclass_fields__['tau'].default
-    if tau is dataclasses.MISSING:
-      words = kind.legal(classes)[1]
-      expected = f'{words}: rule={options.rule} has no default, add tau=...'
-      raise ConfigError('serve.tau', 'nothing', expected)
-    _check_tau('serve.tau', tau, kind, classes)
-    options = dataclasses.replace(options, tau=tau)
-    for source, one in options.thresholds.items():
-      _check_tau(f'serve.thresholds.{source}', one, kind, classes)
+    _check_taus(options, kind, classes)
   else:
     why = f'none with the rule {options.rule!r}, which has no threshold tau'
     _refuse(options, 'thresholds', why)
-  if is_number:
-    kind = Tolerance
-  # A rule of a user has defaults of its own.
-  names = {'tau', *given} if kind.__module__ != RowRule.__module__ else _BESIDE
-  values = {n: getattr(options, n) for n in _BESIDE if n in names}
-  known = fields.hints(kind)
-  beside = {n: v for n, v in values.items() if n in known and v is not None}
+  stated = {n: getattr(options, n) for n in _BESIDE if n in fields.hints(kind)}
+  beside = {n: v for n, v in stated.items() if v is not None}
   described = {'name': registry.name_of(kind), **beside, **own}
   rule = registry.named(described, 'serve.rule', RowRule)
   check_rows(rule, max(classes, 1))
@@ -283,11 +269,18 @@ def _refuse(options: Options, names: str, expected: str) -> None:
       raise ConfigError(f'serve.{name}', value, expected)
 
 
-def _check_tau(
-  field: str, tau: Any, kind: type[ThresholdRule], classes: int
+def _check_taus(
+  options: Options, kind: type[ThresholdRule], classes: int
 ) -> None:
-  """Raises ConfigError for a threshold that the rule cannot have."""
+  """Raises ConfigError for a threshold that is missing or cannot be."""
   most, words = kind.legal(classes)
-  is_legal = fields.accepts(float, tau) and 0 <= tau <= most
-  if tau != kind.NEVER and not is_legal:
-    raise ConfigError(field, tau, words)
+  taus = {f'thresholds.{name}': x for name, x in options.thresholds.items()}
+  if options.tau is not None:
+    taus['tau'] = options.tau
+  elif kind.__dataclass_fields__['tau'].default is dataclasses.MISSING:
+    expected = f'{words}: rule={options.rule} has no default, add tau=...'
+    raise ConfigError('serve.tau', 'nothing', expected)
+  for name, tau in taus.items():
+    is_legal = fields.accepts(float, tau) and 0 <= tau <= most
+    if tau != kind.NEVER and not is_legal:
+      raise ConfigError(f'serve.{name}', tau, words)

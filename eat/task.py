@@ -5,7 +5,6 @@ P_L^T)`. The same task trains dense models and distilled students of one head.
 """
 
 import dataclasses
-import os
 from typing import Annotated, Any, Literal
 
 import jax
@@ -14,9 +13,9 @@ import numpy as np
 from annotated_types import Interval, MinLen
 from jaxtyping import Array, Float
 
-from core.errors import ConfigError, InvalidDataError, MissingDataError
+from core.errors import ConfigError
 from eval_lib.metrics import Average
-from train_lib.distillation import TEACHER, Student, Teacher
+from train_lib.distillation import Student, Teacher
 from train_lib.task import construct
 from train_lib.terms import Forward, Metrics, Term, Weight
 from train_lib.text_classification import TextClassification
@@ -51,10 +50,8 @@ class FineTune(Student, TextClassification):
 
   @classmethod
   def validate_config(cls, config) -> None:
-    """Also checks the teacher, and that there is a weight for each head."""
+    """Also checks that there is a weight for each head."""
     super().validate_config(config)
-    if teacher := config['loss']['teacher']:
-      check_tokenizer(teacher, config['dataset'].get('tokenizer', ''))
     heads = len(construct(config, num_classes=2).heads())
     weights = config['loss']['exit_weights']
     if weights is None:
@@ -146,29 +143,3 @@ def is_adaptive(model: Any) -> bool:
   from eat.model import Adaptive
 
   return isinstance(model, Adaptive)
-
-
-def check_tokenizer(teacher: str, own: str) -> None:
-  """Raises ConfigError if the teacher's tokenizer gives other rows.
-
-  `own` is the student's tokenizer; '' if its data are token ids.
-  """
-  from dataset_lib import tokenizer
-  from train_lib.run_directory import TOKENIZER
-
-  path = os.path.join(teacher, TOKENIZER)
-  if not own or os.path.realpath(own) in map(os.path.realpath, (teacher, path)):
-    return
-  try:
-    ours = tokenizer.load(own)
-  except (MissingDataError, InvalidDataError):
-    return  # the data set reports it
-  expected = f'a run whose {TOKENIZER} gives the ids of {own}'
-  try:
-    theirs = tokenizer.load(path)
-  except (MissingDataError, InvalidDataError) as error:
-    raise ConfigError(TEACHER, teacher, f'{expected} ({error})') from error
-  if ours.preprocessing(0) != theirs.preprocessing(0):
-    expected += '; fine-tune a teacher with this tokenizer, or leave '
-    expected += "dataset.tokenizer empty for the teacher's"
-    raise ConfigError(TEACHER, teacher, expected)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from model_lib.attention import MASKED_SCORE, mean_received
+from model_lib.attention import MASKED_SCORE, attend
 from model_lib.local_attention import blocks
 
 # From this length 'auto' computes in blocks. ms of dense / block on a CPU, 12
@@ -45,15 +45,17 @@ def window_attend(
   `implementation` 'auto' is 'block' from `BLOCK_FROM` tokens. `drop` is called
   once; dropout masks differ between implementations.
   """
-  length = query.shape[2]
+  batch, _, length, _ = query.shape
+  if not _is_in_blocks(length, implementation):
+    place = jnp.arange(length)
+    mine, theirs = place[:, None], place[None]
+    near = (jnp.abs(mine - theirs) <= window // 2) | (mine == 0) | (theirs == 0)
+    near = jnp.broadcast_to(near[None], (batch, length, length))
+    options: Any = dict(drop=drop, received=received, near=near)
+    return attend(query, key, value, valid, **options)
   if valid is None:
-    valid = jnp.ones((query.shape[0], length), bool)
-  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  # Weights of invalid keys are zero, but zero times NaN is not.
-  value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
-  in_blocks = _is_in_blocks(length, implementation)
-  attend = _attend_in_blocks if in_blocks else _attend_densely
-  return attend(query, key, value, valid, drop, received, window // 2)
+    valid = jnp.ones((batch, length), bool)
+  return _attend_in_blocks(query, key, value, valid, drop, received, window)
 
 
 def window_scores(tokens: int, window: int, implementation: str) -> int:
@@ -72,23 +74,13 @@ def _is_in_blocks(length: Any, implementation: str) -> bool:
   )
 
 
-def _attend_densely(query, key, value, valid, drop, received, half):
-  """Attends with a mask over all pairs of tokens."""
-  place = jnp.arange(query.shape[2])
-  mine, theirs = place[:, None], place[None]
-  near = (jnp.abs(mine - theirs) <= half) | (mine == 0) | (theirs == 0)
-  scores = _product('bnlh,bnsh->bnls', query, key)
-  weights = _weights(scores, (near[None] & valid[:, None, :])[:, None])
-  mean = mean_received(weights, valid) if received else None
-  if drop is not None:
-    weights = drop(weights)
-  weights = weights.astype(value.dtype)
-  return jnp.einsum('bnls,bnsh->bnlh', weights, value), mean
-
-
-def _attend_in_blocks(query, key, value, valid, drop, received, half):
+def _attend_in_blocks(query, key, value, valid, drop, received, window):
   """Attends from each block to [CLS], itself and half a window per side."""
   batch, heads, length, width = query.shape
+  query = query * jnp.asarray(width**-0.5, query.dtype)
+  # Weights of invalid keys are zero, but zero times NaN is not.
+  value = jnp.where(valid[:, None, :, None], value, jnp.zeros_like(value))
+  half = window // 2
   size = max(_BLOCK, half)
   queries = blocks(query, size)[:, :, 1:-1]
   can_read = _spans(valid[:, None, :, None], size, half)[..., 0]

@@ -33,7 +33,7 @@ _PERCENT = {
   'retention': 'kept %', 'flops_share': 'of dense %', 'early': 'early %',
   'accuracy': 'accuracy %', 'ece': 'ECE %', 'ece_calibrated': 'ECE % after',
   'exceeded': 'exceeded %', 'mean': 'mean %', 'worst': 'worst %',
-  'spearman': 'Spearman %', 'saved': 'saved %',
+  'spearman': 'Spearman %', 'saved': 'saved %', 'lost': 'lost %',
 }  # fmt: skip
 COLUMNS: Mapping[str, tuple[str, float, str]] = {
   'seconds': ('ms', 1e3, '.3g'),

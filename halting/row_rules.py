@@ -155,12 +155,7 @@ class ThresholdRule(ClassRule):
 
   @classmethod
   def legal(cls, classes: int) -> tuple[float, str]:
-    """Returns the largest useful tau, and the legal ones in words.
-
-    `classes` is 0 for a regression, which does not read tau.
-    """
-    if not classes:
-      return 1.0, 'a probability in [0, 1]'
+    """Returns the largest useful tau, and the legal ones in words."""
     least = f'the surest of {classes} >= {1 / classes:.4g}'
     return 1.0, f'a probability in [0, 1], of {least}'
 
@@ -195,8 +190,6 @@ class Entropy(ThresholdRule):
   @classmethod
   def legal(cls, classes):
     """See the base."""
-    if not classes:
-      return math.inf, 'nats >= 0'
     most = f'{math.log(classes):.4f}), the entropy of {classes} equal classes'
     text = f'nats in [0, {most}, at which every row would leave'
     return math.nextafter(math.log(classes), 0), text

@@ -121,16 +121,12 @@ class LoopedChain(Resizable):
     The best by score of the attempts that halted now, else of those that were
     not given up, else of all. 'steps' are those of the row.
     """
-    count = self.reader.attempts
-    if count == 1:
-      outputs = jax.tree.map(lambda x: x[:, 0], outputs)
-      return outputs | {'attempt': jnp.zeros_like(outputs['steps'])}
     halted, scores = outputs['halted'], outputs['logits'][..., 0]
     hopeful = ~outputs['hopeless']
     wins = hopeful | ~hopeful.any(-1, keepdims=True)
     wins = halted | (wins & ~halted.any(-1, keepdims=True))
     attempt = jnp.where(wins, scores, -jnp.inf).argmax(-1).astype(jnp.int32)
-    is_best = jnp.arange(count)[None] == attempt[:, None]
+    is_best = jnp.arange(self.reader.attempts)[None] == attempt[:, None]
 
     def best(x: Any) -> Any:
       mask = is_best.reshape(*is_best.shape, *(1,) * (x.ndim - 2))
@@ -161,11 +157,7 @@ def rule_of(
     legal = f"one of {', '.join(RULES)}, or 'package.module:Class'"
     kind = registry.locate(name, 'serve.rule', AnswerRule, legal)
   stated = {n: getattr(options, n) for n in ('tau', 'give_up', 'patience')}
-  changes = {n: v for n, v in stated.items() if v is not None} | dict(own)
-  for name in changes.keys() - kind.__dataclass_fields__.keys():
-    expected = f'nothing: the rule {kind.__name__} has no {name}'
-    raise ConfigError(f'serve.{name}', changes[name], expected)
-  values |= changes
+  values |= {n: v for n, v in stated.items() if v is not None} | dict(own)
   extra = {'puzzle': puzzle} if 'puzzle' in kind.__dataclass_fields__ else {}
   values = {n: v for n, v in values.items() if n not in extra}
   rule = kind(**fields.check(kind, values, 'serve', [*extra]), **extra)

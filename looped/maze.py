@@ -51,10 +51,8 @@ class Maze(Puzzle):
 
   def symmetry(self, rng: np.random.Generator) -> Symmetry:
     """Rotates and reflects."""
-    number, cells = (
-      int(rng.integers(NUM_SYMMETRIES)),
-      np.arange(self.cells, dtype=np.int32),
-    )
+    number = int(rng.integers(NUM_SYMMETRIES))
+    cells = np.arange(self.cells, dtype=np.int32)
     return Symmetry(self._turned(cells, number), np.arange(len(self.symbols)))
 
   def signature(self, question: Tokens) -> bytes:

@@ -249,9 +249,7 @@ class LoopedModel(Looped):
     return logits[-1], dict(logits=logits, scores=scores, features=features)
 
   @nn.nowrap
-  def flops(
-    self, input_shape: tuple[int, ...], steps: float | int | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one row `[S]` in a number of iterations."""
     places = self.prefix + input_shape[0]
     hidden = self.mlp_dim or swiglu_width(self.width)

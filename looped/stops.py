@@ -16,6 +16,7 @@ from looped.certificate import record_of
 from looped.puzzle import Puzzle, puzzle_of
 
 FILE = 'stops.csv'
+COLUMNS = 'rule', 'knob', 'accuracy', 'iterations', 'lost'  # printed
 TAUS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 PATIENCES = (2, 3, 4, 6, 8)
 FULL, SCORE, SAME, VERIFIED = 'fixed number', 'score', 'unchanged', 'verified'
@@ -66,7 +67,7 @@ class Evaluator(evaluator.Evaluator):
     ]
     chosen = steps[SCORE, 0.5]
     if jax.process_index() == 0:
-      report.print_table('rules of stopping', [*map(_readable, table)])
+      report.print_table('rules of stopping', table, columns=COLUMNS)
     if path := self.file(FILE):
       report.write_csv(path, table)
       with plots.if_installed():
@@ -118,16 +119,6 @@ def summary(steps: Steps, right: Bool[np.ndarray, 'R N']) -> dict[str, float]:
   }
 
 
-def _readable(row: dict[str, Any]) -> dict[str, str]:
-  return {
-    'rule': row['rule'],
-    'setting': f'{row["knob"]:g}' if row['knob'] else '',
-    'solved %': f'{100 * row["accuracy"]:.1f}',
-    'iterations': f'{row["iterations"]:.2f}',
-    'lost %': f'{100 * row["lost"]:.2f}',
-  }
-
-
 def draw(path: plots.Path, solved: list[Line], steps: Line) -> None:
   """Draws what rules solve (%, by iterations), and iterations by difficulty."""
   panels = [
@@ -146,16 +137,12 @@ def lines_of(
   lines = []
   for number, rule in enumerate(dict.fromkeys(row['rule'] for row in table)):
     own = [row for row in table if row['rule'] == rule]
-    own.sort(key=lambda row: row['iterations'])
-    x, y = (
-      np.array([row[n] for row in own]) for n in ('iterations', 'accuracy')
-    )
+    pairs = sorted((row['iterations'], row['accuracy']) for row in own)
+    x, y = np.array(pairs).T
     lines.append(Line(rule, x, 100 * y, number))
   levels = np.unique(difficulty)
   parts = [steps[difficulty == level] for level in levels]
-  low, middle, high = (
-    np.array([np.quantile(part, share) for part in parts])
-    for share in (0.25, 0.5, 0.75)
-  )
+  quartiles = [np.quantile(part, (0.25, 0.5, 0.75)) for part in parts]
+  low, middle, high = np.array(quartiles).T
   label = 'median, quartiles'
   return lines, Line(label, levels, middle, 0, (low, high))

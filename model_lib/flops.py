@@ -4,6 +4,8 @@ A multiply-add counts as 2. What is left out is a few percent at width 192.
 """
 
 Count = int | float
+Mean = Count | None  # of rows; None: the most
+Shape = tuple[int, ...]  # of the input of a row
 
 
 def dense(tokens: Count, inputs: int, outputs: int) -> float:

@@ -92,7 +92,7 @@ def constrain(
 
 
 def over_rows(
-  function: Callable[..., Any], batch: int, by_row: tuple[bool, ...]
+  function: Callable[..., Any], batch: Any, by_row: tuple[bool, ...]
 ) -> Callable[..., Any]:
   """Wraps a function that is independent per row in `jax.shard_map`.
 

@@ -141,9 +141,7 @@ class RecurrentModel(nn.Module):
     return constrain(logits, 'batch', None, None, None)
 
   @nn.nowrap
-  def flops(
-    self, input_shape: tuple[int, ...], steps: float | None = None
-  ) -> float:
+  def flops(self, input_shape: flops.Shape, steps: flops.Mean = None) -> float:
     """Returns the FLOPs of one sequence `[T, E]`, `steps` a mean by input."""
     length, size = input_shape
     matrix = flops.dense(1, size + 1 + self.width, self.width)

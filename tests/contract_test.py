@@ -11,16 +11,18 @@ import functools
 import itertools
 import pathlib
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 import scipy.special
 
+from core import fields
 from core.errors import ConfigError
 from halting.row_rules import softmax
 from serve_lib.chain import Failure
 from serve_lib.engine import Engine
-from tests import packages
+from tests import packages, wrong_values
 from tests.golden import adapter
 from train_lib import checkpoint, sharding
 from train_lib.build import Setup
@@ -138,6 +140,26 @@ def test_every_task_has_a_configuration(folders):
   bases = {base for kind in found.values() for base in kind.__mro__[1:]}
   concrete = {name for name, kind in found.items() if kind not in bases}
   assert concrete <= used, 'no file of configs/ trains these'
+
+
+@pytest.mark.parametrize('kind', packages.tasks(ROOT).values())
+def test_illegal_losses_and_models_of_others_are_named(kind):
+  for field, value in (*wrong_values.wrong_fields(kind.Loss), ('other', 1)):
+    with pytest.raises(ConfigError, match=rf'^loss\.{field}: expected'):
+      fields.check(kind.Loss, {field: value}, 'loss')
+  if getattr(kind, 'MODEL', nn.Module) is not nn.Module:
+    model = dict(name='tests.train_lib.mixup_test:Linear')
+    model |= dict(num_targets=1, vocab_size=5)  # which data would give
+    with pytest.raises(ConfigError, match=r'^model\.name: expected'):
+      kind.validate_config({'loss': {}, 'model': model, 'dataset': {}})
+
+
+@pytest.mark.parametrize('family', packages.families(ROOT))
+def test_illegal_options_of_serving_are_named(family):
+  policy = pytest.importorskip(f'{family}.policy', reason='no own policy')
+  for field, value in wrong_values.wrong_fields(policy.Options):
+    with pytest.raises(ConfigError, match=rf'^serve\.{field}: expected'):
+      fields.check(policy.Options, {field: value}, 'serve')
 
 
 @pytest.mark.parametrize('name', CASES)

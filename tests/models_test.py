@@ -219,6 +219,8 @@ CONTRADICTING = [
   ((AlbertPretraining, small_albert.FIELDS), dict(rule=PonderNet())),
   ((ACT, {}), dict(epsilon=1.5)),
   ((ViT, VIT), dict(num_heads=3)),
+  ((ParityModel, dict(num_classes=2, max_steps=3, threshold=1.5)),
+   dict(query_symbol=3, query_dim=33)),
   ((TokenTransformer, SIZES | dict(depth=2)), dict(num_heads=3)),
   (UNIVERSAL, dict(num_heads=3)),
   (UNSHARED, dict(num_heads=3, variant='Huge/16')),

@@ -190,6 +190,19 @@ class Graph:
       return self.constant(np.broadcast_to(value.array, shape))
     return self.add('Expand', value, self.extents(shape), shape=tuple(shape))
 
+  def item(self, value: Value, place: int) -> Value:
+    """Returns `value[place]`."""
+    if value.array is not None:
+      return self.constant(value.array[place])
+    number = self.constant(np.array(place, np.int64))
+    return self.add('Gather', value, number, shape=value.shape[1:], axis=0)
+
+  def stack(self, values: Sequence[Value], shape: Sequence[Any]) -> Value:
+    """Returns values on a new first axis; the result has a shape."""
+    rows = [self.full(one, shape[1:]) for one in values]
+    wide = [self.reshape(row, (1, *shape[1:])) for row in rows]
+    return self.add('Concat', *wide, shape=shape, axis=0)
+
   def elementwise(self, kind: str, *inputs: Value) -> Value:
     """Adds a node whose inputs have, or repeat to, the same shape."""
     shape = repeated(*(one.shape for one in inputs))

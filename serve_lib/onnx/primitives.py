@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.lax import GatherScatterMode
 from onnx import TensorProto, helper
 
 from serve_lib.onnx import attention
@@ -245,6 +246,20 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return graph.add('Gather', table, rows, shape=shape, axis=axis)
 
 
+def _scatter(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  """Translates numbers that are written to places within each row."""
+  table, places, new = given
+  numbers = params['dimension_numbers']
+  if (
+    tuple(numbers.operand_batching_dims) != (0,)
+    or len(shape) != 2
+    or params['mode'] != GatherScatterMode.PROMISE_IN_BOUNDS
+  ):
+    raise NotTranslatedError('a scatter other than of numbers in rows')
+  rows = graph.reshape(places, new.shape)
+  return graph.add('ScatterElements', table, rows, new, shape=shape, axis=1)
+
+
 def _unwrapped(places: Value, count: Any) -> Value:
   """Leaves out `where(n < 0, n + count, n)`, which ONNX does itself."""
   value = places
@@ -338,6 +353,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
   'rsqrt': lambda g, given, params, shape: g.add(
     'Reciprocal', g.elementwise('Sqrt', *given), shape=shape
   ),
+  'scatter': _scatter,
   'select_n': _select,
   'slice': _slice,
   'sort': _sort,

@@ -19,9 +19,10 @@ from onnx import helper
 from core import machine
 from serve_lib import process
 from serve_lib.onnx import primitives
-from serve_lib.onnx.graph import Graph, Value, is_static
+from serve_lib.onnx.graph import Graph, NotTranslatedError, Value, is_static
 
 INLINED = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
+MOST_STEPS = 256  # of a scan, whose body is repeated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +137,8 @@ def _run(
     if name in INLINED:
       inner = eqn.params.get('jaxpr') or eqn.params.get('call_jaxpr')
       results = _run(graph, inner, given)
+    elif name == 'scan':
+      results = _unrolled(graph, eqn, given)
     elif is_constant and name != 'dim_as_value':
       full = [
         np.broadcast_to(one.array, atom.aval.shape)
@@ -153,3 +156,21 @@ def _run(
         one.made = name, given, eqn.params | {'output': place}
     values.update(zip(eqn.outvars, results, strict=True))
   return [read(atom) for atom in jaxpr.outvars]
+
+
+def _unrolled(graph: Graph, eqn: Any, given: Sequence[Value]) -> list[Value]:
+  """Translates a scan: its body once for each step."""
+  params, pairs = eqn.params, zip(given, eqn.invars, strict=True)
+  if params['reverse'] or params['length'] > MOST_STEPS:
+    raise NotTranslatedError('a scan backwards, or of many steps')
+  full = [graph.full(value, atom.aval.shape) for value, atom in pairs]
+  first, count = params['num_consts'], params['num_carry']
+  fixed, inputs = full[:first], full[first + count :]
+  carry, rows = full[first : first + count], list[list[Value]]()
+  for n in range(params['length']):
+    parts = [graph.item(value, n) for value in inputs]
+    results = _run(graph, params['jaxpr'], [*fixed, *carry, *parts])
+    carry, made = results[:count], results[count:]
+    rows.append(made)
+  outputs = zip(zip(*rows, strict=True), eqn.outvars[count:], strict=True)
+  return carry + [graph.stack(row, atom.aval.shape) for row, atom in outputs]

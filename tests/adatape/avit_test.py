@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 
 from adatape import avit
 from model_lib import tokens
-from model_lib.vit import ViT
+from tests import losses
 from tests.adatape import plain_vit
 from tests.adatape.plain_vit import BATCH, IMAGES, INFO, MASK, PIXELS, SIZES
+from tests.halting.plain import act
 from tests.model_lib import plain
 
 GATE = dict(gamma=1.0, beta=0.5)
@@ -36,30 +36,21 @@ def run(images=IMAGES, **fields):
   return compiled(**fields)(VARIABLES, jnp.asarray(images, jnp.float32))
 
 
-def loop(image, pool='cls'):
+def loop(image):
   """One image; halted tokens are deleted. (logits, N, R, scores [L, K])."""
   params = plain.float64(VARIABLES['params'])
   encoder = params['encoder']
   x = plain_vit.tokens(params['tokens'], image, 4)
-  count, depth = len(x), SIZES['depth']
-  alive, output = np.arange(count), np.zeros(x.shape)
-  total, steps, rest = np.zeros(count), np.zeros(count, int), np.zeros(count)
-  scores = np.zeros((depth, count))
-  for layer in range(depth):
-    if not len(alive):
-      break
-    x = plain_vit.block(encoder[f'block_{layer}'], x, SIZES['num_heads'])
-    halted = []
-    for place, token in enumerate(alive):
-      score = 1 / (1 + np.exp(-GATE['gamma'] * x[place, 0] - GATE['beta']))
-      scores[layer, token], steps[token] = score, layer + 1
-      weight = score
-      if total[token] + score >= 0.99 or layer == depth - 1:
-        weight = rest[token] = 1 - total[token]
-        halted.append(place)
-      output[token] += weight * x[place]
-      total[token] += score
-    alive, x = np.delete(alive, halted), np.delete(x, halted, axis=0)
+  scores = np.zeros((SIZES['depth'], len(x)))
+
+  def step(state, layer, running):
+    block, new = encoder[f'block_{layer}'], np.zeros(state.shape)
+    new[running] = plain_vit.block(block, state[running], SIZES['num_heads'])
+    gate = GATE['gamma'] * new[running, 0] + GATE['beta']
+    scores[layer, running] = expit(gate)
+    return new, scores[layer]
+
+  output, steps, rest, _ = act(step, x, SIZES['depth'])
   features = plain.layer_norm(encoder['norm'], output)[0]
   return plain.dense(params['head'], features), steps, rest, scores
 
@@ -137,19 +128,6 @@ def test_the_dynamic_form_computes_quarters_of_the_tokens(most, computed):
   np.testing.assert_array_equal(got, np.where(running[..., None], 2 * x, x))
 
 
-@pytest.mark.slow
-def test_weights_of_a_vit_and_a_gate_that_never_opens_give_the_vit():
-  vit = ViT(**SIZES)
-  shapes = jax.eval_shape(vit.init, jax.random.key(0), IMAGES)['params']
-  ours = flatten_dict(VARIABLES['params'])
-  assert flatten_dict(nn.unbox(shapes)).keys() == ours.keys()
-  logits, out = run(beta=-1e3)
-  want, _ = jax.jit(vit.apply)(VARIABLES, IMAGES)
-  np.testing.assert_allclose(logits, want, atol=1e-5)
-  assert (out['ponder']['cost'] == SIZES['depth'] + 1).all()
-  assert model_of().flops((16, 16, 3)) == vit.flops((16, 16, 3))
-
-
 def gradient_of(name, **fields):
   def loss(variables):
     ponder = model_of(**fields).apply(variables, IMAGES)[1]['ponder']
@@ -223,11 +201,8 @@ def test_loss_and_metrics_of_the_task():
   assert config['loss']['prior_weight'] == 2.7e-4
   task = avit.AViTClassification(config, INFO)
   knobs = {'ponder_weight': 0.3, 'prior_weight': 0.7, 'prior_depth': 2.0}
-  norm = task.normalizers(BATCH)
-  keys = jax.random.split(jax.random.key(0), 4)
-  loss, (metrics, *_) = jax.jit(
-    lambda params: task.loss(params, {}, {}, BATCH, norm, keys, knobs)
-  )(VARIABLES['params'])
+  keys, given = jax.random.split(jax.random.key(0), 4), VARIABLES['params']
+  loss, metrics = losses.of(task)(given, BATCH, knobs, keys=keys)
   want, depths, priors = [], [], []
   for row in range(int(MASK.sum())):
     logits, steps, rest, scores = loop(PIXELS[row])

@@ -8,7 +8,6 @@ import pytest
 from adatape import universal
 from adatape.ponder_vit import PonderViT
 from adatape.vit_3ffn import ViT3FFN
-from model_lib.vit import ViT
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 
@@ -79,22 +78,6 @@ def test_equals_plain_numpy(name, halting):
     assert int(ponder['depth'][row]) == steps.max()
   if halting == 'token':
     assert len(set(np.asarray(ponder['steps']))) > 1
-
-
-@pytest.mark.slow
-def test_unshared_steps_that_never_halt_are_the_vit():
-  vit = ViT(**SIZES, depth=3)
-  params = plain.noise(vit, IMAGES, scale=0.3)
-  model = universal.UnsharedViT(**SIZES, max_steps=3)
-  score = {'kernel': np.zeros((16, 1), 'f'), 'bias': np.zeros(1, 'f')}
-  # A score of 1 halts in the first step: the other blocks are not used.
-  for bias, depth in ((-30, 3), (30, 1)):
-    score['bias'][:] = bias
-    steps = params | {'encoder': params['encoder'] | {'score': score}}
-    logits, out = jax.jit(model.apply)({'params': steps}, IMAGES)
-    np.testing.assert_array_equal(out['ponder']['depth'], depth)
-    want, _ = jax.jit(vit.clone(depth=depth).apply)({'params': params}, IMAGES)
-    np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
 # A multiply-add is one FLOP in Table 1, whose other rows are in cost_test.

@@ -1,25 +1,19 @@
-"""DeiT: both heads in NumPy; its loss by hand; a tiny run as its teacher."""
+"""DeiT: both heads in NumPy; its loss by hand."""
 
-import dataclasses
-import json
 import types
 
 import jax
-import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 from scipy.special import log_softmax
 
 from adatape.deit import DeiT, Distillation
-from core.errors import ConfigError, InvalidDataError
-from launch import command_line
 from model_lib.vit import ViT
+from tests import losses
 from tests.adatape import plain_vit
 from tests.adatape.plain_vit import BATCH, IMAGES, INFO, MASK, SIZES
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
-from train_lib import config_schema, loading, trainer
 from train_lib.classification import Classification
 
 MODEL = DeiT(**SIZES)
@@ -77,12 +71,9 @@ def test_loss_by_hand(kind):
   weight = 0.5 if kind == 'hard' else 0.2
   knobs = {} if kind == 'hard' else {'distill_weight': weight}
 
-  def loss_of(params, frozen):
-    norm, keys = task.normalizers(BATCH), jax.random.split(jax.random.key(0), 4)
-    return task.loss(params, {}, frozen, BATCH, norm, keys, knobs)
-
-  both = jax.jit(jax.value_and_grad(loss_of, (0, 1), has_aux=True))
-  (loss, (metrics, *_)), (gradient, theirs) = both(PARAMS, frozen)
+  given = PARAMS, BATCH, knobs, frozen, jax.random.split(jax.random.key(0), 4)
+  both = jax.value_and_grad(losses.of(task), (0, 3), has_aux=True)
+  (loss, metrics), (gradient, theirs) = both(*given)
   out = jax.jit(lambda p: task.apply(p, {}, BATCH)[1])(PARAMS)
   first, second = (log_softmax(np.float64(head), -1) for head in out['heads'])
   label = np.eye(3)[np.asarray(BATCH['label'])] * 0.9 + 0.1 / 3
@@ -105,77 +96,3 @@ def test_loss_by_hand(kind):
 @pytest.mark.nightly
 def test_mixup_reaches_both_heads():
   mixup_test.assert_mixes(task_of(label_smoothing=0.1), PARAMS, BATCH)
-
-
-def load(model, *overrides):
-  return command_line.load_config(
-    f'configs/adatape/digits.py:model={model}',
-    ['mesh.data=1', 'tensorboard=false', 'loader.num_threads=1',
-     'batch_size=8', 'log_every=1', 'checkpoint.every_steps=0',
-     'model.depth=1', *overrides],
-  )  # fmt: skip
-
-
-def train(config, workdir):
-  with jax.numpy_dtype_promotion('standard'):  # for optax
-    return trainer.train(config_schema.validate(config), str(workdir))
-
-
-def distilled(config, teacher):
-  config = config.to_dict() | {'task': 'adatape.deit:Distillation'}
-  config['model'] = {**config['model'], 'name': 'adatape.deit:DeiT'}
-  config['loss'] |= {'teacher': str(teacher)}
-  config['phases'] = (dict(steps=2),)
-  return ml_collections.ConfigDict(config)
-
-
-@pytest.fixture(scope='module')
-def teacher(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp('runs') / 'teacher'
-  config = load('vit', 'phases.0.steps=1', 'phases.0.epochs=0.0')
-  train(config, workdir)
-  return workdir
-
-
-@pytest.mark.nightly
-def test_a_run_of_ours_teaches_and_the_student_is_read_back(teacher, tmp_path):
-  workdir = tmp_path / 'student'
-  result = train(distilled(load('vit'), teacher), workdir)
-  assert np.isfinite(result['test/accuracy'])
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  assert any('train/teacher_agreement' in json.loads(line) for line in lines)
-  config = loading.load_config(workdir)
-  assert config.loss.teacher == ''
-  trained = loading.restore(workdir, config)
-  assert trained.task.teacher is None
-  image = jnp.zeros((1, 16, 16, 3), jnp.uint8)
-  logits, _ = trained.task.apply(**trained.variables, batch={'image': image})
-  assert np.isfinite(logits).all()
-
-
-@pytest.mark.nightly
-def test_a_teacher_of_other_images_is_refused(teacher, tmp_path):
-  config = load('vit', 'dataset.image_size=8')
-  with pytest.raises(
-    ConfigError, match=r'loss\.teacher\.input_shape: .* got \(8, 8'
-  ):
-    train(distilled(config, teacher), tmp_path / 'student')
-
-
-class Plainly(Distillation):
-  """A student whose teacher is any text, as in a package of a user."""
-
-  @dataclasses.dataclass(frozen=True)
-  class Loss(Distillation.Loss):
-    """Legal fields of `loss`."""
-
-    teacher: str = ''
-
-
-@pytest.mark.parametrize('kind', [Distillation, Plainly])
-def test_a_damaged_teacher_is_found_before_training(kind, tmp_path):
-  (tmp_path / 'config.json').write_text('{"loss": ')
-  with pytest.raises(InvalidDataError, match=r'config\.json is damaged'):
-    task_of(kind, teacher=str(tmp_path))
-  with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    task_of(kind, teacher='/nowhere')

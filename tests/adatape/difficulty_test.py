@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import rankdata
 
 from adatape import difficulty
-from adatape.task import TapeClassification
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
@@ -95,16 +94,6 @@ def test_evaluator_equals_a_loop(devices, tmp_path, capsys):
     assert shown in printed
 
 
-def test_constant_tapes_have_no_rank_correlation():
-  def constant(variables, batch):
-    length = jnp.full(len(batch['tokens']), 3)
-    return outputs(variables, batch) | {'tape_length': length}
-
-  result = build(given=constant).run(VARIABLES)
-  assert result['spearman'] == 0.0
-  assert result['easy_share'] == 1.0
-
-
 @pytest.mark.parametrize(
   ('fields', 'field'),
   [
@@ -172,14 +161,3 @@ def test_outputs_are_rows_of_the_tape_and_its_cost():
   np.testing.assert_allclose(given['flops'], cost, rtol=1e-6)
   full = [task.model.flops((8,))] * 32
   np.testing.assert_allclose(given['full_flops'], full, rtol=1e-6)
-
-
-def test_a_model_must_know_the_symbols_of_the_data():
-  model = dict(name='adatape.parity:ParityModel', max_steps=4, threshold=2.0)
-  info = builder.build_source(DATA, 'train').info
-  config = dict(dtype='float32', model=model, loss={'tape_weight': 0.0})
-  with pytest.raises(ConfigError, match=r'model.vocab_size: expected at least'):
-    TapeClassification(config, info)
-  config['model'] = model | {'vocab_size': 13, 'query_symbol': 13}
-  with pytest.raises(ValueError, match=r'query_symbol: .* in \[0, 12\]'):
-    TapeClassification(config, info)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from adatape.bank import ImageBank, SharedNorm
-from adatape.encoder import TapeBlock, block_flops
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.reading import Reading, bank_drop, query_noise
 from core.errors import ConfigError
 from tests.adatape import plain_vit, tape_test
+from tests.halting import loop_test
 from tests.model_lib import plain
 
 ROWS, C = 6, 24
@@ -100,23 +99,6 @@ def test_model_equals_plain_numpy(name):
   assert np.ptp(logits, axis=0).min() > 1e-2
 
 
-def test_image_bank_has_its_equation_and_order():
-  bank = ImageBank(width=10, patch_size=4)
-  params = plain.noise(bank, IMAGES)
-  got = jax.jit(bank.apply)({'params': params}, IMAGES)
-  assert got.shape == (ROWS, C, 10)
-  for row, image in zip(got, IMAGES, strict=True):
-    want = image_bank(*plain.float64((params, image)), 4)
-    np.testing.assert_allclose(row, want, atol=1e-5)
-  # Token 1 is the patch to the right, token 6 the one below.
-  for token, (y, x) in ((1, (0, 4)), (6, (4, 0))):
-    changed = np.array(IMAGES)
-    changed[:, y : y + 4, x : x + 4] += 1.0
-    other = bank.apply({'params': params}, jnp.asarray(changed))
-    differs = np.abs(np.asarray(other - got)).max((0, 2)) > 1e-3
-    assert np.flatnonzero(differs).tolist() == [token]
-
-
 @pytest.mark.parametrize(
   ('field', 'value'),
   [
@@ -189,19 +171,6 @@ def test_a_learnable_bank_is_trained_where_it_is_read():
   assert 0 < len(read) < C
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-  ('fields', 'picks'), [(dict(fixed_length=True), 1), (dict(bank='none'), None)]
-)
-def test_ablations_without_adaptive_length_and_without_bank(fields, picks):
-  model = AdaTapeViT(**(TINY | CASES['input gap'] | fields))
-  logits, out = model.init_with_output(jax.random.key(1), IMAGES)[0]
-  assert (out['tape']['length'] == 5).all()
-  indices = out['tape']['indices']
-  assert (indices if picks is None else indices.shape[2]) == picks
-  assert logits.shape == (ROWS, 3)
-
-
 def test_an_input_bank_too_small_for_the_reading_is_named():
   few = AdaTapeViT(**(TINY | dict(bank='input', bank_patch_size=8)))
   with pytest.raises(
@@ -224,15 +193,8 @@ def test_tokens_have_the_weights_of_act(bias):
   _, whole, _ = fixed.apply({'params': params}, IMAGES, method='read')
   for row in range(3):
     scores = expit((whole.tokens[row] @ halt['kernel'])[:, 0] + bias)
-    total, weights = 0.0, []
-    for step, score in enumerate(scores):
-      if total + score >= 0.99 or step == len(scores) - 1:
-        weights.append(1 - total)
-        break
-      weights.append(score)
-      total += score
-    assert tape.length[row] == len(weights) == tape.mask[row].sum()
-    weights += [0.0] * (len(scores) - len(weights))
+    steps, _, weights = loop_test.plain(scores, 0.01)
+    assert tape.length[row] == steps == tape.mask[row].sum()
     expected = np.array(weights)[:, None] * whole.tokens[row]
     np.testing.assert_allclose(tape.tokens[row], expected, atol=1e-5)
   with pytest.raises(ConfigError, match='act: expected fixed_length=True'):
@@ -240,14 +202,11 @@ def test_tokens_have_the_weights_of_act(bias):
 
 
 @pytest.mark.parametrize('tape_mlp', ['', 'mlp', 'glu'])
-def test_flops_of_a_block_agree_with_the_compiler(tape_mlp):
-  block = TapeBlock(num_heads=2, mlp_dim=1024, tape_mlp=tape_mlp)
-  x = jnp.zeros((1, 20, 256))
-  params = jax.eval_shape(block.init, jax.random.key(0), x)
-  apply = jax.jit(lambda p, x: block.apply(p, x, num_input_tokens=12))
-  got = apply.lower(params, x).cost_analysis()['flops']
-  want = block_flops(12, 256, 1024, 8, tape_mlp)
-  assert want == pytest.approx(got, rel=0.03)
+def test_flops_agree_with_the_compiler(tape_mlp):
+  wide = dict(width=256, mlp_dim=1024, fixed_length=True, tape_mlp=tape_mlp)
+  model = AdaTapeViT(**TINY | wide | dict(max_steps=8))
+  got = plain.counted_flops(model, IMAGES[:1])
+  assert model.flops(IMAGES.shape[1:]) == pytest.approx(got, rel=0.03)
 
 
 @pytest.mark.parametrize('symbol', [None, 0, 2])
@@ -284,18 +243,6 @@ def test_parity_equals_plain_numpy(symbol):
     ours = out['tape']['indices'][row, : len(picks)]
     np.testing.assert_array_equal(text[ours], text[picks])
   assert len(lengths) > 1
-
-
-@pytest.mark.parametrize('mean', [0.0, 1e3, -1e4])
-def test_the_shared_norm_does_not_depend_on_the_mean(mean):
-  tokens = np.float32(np.random.default_rng(0).normal(mean, 1.0, (64, 192)))
-  params = {'scale': np.ones(192), 'bias': np.zeros(192)}
-  want = plain.layer_norm(params, np.float64(tokens))[:, :8]
-  params = jax.tree.map(jnp.float32, params)
-  ours = SharedNorm().apply({'params': params}, jnp.asarray(tokens), 8)
-  # Some units in the last place of the mean, as for `LayerNorm`.
-  atol = 1e-5 + abs(mean) * 2.0**-22
-  np.testing.assert_allclose(ours, want, rtol=0, atol=atol)
 
 
 def test_parity_of_equal_symbols():

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.special import expit
 
 from dataset_lib.source import DatasetInfo
+from tests.halting.plain import act as halted
 from tests.model_lib import plain
 
 SIZES = dict(
@@ -73,31 +74,18 @@ def coordinates(count, width, step):
 
 
 def act(state, blocks, score, model, add=True):
-  """ACT of the tokens of a row; `blocks` are the parameters of each step.
+  """(output, N, R) of the tokens; `blocks` are the parameters of each step."""
 
-  Returns (output, steps N, remainders R), the last two for each token.
-  """
-  count, width = state.shape
-  total, remainder = np.zeros(count), np.zeros(count)
-  steps, output = np.zeros(count, int), np.zeros(state.shape)
-  running = np.ones(count, bool)
-  for n, params in enumerate(blocks):
-    x = state + coordinates(count, width, n) if add else state
-    p = expit(plain.dense(score, x)[:, 0])
+  def step(state, n, running):
+    x = state + coordinates(*state.shape, n) if add else state
+    scores = expit(plain.dense(score, x)[:, 0])
     if model.halting == 'example':
-      p = np.full(count, p.mean())
-    new = block(params, x, model.num_heads)
-    state = np.where(running[:, None], new, state)
-    for i in np.flatnonzero(running):
-      steps[i] += 1
-      weight = p[i]
-      if total[i] + p[i] >= 1 - model.rule.epsilon or n == len(blocks) - 1:
-        weight = remainder[i] = 1 - total[i]
-        running[i] = False
-      keep = 1.0 if model.combination == 'accumulated' else 1 - weight
-      output[i] = weight * new[i] + keep * output[i]
-      total[i] += p[i]
-  return output, steps, remainder
+      scores[:] = scores.mean()
+    return block(blocks[n], x, model.num_heads), scores
+
+  limit, epsilon = len(blocks), model.rule.epsilon
+  *found, _ = halted(step, state, limit, model.combination, epsilon=epsilon)
+  return found
 
 
 def ponder_net(params, image, model):

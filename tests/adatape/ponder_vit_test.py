@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from halting import costs
 from halting.token_rules import PonderNet
+from tests import losses
 from tests.adatape import plain_vit
 from tests.model_lib import plain
 from tests.train_lib import mixup_test
@@ -68,19 +69,6 @@ def test_equals_plain_numpy(pool):
   assert len(set(median)) > 1
 
 
-@pytest.mark.slow
-def test_dynamic_form_has_the_same_logits():
-  logits, out = jax.jit(MODEL.apply)({'params': PARAMS}, IMAGES)
-  dynamic = jax.jit(MODEL.clone(dynamic=True).apply)
-  for rows in ([0, 1, 2, 3], [2, 0]):
-    some = dynamic({'params': PARAMS}, IMAGES[jnp.array(rows)])
-    np.testing.assert_allclose(some[0], logits[jnp.array(rows)], atol=1e-5)
-    depth = out['ponder']['depth'][jnp.array(rows)]
-    np.testing.assert_array_equal(some[1]['ponder']['depth'], depth)
-  # A loop of as many steps as the slowest row needs, and not of all.
-  assert int(out['ponder']['depth'].max()) < MODEL.max_steps
-
-
 def task_of(**fields):
   data = dict(name='tests.fakes:FakeImages', image_size=8, num_classes=3)
   model = dict(name='adatape.ponder_vit:PonderViT', **SIZES, **fields)
@@ -119,13 +107,9 @@ def test_loss_and_its_gradient_equal_the_equation():
   task = task_of()
   with pytest.raises(ConfigError, match=r'model\.dynamic: .*every step'):
     task_of(dynamic=True).check_training()
-  norm = task.normalizers(BATCH)
-
-  def loss(params):
-    return task.loss(params, {}, {}, BATCH, norm, None, {})
-
-  gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
-  (value, (metrics, *_)), gradient = gradient_of(PARAMS)
+  loss = losses.of(task)
+  gradient_of = jax.value_and_grad(loss, has_aux=True)
+  (value, metrics), gradient = gradient_of(PARAMS, BATCH)
   np.testing.assert_allclose(value, plain_loss(PARAMS), atol=1e-4)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
   halt = gradient['step']['halt']
@@ -137,8 +121,7 @@ def test_loss_and_its_gradient_equal_the_equation():
   np.testing.assert_allclose(got[jnp.array([0, 5, 16])], want, atol=1e-4)
   assert abs(got).max() > 1e-2
   # A knob replaces the weight of the divergence.
-  knobs = {'ponder_weight': jnp.zeros(())}
-  free, _ = task.loss(PARAMS, {}, {}, BATCH, norm, None, knobs)
+  free, _ = loss(PARAMS, BATCH, {'ponder_weight': 0.0})
   divergence = metrics['divergence'].compute()
   np.testing.assert_allclose(value - free, 0.3 * divergence, atol=1e-5)
 
@@ -156,16 +139,6 @@ def test_a_dynamic_model_is_evaluated_by_its_predictions():
     np.testing.assert_allclose(
       metric.compute(), masked[name].compute(), atol=1e-5
     )
-
-
-def test_the_task_names_fields_that_do_not_fit():
-  for name, given, field in (
-    ('adatape.ponder_vit:PonderViT', dict(prior_rate=1.0), 'loss.prior_rate'),
-    ('adatape.universal:UniversalViT', {}, 'model.name'),
-  ):
-    config = dict(model=dict(name=name, **SIZES), loss=given)
-    with pytest.raises(ConfigError, match=f'^{field}: expected'):
-      PonderNetClassification.validate_config(config)
 
 
 def test_divergence_is_finite_where_probabilities_vanish():

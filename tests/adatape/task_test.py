@@ -10,6 +10,7 @@ from scipy.special import log_softmax
 
 from dataset_lib.source import DatasetInfo
 from launch import command_line
+from tests import losses
 from tests.adatape import serving_test as tapes
 from tests.train_lib import mixup_test
 from train_lib.task import build_task
@@ -41,16 +42,12 @@ def case(request):
 @pytest.mark.parametrize('knobs', [{}, {'tape_weight': 2.0}])
 def test_loss_is_cross_entropy_plus_lambda_times_tape_loss(case, knobs):
   task, params, batch, logits, tape = case
-  norm = task.normalizers(batch)
   weight, tapes = knobs.get('tape_weight', WEIGHT), tape['loss'][REAL]
   entropy = -log_softmax(np.float64(logits), -1)[REAL, LABEL[REAL]]
   want = entropy.mean() + weight * tapes.mean()
   # The padding would change it.
   assert abs(tape['loss'].mean() - tapes.mean()) > 1e-3
-
-  loss, _ = jax.jit(
-    lambda batch: task.loss(params, {}, {}, batch, norm, None, knobs)
-  )(batch)
+  loss, _ = losses.of(task)(params, batch, knobs)
   assert loss == pytest.approx(want, abs=1e-5)
 
 

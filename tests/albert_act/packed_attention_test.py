@@ -11,29 +11,6 @@ from model_lib.attention import attend, join_heads
 
 
 @pytest.mark.parametrize(
-  ('size', 'order'),
-  [
-    (5, [0, 2, 9, 10, 11]),
-    (6, [0, 2, 9, 10, 11]),
-    (12, list(range(12))),  # with room for all, all stay where they are
-  ],
-)
-def test_running_tokens_are_packed_in_their_order(size, order):
-  running = jnp.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], bool)
-  packed = Packed.of(running, size)
-  order = np.array(order)
-  np.testing.assert_array_equal(packed.index[: len(order)], order)
-  np.testing.assert_array_equal(packed.row[: len(order)], order // 4)
-  leaf = jnp.arange(24.0).reshape(3, 4, 2)
-  assert packed.pack(leaf).shape == (size, 2)
-  np.testing.assert_array_equal(packed.pack(leaf)[: len(order), 0], 2 * order)
-  # There and back: running tokens get the new, the others keep the old.
-  back = packed.unpack(-packed.pack(leaf), leaf)
-  sign = jnp.where(running, -1.0, 1.0)[:, :, None]
-  np.testing.assert_array_equal(back, sign * leaf)
-
-
-@pytest.mark.parametrize(
   ('rows', 'length'), [(1, 1), (1, 5), (4, 4), (1, 128), (32, 16), (8, 512)]
 )
 def test_sizes_go_from_one_for_each_row_to_all_tokens(rows, length):
@@ -57,28 +34,6 @@ def test_a_row_has_places_for_as_many_queries_as_it_can_have(
   rows, least, most, expected
 ):
   assert packed_attention.query_sizes(rows, 128, least, most) == expected
-
-
-@pytest.mark.parametrize(
-  ('dtype', 'tolerance', 'scale'),
-  [(jnp.float32, 1e-5, 3), (jnp.bfloat16, 2e-2, 3), (jnp.float32, 1e-5, 300)],
-)
-def test_the_late_division_gives_what_a_softmax_gives(dtype, tolerance, scale):
-  keys = jax.random.split(jax.random.key(0), 3)
-  shapes = ((3, 2, 3, 4), (3, 2, 6, 4), (3, 2, 6, 4))
-  query, key, value = (
-    (size * jax.random.normal(*pair)).astype(dtype)
-    for size, *pair in zip((scale, scale, 3), keys, shapes, strict=True)
-  )
-  # The last row has no valid token.
-  valid = jnp.arange(6)[None] < jnp.array([6, 2, 0])[:, None]
-  expected, _ = attend(query, key, value, valid)
-  zeroed = jnp.where(valid[:, None, :, None], value, 0)
-  out = packed_attention.weighted_values(query, key, zeroed, valid)
-  assert out.dtype == dtype
-  out, expected = (np.asarray(x, np.float32) for x in (out, expected))
-  assert not out[2].any()
-  np.testing.assert_allclose(out, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(

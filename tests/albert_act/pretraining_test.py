@@ -12,9 +12,9 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib.metrics import compute
 from launch import command_line
+from tests import losses
 from tests.albert_act import small
 from tests.dataset_lib import corpora
-from train_lib import config_schema
 
 FIELDS = {k: v for k, v in small.FIELDS.items() if k != 'vocab_size'}
 MODEL = dict(
@@ -22,6 +22,7 @@ MODEL = dict(
   classifier_dropout=0.0, **FIELDS | {'max_positions': 32},
 )  # fmt: skip
 TAU = 0.01
+PATH = 'configs/albert_act/pretrain.py:variant=micro,corpus='
 
 
 @pytest.fixture(scope='module')
@@ -59,13 +60,8 @@ def case(corpus):
 
 def test_loss_is_that_of_equation_8(case):
   task, batch, params = case
-  norm, keys = task.normalizers(batch), jax.random.split(jax.random.key(0), 8)
-
-  @jax.jit
-  def loss_of(batch, knobs):
-    return task.loss(params, {}, {}, batch, norm, keys, knobs)
-
-  loss, (metrics, *_) = loss_of(batch, {})
+  run, keys = losses.of(task), jax.random.split(jax.random.key(0), 8)
+  loss, metrics = run(params, batch, keys=keys)
   logits, out = task.apply(params, {}, batch, keys)
   words, order = (
     scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)
@@ -92,7 +88,7 @@ def test_loss_is_that_of_equation_8(case):
   assert values['ponder_cost'] == pytest.approx(ponder, rel=1e-5)
   share = TAU * ponder / want
   assert values['ponder_share'] == pytest.approx(share, rel=1e-5)
-  other, _ = loss_of(batch, {'ponder_weight': jnp.float32(1.0)})
+  other, _ = run(params, batch, {'ponder_weight': 1.0}, keys=keys)
   np.testing.assert_allclose(other, want + (1 - TAU) * ponder, rtol=1e-5)
 
 
@@ -108,22 +104,6 @@ def test_metrics_of_depth_are_those_of_the_real_tokens(case):
 
 
 @pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(loss=dict(tau=0.1)), 'loss.tau'),
-    (dict(model=MODEL | {'vocab_size': 10, 'halting': 'ponder_net'}),
-     'model.rule'),
-    (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
-     'model.name'),
-  ],
-)  # fmt: skip
-def test_illegal_fields_are_named(corpus, changes, key):
-  with pytest.raises(ConfigError) as caught:
-    Pretraining.validate_config(config_of(corpus, **changes))
-  assert caught.value.field == key
-
-
-@pytest.mark.parametrize(
   ('field', 'value'), [('vocab_size', 5), ('max_positions', 31)]
 )
 def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):
@@ -134,53 +114,9 @@ def test_a_model_too_small_for_the_corpus_is_refused(corpus, field, value):
     Pretraining(config, info)
 
 
-def load(corpus, *overrides, **arguments):
-  given = dict(corpus=corpus, variant='micro', length=32, steps=4)
-  text = ','.join(f'{k}={v}' for k, v in (given | arguments).items())
-  path = f'configs/albert_act/pretrain.py:{text}'
-  return command_line.load_config(
-    path, ['mesh.data=1', 'batch_size=8', *overrides]
-  )
-
-
-def test_the_shipped_configuration(corpus):
-  config = load(corpus)
-  assert config.model.vocab_size == len(corpora.VOCABULARY)
-  assert config.loss.ponder_weight == pytest.approx(0.768 / (6 * 32))
-  config_schema.validate(config)
-  fixed = load(corpus, halting='fixed')
-  assert fixed.model.rule.name == 'halting.token_rules:Fixed'
-  assert fixed.loss.ponder_weight == 0.0
-  # Arguments reach the loss and the schedule, at whose end training ends.
-  for given, tau in (({}, 0.768 / (12 * 32)), ({'tau': 3e-3}, 3e-3)):
-    config = load(corpus, iterations=12, tau_from=0.5, **given)
-    assert config.model.max_iterations == 12
-    assert config.loss.ponder_weight == pytest.approx(tau)
-    knob = config.phases[1].knobs['ponder_weight']
-    assert knob == ('linear', 0.0, config.loss.ponder_weight)
-  bert = load(corpus, halting='bert', iterations=3)
-  assert (bert.model.num_groups, bert.model.max_iterations) == (3, 3)
-  # The paper's, for up to 12 iterations of 128 tokens.
-  paper = command_line.load_config(
-    f'configs/albert_act/pretrain.py:corpus={corpus}', []
-  )
-  assert paper.loss.ponder_weight == pytest.approx(5e-4)
-  assert (paper.batch_size, paper.phases[0].steps) == (4096, 112_500)
-  assert (paper.optimizer.name, paper.optimizer.lr) == ('lamb', 1.76e-3)
-  data = paper.dataset
-  assert (data.mask_share, data.max_ngram, data.max_length) == (0.2, 3, 128)
-
-
 def test_the_corpus_is_found(tmp_path, corpus, monkeypatch):
   with pytest.raises(ConfigError, match=r'dataset\.directory: expected a corp'):
-    load(tmp_path / 'nothing')
+    command_line.load_config(PATH + str(tmp_path / 'nothing'), [])
   monkeypatch.setenv('HOME', str(corpus.parent))
-  config = load(f'~/{corpus.name}')
+  config = command_line.load_config(f'{PATH}~/{corpus.name}', [])
   assert config.model.vocab_size == len(corpora.VOCABULARY)
-
-
-@pytest.mark.parametrize('share', [0.01, 0.99])
-def test_no_stage_is_empty(share):
-  path = f'configs/albert_act/pretrain.py:steps=20,tau_from={share}'
-  with pytest.raises(command_line.UsageError, match='tau_from: expected a sha'):
-    command_line.load_config(path, [])

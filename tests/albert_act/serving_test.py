@@ -12,7 +12,7 @@ import pytest
 
 from albert_act import compaction, packed_attention
 from albert_act.chain import AlbertChain
-from albert_act.policy import HaltingPolicy, Options
+from albert_act.policy import HaltingPolicy
 from albert_act.task import FineTune
 from core.errors import ConfigError
 from dataset_lib import tokenizer
@@ -20,10 +20,8 @@ from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.certified import CertificateFile
 from serve_lib.chain import Grid, Group, InputError, Row
-from serve_lib.classifier import read_options
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
-from tests import wrong_values
 from tests.albert_act import small
 from tests.eat import small as small_eat
 from tests.eat.calibrated import VOCABULARY
@@ -247,12 +245,6 @@ def test_illegal_arguments_are_refused(
     serve(vocabulary, options, lengths, **fields)
   assert error.value.field == field
   assert expected in error.value.expected
-
-
-def test_values_outside_of_the_range_of_an_option_are_refused():
-  for field, value in wrong_values.wrong_fields(Options):
-    with pytest.raises(ConfigError, match=f'^serve.{field}'):
-      read_options(Options, {field: value})
 
 
 @pytest.fixture(scope='module')

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from scipy.special import expit
 
 from albert_act.model import AlbertClassifier, AlbertPretraining
-from halting.token_rules import Fixed, PonderNet, StraightThrough
+from halting.token_rules import Fixed, PonderNet
 from tests.eat import small
+from tests.halting.plain import act
 from tests.model_lib.plain import (
   block_by_loop,
   dense,
@@ -92,39 +94,20 @@ def encode_by_loop(params, tokens, types, model):
   if isinstance(model.rule, PonderNet):
     state, steps, _, history = ponder_net_by_loop(params, tokens, types, model)
     return state, np.full(len(tokens), steps), np.zeros(len(tokens)), history
-  params = float64(params)
-  state = embed_by_loop(params, tokens, types)
-  count = len(tokens)
-  total, rest, steps = np.zeros(count), np.zeros(count), np.zeros(count, int)
-  running = np.ones(count, bool)
-  limit, history = model.max_iterations, [state]
-  for n in range(limit):
+  params, limit = float64(params), model.max_iterations
+
+  def step(state, n, running):
     group = int(n / (limit / model.num_groups))
-    new = state
     for inner in range(model.inner_group):
       block = params[f'block_{group * model.inner_group + inner}']
-      new, _ = block_by_loop(block, new, 4, 1e-12, gelu_new)
+      state, _ = block_by_loop(block, state, 4, 1e-12, gelu_new)
     if not model.rule.SCORED:
-      state = new
-      steps += 1
-      history.append(state)
-      continue
-    score = 1 / (1 + np.exp(-dense(params['score'], new)[:, 0]))
-    state = state.copy()
-    for token in np.flatnonzero(running):
-      steps[token] += 1
-      left = 1.0 - total[token]
-      halts = total[token] + score[token] >= 0.99 or n == limit - 1
-      weight = score[token]
-      if isinstance(model.rule, StraightThrough):
-        weight = 1.0  # of what goes on; what comes out is the last
-      elif halts:
-        weight = rest[token] = left
-      state[token] = weight * new[token] + (1 - weight) * state[token]
-      total[token] += score[token]
-      running[token] = not halts
-    history.append(state)
-  return state, steps, rest, history
+      return state, np.zeros(len(state))
+    return state, expit(dense(params['score'], state)[:, 0])
+
+  first, weighs = embed_by_loop(params, tokens, types), model.rule.MIXES
+  _, steps, rest, history = act(step, first, limit, 'fed_back', weighs)
+  return history[-1], steps, rest, [first, *history]
 
 
 def ponder_net_by_loop(params, tokens, types, model):
@@ -133,7 +116,7 @@ def ponder_net_by_loop(params, tokens, types, model):
   *_, history = encode_by_loop(params, tokens, types, fixed)
   logits = dense(float64(params)['score'], np.stack(history[1:])[:, 0])[:, 0]
   left, p = 1.0, []
-  for chance in [*(1 / (1 + np.exp(-logits[:-1]))), 1.0]:
+  for chance in [*expit(logits[:-1]), 1.0]:
     p.append(left * chance)
     left *= 1.0 - chance
   halted = np.cumsum(p)

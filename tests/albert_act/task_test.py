@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from eval_lib.metrics import compute
 from model_lib import convert
+from tests import losses
 from tests.albert_act import small, tiny_run
 from tests.eat.small import info, labelled
 from train_lib import config_schema
@@ -42,14 +43,7 @@ def a_batch(num_classes=3):
 def build(num_classes=3, **model):
   """(task, its jitted loss)."""
   task = FineTune(config(**model), info(num_classes, vocab_size=40))
-
-  @jax.jit
-  def loss(params, batch, knobs):
-    norm = task.normalizers(batch)
-    value, (metrics, *_) = task.loss(params, {}, {}, batch, norm, None, knobs)
-    return value, metrics
-
-  return task, loss
+  return task, losses.of(task)
 
 
 def by_loop(batch, num_classes=3, **changes):
@@ -149,23 +143,6 @@ def test_a_regression_is_a_squared_error_and_its_ponder_cost():
   values = compute(metrics)
   assert values['squared_error'] == pytest.approx(squares, rel=1e-5)
   assert 'accuracy' not in values
-
-
-@pytest.mark.parametrize(
-  ('changes', 'key'),
-  [
-    (dict(loss=dict(tau=1.0)), 'loss.tau'),
-    (dict(loss=dict(prior_rate=1.0)), 'loss.prior_rate'),
-    (dict(model=config(name='albert_act.model:AlbertPretraining')['model']),
-     'model.name'),
-    (dict(model=dict(name='model_lib.bert:BertClassifier', variant='tiny')),
-     'model.name'),
-  ],
-)  # fmt: skip
-def test_illegal_fields_are_named(changes, key):
-  with pytest.raises(ConfigError) as error:
-    FineTune.validate_config(config() | changes)
-  assert error.value.field == key
 
 
 def resolved(start, **model):

@@ -56,6 +56,7 @@ def load(words):
   def loaded(flag, *overrides):
     is_text = re.match('.*(glue|probing|tags|texts)', flag)
     given = [f'dataset.tokenizer={words}'] * bool(is_text)
+    given += ['model.vocab_size=5'] * ('/pretrain' in flag)
     return command_line.load_config(f'configs/{flag}', [*given, *overrides])
 
   return loaded
@@ -80,6 +81,7 @@ def test_fields(flag, expected, load):
 
 EAT = 'eat/glue.py:data=/x,'
 TEXTS = 'texts.py:vocabulary=/v,'
+PRETRAIN = 'albert_act/pretrain.py:corpus=/c'
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,8 @@ TEXTS = 'texts.py:vocabulary=/v,'
     (f'{EAT}parts=p,recipe=paper', 'recipe: expected only'),
     (f'{EAT}parts=e,prunes=2', 'prunes: expected only'),
     (f'{EAT}model=student,exits=2', 'exits: expected only'),
+    (f'{PRETRAIN},steps=20,tau_from=0.01', 'tau_from: expected a sha'),
+    (f'{PRETRAIN},steps=20,tau_from=0.99', 'tau_from: expected a sha'),
     ('recurrent_act/graves.py:rule=never', 'rule: expected one of'),
     ('recurrent_act/graves.py:gates=3', "'gates=3'"),
     ('adatape/photographs.py:root=/x,model=vit,ablation=length', 'ablation: '),

@@ -12,14 +12,12 @@ import pytest
 
 from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
-from eat.policy import Options, read_options
 from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier
 from serve_lib import bundle, description
 from serve_lib.chain import Grid, InputError
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
-from tests import wrong_values
 from tests.eat import calibrated, small
 from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
 
@@ -91,12 +89,6 @@ def refused(run, options, field, expected, lengths=None):
 ])  # fmt: skip
 def test_illegal_options_are_refused(finished, options, field, expected):
   refused(finished, options, f'serve.{field}', expected)
-
-
-def test_values_outside_of_the_range_of_an_option_are_refused(finished):
-  for field, value in wrong_values.wrong_fields(Options):
-    with pytest.raises(ConfigError, match=f'^serve.{field}'):
-      read_options({field: value}, {}, 2)
 
 
 @pytest.mark.parametrize(('lengths', 'tau', 'expected'), [

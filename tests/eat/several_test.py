@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 from core.errors import ConfigError
 from dataset_lib.tasks import labels_of, tasks_of
@@ -23,6 +23,7 @@ from serve_lib.engine import Engine
 from serve_lib.items import TextReader
 from serve_lib.monitor import Monitor, monitor_of
 from serve_lib.programs import Programs
+from tests import losses
 from tests.eat import small, task_test
 
 NAMES = 'domain=a', 'domain=b', 'domain=c', 'size=long', 'size=short'
@@ -60,21 +61,21 @@ def case(**loss):
 
 def test_loss_is_the_mean_of_the_tasks_over_their_rows():
   task, batch, params = case()
-  loss, (metrics, *_) = task_test.loss_of(task, params, batch)
+  loss, metrics = losses.of(task)(params, batch)
   exits = task_test.logits_of(task, params, batch)
-  losses, accuracies = [], []
+  means, accuracies = [], []
   for name, labels in OWN.items():
     logits = exits[..., COLUMNS[name]]
     rows = [n for n, label in enumerate(labels) if label >= 0]
     own = -log_softmax(logits, -1)[:, rows, [labels[n] for n in rows]]
-    losses.append(WEIGHTS @ own.mean(1))
+    means.append(WEIGHTS @ own.mean(1))
     hits = [int(logits[-1, n].argmax()) == labels[n] for n in rows]
     accuracies.append(np.mean(hits))
     found = metrics[f'accuracy_{name}'].compute()
     np.testing.assert_allclose(found, np.mean(hits), rtol=1e-6)
     found = metrics[f'cross_entropy_{name}'].compute()
     np.testing.assert_allclose(found, own[-1].mean(), rtol=1e-5)
-  np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+  np.testing.assert_allclose(loss, np.mean(means), rtol=1e-5)
   accuracy = metrics['accuracy'].compute()
   np.testing.assert_allclose(accuracy, np.mean(accuracies), rtol=1e-6)
   assert {'retention', 'accuracy_exit_1_size'} <= {*metrics}
@@ -85,7 +86,7 @@ def test_a_teacher_is_followed_by_task():
   other = small.randomised(params, seed=3)
   task.teacher = types.SimpleNamespace(task=task)
   frozen = {'params': other, 'model_state': {}}
-  given = task_test.loss_of(task, params, batch, frozen=frozen)[0]
+  given = losses.of(task)(params, batch, frozen=frozen)[0]
   teacher = task_test.logits_of(task, other, batch)[-1]
   student = task_test.logits_of(task, params, batch)[-1]
   expected = []
@@ -159,24 +160,6 @@ def test_each_task_is_answered_as_by_its_own_model():
   seen = answers[0].as_dict()
   assert {*seen} == {'tasks', 'depth', 'retention', 'exit_reason', 'truncated'}
   assert seen['tasks']['size']['label'] in CLASSES['size']
-
-
-def test_the_engine_gives_what_the_masked_form_gives():
-  model, variables = small.build(num_classes=5)
-  reader = TextReader(None, 24, vocab_size=50)
-  chain = EatChain(model, variables, reader)
-  never = {n: {'class_names': c, 'rule': Confidence(np.inf)}
-           for n, c in CLASSES.items()}  # fmt: skip
-  policy = SeveralPolicy(chain, reader, NAMES, (24,), tasks=never)
-  texts = small.rows(6, seed=5)
-  inputs = small.batch(texts, 24)
-  inputs = inputs[0], 0 * inputs[1], inputs[2]
-  logits = np.asarray(jax.jit(model.apply)(variables, *inputs)[0], np.float64)
-  answers = ask(policy, [{'tokens': text} for text in texts], (24,), (2,))
-  for name, columns in COLUMNS.items():
-    given = [[*one.tasks[name].probabilities.values()] for one in answers]
-    expected = softmax(logits[:, columns], -1)
-    np.testing.assert_allclose(given, expected, atol=1e-4)
 
 
 def test_drift_of_a_task_keeps_the_others():

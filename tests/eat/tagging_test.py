@@ -1,4 +1,4 @@
-"""Tags by an EAT: pruned tokens, loss and metrics in NumPy, Hugging Face."""
+"""Tags by an EAT: pruned tokens, loss and metrics in NumPy."""
 
 import dataclasses
 
@@ -10,10 +10,9 @@ from scipy.special import log_softmax
 
 from core.errors import ConfigError
 from eat.tagging import EatTagger, Tagging
-from model_lib import convert
+from tests import losses
 from tests.eat import small
 from tests.eat.model_test import reference
-from tests.peers import torch_and_transformers
 
 NAMES = ('B-PER', 'I-PER', 'O')
 FIELDS = {k: v for k, v in small.FIELDS.items() if k != 'exit_layers'}
@@ -41,12 +40,6 @@ def case():
   return task, batch, params
 
 
-def loss_of(task, params, batch, norm):
-  return jax.jit(lambda p, b: task.loss(p, {}, {}, b, norm, None, {}))(
-    params, batch
-  )
-
-
 def test_a_pruned_token_is_tagged_by_its_state_when_it_was_pruned():
   model, classifier, params = tagger(window=0)
   texts = small.rows(3)
@@ -66,7 +59,7 @@ def test_a_pruned_token_is_tagged_by_its_state_when_it_was_pruned():
 
 def test_loss_and_metrics_in_numpy():
   task, batch, params = case()
-  loss, (metrics, *_) = loss_of(task, params, batch, task.normalizers(batch))
+  loss, metrics = losses.of(task)(params, batch)
   logits, out = jax.jit(task.apply)(params, {}, batch)
   logits, label = (np.asarray(x)[:7] for x in (logits, batch['label']))
   at = np.nonzero(label >= 0)
@@ -91,7 +84,7 @@ def test_loss_and_metrics_in_numpy():
 def test_without_a_tag_there_is_no_loss():
   task, batch, params = case()
   empty = batch | {'label': jnp.full((8, 20), -1)}
-  assert loss_of(task, params, empty, task.normalizers(empty))[0] == 0.0
+  assert losses.of(task)(params, empty)[0] == 0.0
 
 
 def test_parts_of_speech_have_no_spans_and_nothing_is_served():
@@ -100,29 +93,3 @@ def test_parts_of_speech_have_no_spans_and_nothing_is_served():
   assert 'span_f1' not in task.evaluate(params, {}, batch)
   with pytest.raises(ConfigError, match='task: expected a task with one label'):
     task.serve({'params': params}, {})
-
-
-@pytest.mark.peers
-def test_without_pruning_it_is_bert_for_token_classification(tmp_path):
-  torch, transformers = torch_and_transformers()
-  torch.manual_seed(0)
-  options = transformers.BertConfig(
-    vocab_size=50, hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
-    intermediate_size=32, max_position_embeddings=64, num_labels=3,
-    initializer_range=0.2,
-  )  # fmt: skip
-  peer = transformers.BertForTokenClassification(options).eval()
-  peer.save_pretrained(tmp_path)
-  head = {k: v.detach().numpy() for k, v in peer.classifier.named_parameters()}
-  params = convert.load(tmp_path).params
-  params['head'] = {'kernel': head['weight'].T, 'bias': head['bias']}
-  model = EatTagger(**(FIELDS | dict(window=0, prune_ratios=(0.0, 0.0))))
-  texts = small.rows(4)
-  tokens, types, length = small.batch(texts, 20)
-  logits, _ = jax.jit(model.apply)({'params': params}, tokens, types, length)
-  valid = np.arange(20)[None] < np.asarray(length)[:, None]
-  with torch.no_grad():
-    expected = peer(
-      *map(torch.tensor, (np.array(tokens), valid * 1, np.array(types)))
-    ).logits.numpy()
-  np.testing.assert_allclose(logits[valid], expected[valid], atol=1e-4)

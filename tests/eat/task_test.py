@@ -1,8 +1,5 @@
 """The joint loss of EAT against NumPy; distillation; teachers."""
 
-import dataclasses
-import types
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,15 +7,13 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
-from core import files
 from core.errors import ConfigError
-from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
-from eat.task import FineTune, check_tokenizer
+from eat.task import FineTune
+from tests import losses
 from tests.eat import small
 from tests.eat.small import info
 from tests.train_lib import mixup_test
-from train_lib import loading
 from train_lib.classification import Classification
 
 WEIGHTS = (0.2, 0.3, 1.0)
@@ -43,14 +38,6 @@ def case(num_classes=3, **loss):
   return FineTune(config(**loss), info(num_classes)), batch, params
 
 
-def loss_of(task, params, batch, knobs=None, frozen=None):
-  def loss(params, batch, knobs, frozen):
-    norm = task.normalizers(batch)
-    return task.loss(params, {}, frozen, batch, norm, None, knobs)
-
-  return jax.jit(loss)(params, batch, knobs or {}, frozen or {})
-
-
 def logits_of(task, params, batch):
   """Those of all heads `[E, B, O]` in float64."""
   _, out = jax.jit(lambda p, b: task.apply(p, {}, b))(params, batch)
@@ -59,7 +46,7 @@ def logits_of(task, params, batch):
 
 def test_joint_loss_is_the_weighted_sum_over_heads():
   task, batch, params = case(label_smoothing=0.1)
-  loss, (metrics, *_) = loss_of(task, params, batch)
+  loss, metrics = losses.of(task)(params, batch)
   exits, label = logits_of(task, params, batch), np.asarray(batch['label'])
   rows = -(log_softmax(exits, -1) * (0.9 * np.eye(3)[label] + 0.1 / 3)).sum(-1)
   expected = np.array(WEIGHTS) @ rows[:, :6].mean(1)
@@ -68,7 +55,7 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
   np.testing.assert_allclose(metrics['accuracy_exit_1'].compute(), correct)
   # Padding rows change nothing.
   other = batch | {'tokens': batch['tokens'].at[6:].set(7)}
-  np.testing.assert_array_equal(loss_of(task, params, other)[0], loss)
+  np.testing.assert_array_equal(losses.of(task)(params, other)[0], loss)
 
 
 class Exits(nn.Module):
@@ -101,7 +88,7 @@ def test_mixup_reaches_every_exit():
 
 def test_regression_is_a_squared_error():
   task, batch, params = case(1)
-  loss, (metrics, *_) = loss_of(task, params, batch)
+  loss, metrics = losses.of(task)(params, batch)
   errors = logits_of(task, params, batch)[..., 0] - np.asarray(batch['label'])
   expected = np.array(WEIGHTS) @ np.square(errors)[:, :6].mean(1)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -112,8 +99,8 @@ def test_regression_is_a_squared_error():
   'later', ['later', pytest.param('last', marks=pytest.mark.nightly)]
 )
 def test_exits_learn_from_later_heads(later):
-  losses = dict(exit_weights=(0.0, 0.0, 0.0), self_distill_from=later)
-  task, batch, params = case(**losses)
+  changes = dict(exit_weights=(0.0, 0.0, 0.0), self_distill_from=later)
+  task, batch, params = case(**changes)
   knobs = {'self_distill_weight': 0.7, 'exit_scale': 0.5}
   first, second, last = softmax(logits_of(task, params, batch) / 2.0, -1)
   rows = rel_entr(last, first)
@@ -122,7 +109,7 @@ def test_exits_learn_from_later_heads(later):
   rows = (rows + rel_entr(last, second)).sum(-1)
 
   def loss(params):
-    return loss_of(task, params, batch, knobs)[0]
+    return losses.of(task)(params, batch, knobs)[0]
 
   value, slopes = jax.value_and_grad(loss)(params)
   np.testing.assert_allclose(value, 1.4 * rows[:6].mean(), rtol=1e-4)
@@ -133,7 +120,7 @@ def test_exits_learn_from_later_heads(later):
 
 def test_every_other_step_may_train_the_last_head_alone():
   task, batch, params = case()
-  loss, (metrics, *_) = loss_of(task, params, batch, {'exit_scale': 0.0})
+  loss, metrics = losses.of(task)(params, batch, {'exit_scale': 0.0})
   last = metrics['cross_entropy'].compute()
   np.testing.assert_allclose(loss, WEIGHTS[-1] * last, rtol=1e-6)
 
@@ -171,21 +158,6 @@ def test_what_the_gradients_of_heads_do_to_the_layers_below(exit_mean):
       np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
 
 
-@pytest.mark.slow
-def test_distillation_from_a_teacher():
-  task, batch, params = case(exit_weights=(0.0, 0.0, 0.0))
-  task.teacher = types.SimpleNamespace(task=case()[0])
-  theirs = small.randomised({'params': params}, 1)['params']
-  frozen = {'params': theirs, 'model_state': {}}
-  loss, _ = loss_of(task, params, batch, frozen=frozen)
-  target, own = (
-    log_softmax(logits_of(one, given, batch)[-1] / 2.0, -1)
-    for one, given in ((task.teacher.task, theirs), (task, params))
-  )
-  kl = (np.exp(target) * (target - own)).sum(-1)
-  np.testing.assert_allclose(loss, 0.5 * 4.0 * kl[:6].mean(), rtol=1e-4)
-
-
 def test_illegal_fields_are_named():
   for part, field, value in (
     ('loss', 'exit_weights', (0.3, 1.0)), ('model', 'exit_layers', (9,)),
@@ -194,65 +166,3 @@ def test_illegal_fields_are_named():
     wrong[part][field] = value
     with pytest.raises(ConfigError, match=rf'{part}\.{field}: expected'):
       FineTune.validate_config(wrong)
-
-
-WORDS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a', 'b', '##b')
-OTHER_ORDER = (*WORDS[:4], 'b', 'a', '##b')
-
-
-def vocabulary(path, words=WORDS, **options):
-  """A directory with a vocab.txt and its options."""
-  path.mkdir()
-  (path / 'vocab.txt').write_text('\n'.join(words))
-  files.write_json(path / 'tokenizer_config.json', options)
-  return str(path)
-
-
-def run_of(path, source):
-  """The directory of a run that read its data with this tokenizer."""
-  path.mkdir()
-  groups = ('model', 'loss', 'dataset', 'warm_start')
-  files.write_json(path / 'config.json', {name: {} for name in groups})
-  tokenizer.load(source).save(path / 'tokenizer.json')
-  return str(path)
-
-
-def test_a_teacher_reads_the_ids_that_it_learned(tmp_path):
-  own = vocabulary(tmp_path / 'own')
-  same = run_of(tmp_path / 'same', vocabulary(tmp_path / 'copy'))
-  for source in (own, f'{same}/tokenizer.json', ''):
-    check_tokenizer(same, source)
-  others = {
-    'order': dict(words=OTHER_ORDER),
-    'longer': dict(words=(*WORDS, 'c')),
-    'case': dict(do_lower_case=False),
-  }
-  for name, changes in others.items():
-    words = vocabulary(tmp_path / f'{name}_own', **changes)
-    with pytest.raises(ConfigError, match=r'\.teacher: .*; fine-tune a teach'):
-      check_tokenizer(run_of(tmp_path / name, words), own)
-  # Before training.
-  given = config(teacher=str(tmp_path / 'order')) | {'dataset': {}}
-  given['dataset']['tokenizer'] = own
-  with pytest.raises(ConfigError, match=r'loss\.teacher'):
-    FineTune.validate_config(given)
-  (tmp_path / 'case' / 'tokenizer.json').unlink()
-  with pytest.raises(ConfigError, match=r'loss\.teacher.*no tokenizer'):
-    check_tokenizer(str(tmp_path / 'case'), own)
-
-
-@pytest.mark.parametrize(
-  ('theirs', 'message'),
-  [
-    (info(2), 'num_classes: expected 2, as there has, got 3'),
-    (dataclasses.replace(info(), class_names=('x', 'y', 'z')),
-     "class_names: expected 3 classes with 'x'.*, as there has, got .*'a'"),
-  ],
-)  # fmt: skip
-def test_a_teacher_has_the_classes_of_the_data(theirs, message, monkeypatch):
-  given = config(teacher='there') | {'dataset': {}}
-  monkeypatch.setattr(loading, 'load_config', lambda *_, **__: given)
-  teacher = types.SimpleNamespace(task=FineTune(config(), theirs))
-  monkeypatch.setattr(loading, 'restore', lambda *_: teacher)
-  with pytest.raises(ConfigError, match=rf'loss\.teacher\.{message}'):
-    FineTune(given, info()).init_frozen()

@@ -66,16 +66,3 @@ def test_only_unlikely_rows_give_up():
   assert rule.gives_up(steps, read).tolist() == [True, False, False]
   assert not rule.gives_up(steps - 1, read).any()
   assert not Unchanged().gives_up(steps, read).any()
-
-
-def test_a_verified_answer_is_the_solution():
-  rng = np.random.default_rng(0)
-  drawn = [PUZZLE.generate(rng)[:2] for _ in range(200)]
-  question, solution = (np.stack(x) for x in zip(*drawn, strict=True))
-  is_changed = rng.random(solution.shape) < 0.1
-  answer = np.where(is_changed, rng.integers(2, 6, solution.shape), solution)
-  read = Evidence(np.zeros(200), answer, 0 * answer, question)
-  steps = np.ones(200, np.int32)
-  stops, right = Verified(PUZZLE).stops(steps, steps, read), answer == solution
-  np.testing.assert_array_equal(stops, right.all(-1))
-  assert 20 < stops.sum() < 180

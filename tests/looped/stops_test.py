@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
 from looped import stops
 from looped.certificate import record_of
 from looped.model import LoopedModel
@@ -94,8 +93,3 @@ def test_questions_of_training_rows_are_the_transformed_ones(tmp_path):
   results = built.run(variables)
   assert results['verified_accuracy'] == 1
   assert results['verified_iterations'] == results['iterations'] < 12
-
-
-def test_data_without_a_puzzle_are_refused():
-  with pytest.raises(ConfigError, match='dataset: expected data of a puzzle'):
-    evaluator_of('looped.stops:Evaluator', {'name': 'parity', 'length': 8})

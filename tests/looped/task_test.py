@@ -1,9 +1,7 @@
-"""Tasks of looped models: losses, metrics, exploration, equal programs.
+"""Tasks of looped models: losses, metrics, exploration.
 
 Slots, halting and updates of `Carried`: tests/looped/trm_test.py.
 """
-
-import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ from configs.looped import puzzles
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from looped.task import Carried, Unrolled, log_stable
+from tests import losses
 from train_lib import config_schema, loading, trainer
 from train_lib.build import Setup
 from train_lib.warm_start import start_from
@@ -84,21 +83,18 @@ def test_loss_and_metrics_in_numpy(blank, probabilities):
     np.asarray(batch[n]) for n in ('tokens', 'label', 'mask')
   )
   counts = (label > 0) & ((tokens == 1) | (blank == 0))
-  losses, halting = np.zeros((2, COUNT, ROWS))
+  entropy, halting = np.zeros((2, COUNT, ROWS))
   for n, b in np.ndindex(COUNT, ROWS):
     log = log_softmax(logits[n, b], probabilities)
     cells = np.flatnonzero(counts[b])
     for c in cells:
       own = (1 - smoothing) * log[c, label[b, c]] + smoothing * log[c].mean()
-      losses[n, b] -= own / len(cells)
+      entropy[n, b] -= own / len(cells)
     right = all(logits[n, b, c].argmax() == label[b, c] for c in cells)
     halting[n, b] = np.log1p(np.exp(q[n, b])) - right * q[n, b]
-  expected = ((losses + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
-  norm, keys = (
-    task.normalizers(batch),
-    jax.random.split(jax.random.key(0), ROWS),
-  )
-  loss, (metrics, *_) = task.loss(params, state, {}, batch, norm, keys, {})
+  expected = ((entropy + 0.25 * halting) * mask).sum() / COUNT / mask.sum()
+  keys = jax.random.split(jax.random.key(0), ROWS)
+  loss, metrics = losses.of(task)(params, batch, keys=keys, state=state)
   assert float(loss) == pytest.approx(expected, rel=1e-5)
   wrong = ((logits[-1].argmax(-1) != label) & counts).any(-1)
   rows, halts = (mask > 0) & counts.any(-1), q[-1] > 0
@@ -140,31 +136,6 @@ def test_one_iteration_is_the_limit_of_an_exploring_row():
   assert task.apply(params, state, batch, keys)[1]['carry']['halted'].all()
 
 
-def steps_of(devices=1, num_micro=1):
-  """The state and the loss after each of 5 steps.
-
-  A list: a generator that is left half way would leave its mesh set.
-  """
-  config = puzzles.get_config('puzzle=sudoku4,train=carried')
-  config = config_schema.validate(config, [
-    'model.width=16', 'model.max_steps=3', 'model.score_bias=5.0',
-    'dataset.base=64', 'dataset.test_examples=16', 'loss.exploration=0.5',
-    'batch_size=16', f'mesh.data={devices}', f'num_micro={num_micro}',
-  ])  # fmt: skip
-  setup = Setup(config)
-  with (
-    jax.set_mesh(setup.mesh),
-    contextlib.closing(setup.dataset.batches()) as b,
-  ):
-    state, records = setup.init(), []
-    for _ in range(5):
-      batch = setup.put(next(b))
-      step, _ = setup.step(setup.phases[0], batch)
-      state, metrics = step(state, setup.frozen, batch, {}, setup.rates)
-      records.append((jax.device_get(state), metrics['loss'].compute()))
-  return records
-
-
 @pytest.mark.slow
 def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
   config = puzzles.get_config('puzzle=sudoku4')
@@ -187,16 +158,3 @@ def test_a_warm_start_has_the_start_states_of_its_source(tmp_path):
   trees = fresh.model_state, source['model_state']
   own, start = (np.asarray(jax.tree.leaves(tree)[0]) for tree in trees)
   assert abs(own - start).max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('parts', [(8, 1), (1, 4), (2, 4)])
-def test_devices_and_micro_batches_change_nothing(parts):
-  pairs = [*zip(steps_of(*parts), steps_of(), strict=True)]
-  for given, expected in pairs:
-    jax.tree.map(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-4),
-      given,
-      expected,
-    )
-  assert {*pairs[-1][1][0].carry['steps'].tolist()} == {1, 2, 3}

@@ -14,6 +14,7 @@ from dataset_lib import builder
 from eval_lib import metrics, predictions
 from launch import command_line
 from recurrent_act.task import SequenceTask
+from tests import losses
 from train_lib import config_schema, sharding, trainer
 
 ROWS = 8
@@ -81,18 +82,11 @@ def test_loss_is_that_of_the_paper_per_step_with_a_target():
   # Rows differ in length and some have no target, or it would prove little.
   assert 0 < targets < (ROWS - 2) * 2
 
-  norm = jax.jit(task.normalizers)(batch)
-
-  @jax.jit
-  def loss_of(batch, knobs):
-    return task.loss(params, {}, {}, batch, norm, None, knobs)
-
-  loss, (got, state, _) = loss_of(batch, {})
+  loss, got = losses.of(task)(params, batch)
   np.testing.assert_allclose(loss, (entropy + 0.1 * cost) / targets, rtol=1e-5)
-  assert state == {}
   got = metrics.compute(got)
   assert got['cross_entropy'] == pytest.approx(entropy / targets, rel=1e-5)
-  loss, _ = loss_of(batch, {'ponder_weight': 0.7})
+  loss, _ = losses.of(task)(params, batch, {'ponder_weight': 0.7})
   np.testing.assert_allclose(loss, (entropy + 0.7 * cost) / targets, rtol=1e-5)
 
 
@@ -101,8 +95,7 @@ def test_smoothing_counts_every_target_of_a_step():
   batch = jax.tree.map(jnp.asarray, batch)
   plain = task.evaluate(params, {}, batch)['cross_entropy'].compute()
   smooth = task_of(dataset(), ponder_weight=0.0, label_smoothing=0.2)
-  norm = smooth.normalizers(batch)
-  loss, _ = smooth.loss(params, {}, {}, batch, norm, None, {})
+  loss, _ = losses.of(smooth)(params, batch)
   asked = batch['target_mask'][: ROWS - 2] > 0
   scores = log_softmax(answers()[0], -1)[: ROWS - 2].mean(-1).sum(-1)
   want = 0.8 * plain - 0.2 * scores[asked].mean()

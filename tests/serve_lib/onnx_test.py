@@ -53,6 +53,11 @@ def attention(x):
   return jnp.einsum('bqk,bkd->bqd', jax.nn.softmax(scores), v)
 
 
+@jax.vmap
+def written(row, places):
+  return row.at[places].set(-1.0, mode='promise_in_bounds')
+
+
 @pytest.mark.parametrize(
   'function',
   [
@@ -70,6 +75,8 @@ def attention(x):
     lambda x: (x[:, ::2, 1:5].max(-1), x[0, 0, 0], (x > 0.5) & (x < 1.0)),
     lambda x: jnp.concatenate([x, jnp.broadcast_to(x[:1], x.shape)], 1).T,
     lambda x: jnp.where(x > 0, x.astype(jnp.int32) // 2, jnp.int32(-1)),
+    lambda x: jax.lax.scan(lambda y, z: (y + z, (y, y.sum())), x[0], x[1:]),
+    lambda x: written(x[..., 0], PLACES),
   ],
 )  # fmt: skip
 def test_a_function_gives_the_same(function):
@@ -263,6 +270,7 @@ def test_what_is_nearly_attention_has_the_same_result(function, is_fused):
     (lambda x: jnp.sort(x, axis=1), 'another axis'),
     (lambda x: jnp.einsum('abc,dbc->ad', x, x), 'several axes'),
     (lambda x: x[PLACES[:, 0], PLACES[:, 1]], 'gather'),
+    (lambda x: x.at[0].set(1.0), 'scatter'),
   ],
 )
 def test_what_has_no_translation_is_refused(function, words):
@@ -320,8 +328,9 @@ def test_a_batch_mixes_lengths_and_has_no_unused_rows(monkeypatch):
 
 
 def test_what_cannot_be_translated_runs_in_xla():
-  fixed = families.tapes.IMAGE | {'fixed_length': True}
-  chain, policy = families.adatape(fixed, 'image').serve()
+  bank = dict(bank='learnable', bank_size=600, max_steps=300)
+  family = families.adatape(families.tapes.IMAGE | bank, 'image')
+  chain, policy = family.serve()
   given = chain, policy, policy.lengths, (1,)
   with pytest.raises(ConfigError, match=r"engine.backend: .*'xla'"):
     Engine(*given, backend='onnxruntime')
