@@ -33,6 +33,10 @@ BuilderName = Annotated[
 ]
 Key = Annotated[str, Len(1), 'the name of a feature']
 OwnKey = Annotated[str, "the name of a feature, or '' for the supervised one"]
+MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
+AnySplit = Annotated[
+  str, Predicate(source.parts), "a split or a part, like 'train[:90%]'"
+]
 DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 
@@ -41,8 +45,8 @@ class ShardedImages(ImageOptions):
   """Fields and places of images in shards; a subclass sets `_records`."""
 
   _records: Any = dataclasses.field(init=False, repr=False)  # `RecordFiles`
-  split: source.AnySplit
-  max_labels: source.MaxLabels = 0
+  split: AnySplit
+  max_labels: MaxLabels = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def where(self, index: int) -> str:
@@ -223,7 +227,7 @@ class ImageRecords(ShardedImages):
   num_classes: Annotated[int, Interval(ge=2, le=2**24)]
   image_key: Key = 'image/encoded'
   label_key: Key = 'image/class/label'
-  max_labels: source.MaxLabels = 16
+  max_labels: MaxLabels = 16
 
   def __post_init__(self) -> None:
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
