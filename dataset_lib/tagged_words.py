@@ -22,8 +22,7 @@ from dataset_lib.source import require
 from dataset_lib.tables import decoded, read_lines
 from dataset_lib.text_rows import TextRows
 from dataset_lib.text_tasks import find_file
-from dataset_lib.token_rows import Encoded
-from dataset_lib.tokenizer import Tokenizer
+from dataset_lib.tokenizer import Encoded, Tokenizer
 
 IGNORED = -1  # label of a token without a tag
 NO_TAG = '_'

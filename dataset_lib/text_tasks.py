@@ -120,16 +120,16 @@ def _unlabelled(split: str, found: object) -> ConfigError:
 
 def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
   features, name = builder.info.features, builder.info.full_name
-  columns = task.columns([*features], name)
-  label = features[columns[-1]]
+  texts, (label_column,) = task.columns([*features], name)
+  label = features[label_column]
   is_class = type(label).__name__ == 'ClassLabel'
   classes = tuple(label.names or ()) if is_class else ()
   if classes != task.class_names:
     expected = f'the classes {task.class_names}'
     raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
-  rows = tfds.Examples(builder, split, columns)
+  rows = tfds.Examples(builder, split, [*texts, label_column])
   with contextlib.suppress(BadRecord):  # all rows have labels, or none has
-    if rows[0][columns[-1]] == UNLABELLED:
+    if rows[0][label_column] == UNLABELLED:
       raise _unlabelled(split, rows.where(0))
   return rows
 

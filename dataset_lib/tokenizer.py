@@ -5,6 +5,7 @@ with `split_special_tokens=True`: a typed "[SEP]" is never the separator.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -17,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Int64
 from tokenizers import normalizers, processors
 
 from core import files
 from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import sentencepiece_model, tokenizer_files
-from dataset_lib.token_rows import Encoded
 from dataset_lib.tokenizer_files import (
   BYTES,
   JSON_FILE,
@@ -54,6 +54,20 @@ _BEGINS_WORD: Mapping[str, Callable[[str], Any]] = {
 }
 _PAIR = 5  # parts of a pair: [CLS] a [SEP] b [SEP]
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+  """Concatenated rows of token ids; `token_types` are segments, 0 or 1."""
+
+  tokens: Int32[np.ndarray, ' M']
+  token_types: Int32[np.ndarray, ' M']
+  offsets: Int64[np.ndarray, ' O']  # starts of the rows, and the last end
+
+  @property
+  def lengths(self) -> Int32[np.ndarray, ' N']:
+    """Tokens in each row."""
+    return np.diff(self.offsets).astype(np.int32)
 
 
 class Tokenizer:
