@@ -26,11 +26,7 @@ from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
-from core.errors import (
-  BadRecord,
-  InvalidDataError,
-  MissingDataError,
-)
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import source, splits, tables
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import require

@@ -22,13 +22,7 @@ from dataset_lib import tokenizer
 from dataset_lib.corpus import preparation
 from dataset_lib.corpus.packing import MIN_ROW, SPECIAL_IN_ROW
 from dataset_lib.order import splitmix64
-from dataset_lib.source import (
-  PART_WORDS,
-  DatasetInfo,
-  Drawn,
-  parts,
-  selected,
-)
+from dataset_lib.source import PART_WORDS, DatasetInfo, Drawn, parts, selected
 from dataset_lib.text_rows import TextRows
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
