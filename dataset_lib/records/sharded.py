@@ -199,14 +199,12 @@ def _is_index(
 ) -> bool:
   """Returns True if time, size and count are those of the file, unscanned."""
   try:
-    length, rest = divmod(path.stat().st_size, _WORD.itemsize)
-    last = max(length - 1, 0) * _WORD.itemsize
-    ends = np.fromfile(path, _WORD, 2), np.fromfile(path, _WORD, 1, offset=last)
-  except OSError:
+    index = np.memmap(path, _WORD, 'r')
+  except (OSError, ValueError):  # missing, empty, or not a number of words
     return False
-  is_whole = num_records in (None, length - 2) and not rest
+  ends = [*index[:2].tolist(), index[-1]]
   expected = [stat.st_mtime_ns, 0, stat.st_size]
-  return is_whole and np.concatenate(ends).tolist() == expected
+  return num_records in (None, len(index) - 2) and ends == expected
 
 
 def record_offsets(

@@ -179,13 +179,9 @@ def test_rows_without_a_sentence_border(tmp_path):
       assert begins[second[0]]
 
 
-def test_a_row_is_a_function_of_seed_epoch_and_index(directory):
+def test_rows_differ_in_another_epoch_and_by_another_seed(directory):
   given = pretraining_source(directory)
   whole = draw(given, 2, seed=5)
-  mixed = given.draw(5, np.array([2, 1, 2]), np.array([9, 9, 4]))
-  for name in KEYS:
-    np.testing.assert_array_equal(mixed[name][0], whole[name][9])
-    np.testing.assert_array_equal(mixed[name][2], whole[name][4])
   for other in (draw(given, 3, seed=5), draw(given, 2, seed=6)):
     same = (other['mlm_positions'] == whole['mlm_positions']).all(axis=1)
     assert same.mean() < 0.1

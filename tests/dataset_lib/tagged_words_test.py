@@ -1,6 +1,5 @@
 """Tagged words: columns of CoNLL files, labels of pieces, real treebanks."""
 
-import contextlib
 import gzip
 
 import numpy as np
@@ -12,9 +11,10 @@ from core.errors import (
   InvalidDataError,
   MissingDataError,
 )
-from dataset_lib import builder, tokenizer
+from dataset_lib import tokenizer
 from dataset_lib.tagged_words import TaggedFile, encode_words
 from tests.dataset_lib import corpora
+from tests.dataset_lib.batches import build, take
 from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import opened, write
 
@@ -145,17 +145,13 @@ def test_batches_and_words_that_do_not_fit(root):
   write(root / 'train.tsv', ['w1\tA', '\u200b\tB', 'w2\tB', 'w3\tA', 'w4\tA'])
   write(root / 'dev.tsv', ['w5\tB', 'w6\tA', '', 'w7\tA'])
   given = config(root, max_length=5, length_buckets=(5,))
-  data = builder.build(given, split='train', train=True, seed=0, batch_size=2)
-  with contextlib.closing(data.batches()) as batches:
-    batch = next(batches)
+  data = build(given, batch_size=2)
+  [batch] = take(data, 1)
   # A word without a piece, and the one after the first three.
   assert batch['left_out'].tolist() == [2, 2]
   assert batch['label'].tolist() == [[-1, 0, 1, 0, -1]] * 2
   assert data.row_shapes()['label'] == ((5,), 'int32')
-  data = builder.build(
-    given, split='validation', train=False, seed=0, batch_size=3
-  )
-  [batch] = data.batches()
+  [batch] = build(given, 'validation', train=False, batch_size=3).batches()
   by_index = dict(zip(batch['index'].tolist(), batch['label'], strict=True))
   assert by_index[0].tolist() == [-1, 1, 0, -1, -1]
   assert by_index[-1].tolist() == [-1] * 5  # of the padding

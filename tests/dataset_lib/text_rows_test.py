@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
+from tests.dataset_lib.batches import build
 from tests.dataset_lib.word_rows import (
   OFFICIAL,
   SENTEVAL,
@@ -190,10 +190,6 @@ def write_bad(root, task, kinds):
     path = write(root / 'train.tsv', ['sentence\tlabel', *rows])
     return config(root, task), path, 2
   return probing(root, task), write(root / 'past_present.txt', rows), 1
-
-
-def build(given, train=True, split='train'):
-  return builder.build(given, split=split, train=train, seed=0, batch_size=8)
 
 
 @pytest.mark.parametrize('task', BAD_ROWS)
