@@ -140,19 +140,13 @@ class ImageFolder(ImageOptions):
     names = {name: column for name, column in names.items() if column}
     table = tables.read(file, {*names.values()})
     table.require(names)
-    found, bad = [], []
-    for number in range(len(table)):
-      try:
-        found.append(self._row(table[number]))
-      except BadRecord as error:
-        where = table.where(number)
-        bad.append((number, BadRecord(error.kind, where, error.message)))
-    self._classes = sorted({label for label, _ in found})
+    good, bad = tables.read_all(tables.places(table), self._row)
+    self._classes = sorted({label for _, (label, _) in good})
     self.bad_rows = bad if self._names & {TRAIN, ALL} else ()
-    if not found and bad:
+    if not good and bad:
       raise InvalidDataError(f'{file}: no row can be used: {bad[0][1]}')
     labels = {name: label for label, name in enumerate(self._classes)}
-    return sorted((labels[name], path) for name, path in found)
+    return sorted((labels[name], path) for _, (name, path) in good)
 
   def _row(self, values: Mapping[str, str]) -> tuple[str, str]:
     """Returns label and path of a row; BadRecord if there is no such file."""

@@ -39,6 +39,7 @@ _QUOTE = (
   'for a quote within quotes, as every CSV writer does'
 )
 
+Place = tuple[Any, int]  # rows with `where`, and the number of one
 Line = tuple[int, bytes]  # its number in the file, from 1
 Read = tuple[int, Any]  # number of a row, and its fields or a BadRecord
 
@@ -83,6 +84,23 @@ class Table:
       rows=[self.rows[row] for row in chosen],
       numbers=[self.numbers[row] for row in chosen],
     )
+
+
+def places(records: Any) -> Iterator[Place]:
+  """Yields the places of all rows of a `Table`, or an object like it."""
+  return zip(itertools.repeat(records), range(len(records)), strict=False)
+
+
+def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], list[Any]]:
+  """Returns (number, `read(fields)`) of good rows, (number, error) of bad."""
+  good, bad = [], []
+  for number, (records, row) in enumerate(places):
+    try:
+      good.append((number, read(records[row])))
+    except BadRecord as error:
+      where = error.where or records.where(row)
+      bad.append((number, BadRecord(error.kind, where, error.message)))
+  return good, bad
 
 
 def form_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 
 from core import files
 from core.errors import BadRecord, InvalidDataError
-from dataset_lib import source, tokenizer
+from dataset_lib import source, tables, tokenizer
 from dataset_lib.order import Places, record_rng
 from dataset_lib.source import DatasetInfo, pad_rows, require
 from dataset_lib.tables import decoded
@@ -245,26 +245,18 @@ class TextRows(TokenSource):
 
     `open_split(split)` is like a `Table`; `name` is for errors.
     """
-    rows: list[tuple[Any, int]] = []
+    rows: list[tables.Place] = []
     for _, records, part in source.selected(self.split, open_split):
       rows += [(records, row) for row in _subset(len(records), part)]
     if self.max_examples and self.split.startswith('train'):
       rows = [rows[row] for row in _subset(len(rows), range(self.max_examples))]
-    values, bad_rows = [], []
-    self._places: list[tuple[Any, int]] = []
-    for number, (records, row) in enumerate(rows):
-      try:
-        values.append(read(records[row]))
-        self._places.append((records, row))
-      except BadRecord as bad:
-        placed = bad.kind, bad.where or records.where(row), bad.message
-        bad_rows.append((number, BadRecord(*placed)))
-    if not values:
+    good, self.bad_rows = tables.read_all(rows, read)
+    self._places = [rows[number] for number, _ in good]
+    if not good:
       problem = f'has {len(rows)} rows, of which none can be used; the first: '
-      problem = problem + str(bad_rows[0][1]) if rows else 'is empty'
+      problem = problem + str(self.bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
-    self.bad_rows = tuple(bad_rows)
-    return values
+    return [value for _, value in good]
 
   def _class_names(
     self,
@@ -275,18 +267,15 @@ class TextRows(TokenSource):
     least: int = 2,
   ) -> tuple[str, ...]:
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
-    unique: set[str] = set()
-    bad: list[str] = []  # the first one; all are reported where they are used
-    for row in range(len(rows)):
-      try:
-        unique.update(names_of(rows[row]))
-      except BadRecord as error:
-        bad = bad or [f'; {error.where or rows.where(row)}: {error.message}']
-    names = sorted(unique)
+    good, bad = tables.read_all(tables.places(rows), names_of)
+    names = sorted({name for _, own in good for name in own})
     if not least <= len(names) <= (most or len(names)):
       expected = f'{least} to {most}' if most else f'at least {least}'
       message = f'{rows.path}: expected {expected} {what}, got {len(names)}: '
-      raise InvalidDataError(message + ', '.join(names[:10]) + ''.join(bad))
+      message += ', '.join(names[:10])
+      for _, error in bad[:1]:  # all are reported where they are used
+        message += f'; {error.where}: {error.message}'
+      raise InvalidDataError(message)
     return tuple(names)
 
   def _hold(

@@ -5,11 +5,11 @@ each split: train, validation (or dev, val), test. Missing splits are made of
 rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 """
 
-import contextlib
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +17,7 @@ import numpy as np
 from annotated_types import Len, Predicate
 
 from core import files
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import splits, tables, tokenizer
 from dataset_lib.source import PART_WORDS, Seed, parts, require
 from dataset_lib.tables import Table
@@ -157,22 +152,18 @@ class Texts(LabelledTexts):
     if not any(shares):
       return dict(opened)
     shares[0] = 1 - sum(shares)
-    table, rows, places, bad = opened['train'], [], [], []
-    for place in range(len(table)):
-      try:
-        rows.append(self._row(table[place], task))
-        places.append(place)
-      except BadRecord:
-        bad.append(place)  # train tolerates some
-    made, about = splits.make(rows, shares, self.split_seed)
+    table = opened['train']
+    read = functools.partial(self._row, task)
+    good, bad = tables.read_all(tables.places(table), read)
+    made, about = splits.make([row for _, row in good], shares, self.split_seed)
     self._about = about | {'group': self.group}
-    taken = {name: [places[row] for row in made[name]] for name in made}
-    taken['train'] += bad
+    taken = {name: [good[row][0] for row in made[name]] for name in made}
+    taken['train'] += [place for place, _ in bad]  # train tolerates some
     return {name: table.take(taken[name]) for name in taken} | {
       name: one for name, one in opened.items() if name != 'train'
     }
 
-  def _row(self, values: Mapping[str, str], task: TextTask) -> splits.Row:
+  def _row(self, task: TextTask, values: Mapping[str, str]) -> splits.Row:
     """Returns what the split of a row depends on; BadRecord of a bad row."""
     texts, label = task.read(values)
     names = task.names_in(label)
@@ -187,10 +178,8 @@ class Texts(LabelledTexts):
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
-    rows: list[Sequence[str]] = []
-    for row in range(len(train)):
-      with contextlib.suppress(BadRecord):
-        rows.append(task.read(train[row])[0])
+    good, _ = tables.read_all(tables.places(train), task.read)
+    rows = [texts for _, (texts, _) in good]
     if not rows or (self.max_length and self.length_buckets):
       return
     rows.sort(key=lambda texts: sum(map(len, texts)))

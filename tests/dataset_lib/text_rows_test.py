@@ -95,7 +95,7 @@ def test_quotes_and_blank_last_lines_lose_and_add_no_row(root, end):
   source = opened(config(root, 'sst2'))
   texts = ['" w1', 'w2 " w3', '" " w4', 'w5', 'w6 " " "']
   assert read(source) == list(zip(texts, [1, 0, 1, 0, 1], strict=True))
-  assert source.bad_rows == ()
+  assert not source.bad_rows
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
@@ -285,7 +285,7 @@ def test_texts_are_read_without_labels(root):
     texts = [f'{word} [SEP] w4', f'[SEP] {word}', f'w5 [SEP] {word}']
     source = opened(given, split)
     assert read(source) == [(text, -1) for text in texts]
-    assert source.bad_rows == ()
+    assert not source.bad_rows
   with pytest.raises(ConfigError, match='a split with labels'):
     opened(config(root, 'mnli'), 'ax')
   with pytest.raises(ConfigError, match='TFDS changes the order'):
