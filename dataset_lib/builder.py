@@ -225,7 +225,7 @@ class Dataset:
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
     self._bad_records = bad_records.BadRecords(total, max_share)
-    self._bad_records.count_all(source.bad_rows)
+    self._bad_records.count(source.bad_rows)
 
   @property
   def bad_records(self) -> dict[str, dict[str, Any]]:

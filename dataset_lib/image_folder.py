@@ -136,10 +136,9 @@ class ImageFolder(ImageOptions):
 
   def _listed(self, file: pathlib.Path) -> list[Row]:
     """Returns the rows of a table; sets classes and, of train, bad rows."""
-    names = {n: getattr(self, n) for n in ('path', 'label', 'group')}
-    names = {name: column for name, column in names.items() if column}
-    table = tables.read(file, {*names.values()})
-    table.require(names)
+    columns = dict(path=self.path, label=self.label, group=self.group)
+    table = tables.read(file, {*columns.values()} - {''})
+    table.require(columns)
     good, bad = tables.read_all(tables.places(table), self._row)
     self._classes = sorted({label for _, (label, _) in good})
     self.bad_rows = bad if self._names & {TRAIN, ALL} else ()

@@ -21,7 +21,8 @@ from dataset_lib.order import Places, record_rng
 
 Indices = Int[np.ndarray, ' B']  # of records in the split
 Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
-Count = Callable[[BadRecord, str, int], None]
+BadRows = Sequence[tuple[int, BadRecord]]  # numbers in the split
+Count = Callable[[BadRows], None]
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 
 # Types of fields that several data sets have.
@@ -117,7 +118,7 @@ class Source(abc.ABC):
   lengths: Any = None  # of rows [N] that are padded to a bucket's length
   padding: Mapping[str, Any] = {}  # values other than 0
   sources: Sequence[str] = ()  # of rows, as their genres; () is unknown
-  bad_rows: Sequence[tuple[int, BadRecord]] = ()  # numbers in the split
+  bad_rows: BadRows = ()
   max_bad_share: float = 0.0  # tolerated in training
   block_rows: int | None = None  # that a thread reads at once; None: a batch
 
@@ -198,7 +199,8 @@ class Indexed(Source):
           check_input(value, info)
           break
         except BadRecord as error:
-          count(error, error.where or self.where(candidate), candidate)
+          where = error.where or self.where(candidate)
+          count([(candidate, BadRecord(error.kind, where, error.message))])
           rng = record_rng(seed, epoch, index, attempt)
           candidate = int(rng.integers(len(self)))
       indices[row], inputs[row] = candidate, value

@@ -129,9 +129,9 @@ def test_values_of_records_are_checked(value, legal, kind):
 def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
   records = bad_records.BadRecords(num_examples, share)
   for row in [*range(tolerated)] * 3:  # a record counts once
-    records.count(BadRecord('empty', '', 'no bytes'), f'{row}.jpg', row)
+    records.count([(row, BadRecord('empty', f'{row}.jpg', 'no bytes'))])
   with pytest.raises(TooManyBadRecordsError) as error:
-    records.count(BadRecord('truncated', '', 'cut'), '/data/last.jpg', 77)
+    records.count([(77, BadRecord('truncated', '/data/last.jpg', 'cut'))])
   for words in (
     '/data/last.jpg: cut', 'max_bad_share',
     f'{tolerated + 1} of {num_examples} records are bad',
