@@ -12,8 +12,7 @@ import itertools
 import json
 import os
 import pathlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,8 @@ from tokenizers import normalizers, processors
 
 from core import files
 from core.errors import InvalidDataError, MissingDataError
-from dataset_lib import sentencepiece_model, tokenizer_files
-from dataset_lib.tokenizer_files import (
-  BYTES,
-  JSON_FILE,
-  ROLES,
-  SPECIAL,
-  UNIGRAM,
-  VOCABULARY_FILE,
-  WORD_PIECE,
-)
+from dataset_lib import tokenizer_files
+from dataset_lib.tokenizer_files import BYTES, SPECIAL, UNIGRAM, WORD_PIECE
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 # Characters encoded at once, and of a text at least; bounds the memory.
@@ -45,12 +36,6 @@ _NORMALIZER = {
   'do_lower_case': 'lowercase',
   'strip_accents': 'strip_accents',
   'tokenize_chinese_chars': 'handle_chinese_chars',
-}
-# Of a token's name; in a BPE 'Ġ' is the byte of a space.
-_BEGINS_WORD: Mapping[str, Callable[[str], Any]] = {
-  WORD_PIECE: re.compile('(?!##)').match,
-  BYTES: re.compile('Ġ').match,
-  UNIGRAM: sentencepiece_model.begins_word,
 }
 _PAIR = 5  # parts of a pair: [CLS] a [SEP] b [SEP]
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
@@ -131,7 +116,7 @@ class Tokenizer:
   def word_starts(self) -> Bool[np.ndarray, ' V']:
     """Returns for each id whether the token begins a word."""
     names = map(self._library.id_to_token, range(self.vocab_size))
-    begins = _BEGINS_WORD[type(self._library.model).__name__]
+    begins = tokenizer_files.BEGINS_WORD[type(self._library.model).__name__]
     result = np.array([not name or bool(begins(name)) for name in names])
     result[list(self.special_ids)] = True
     return result
@@ -226,11 +211,11 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   Raises MissingDataError or InvalidDataError.
   """
   folder = pathlib.Path(path).expanduser()
-  names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
+  names = tokenizer_files.NAMES
   paths = [folder, *(folder / name for name in names)]
   file = next(filter(pathlib.Path.is_file, paths), None)
   if not file:
-    expected = f'{names[2]}, {JSON_FILE} or {VOCABULARY_FILE}'
+    expected = f'{names[2]}, {names[0]} or {names[1]}'
     raise MissingDataError(f'no tokenizer at {folder}: expected {expected}')
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
@@ -240,7 +225,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     return from_json(files.read_bytes(file), str(file), config)
   with _named(f'{file} is damaged'):
     if file.suffix == '.model':
-      library = sentencepiece_model.read(file, config)
+      library = tokenizer_files.unigram(file, config)
       tokenizer_files.check(library.to_str().encode())
     else:
       library = tokenizer_files.word_piece(file, config)
@@ -257,23 +242,19 @@ def from_json(
     return _completed(library, pathlib.Path(place), config or {})
 
 
-def _frame(special: Sequence[str], ids: Sequence[Any], between: int = 1) -> Any:
+def _frame(special: Sequence[str], ids: Sequence[Any], between: int) -> Any:
   """Returns the frame of a text or of a pair, with so many [SEP] between."""
   first, last = special[2:4]
   # The ids of the frame, and what `tokenizer_files.saved_roles` reads.
   tokens: list[Any] = [(first, ids[2]), (last, ids[3])]
-  tokens += [
-    {'id': role, 'ids': [number], 'tokens': [name]}
-    for role, number, name in zip(ROLES, ids, special, strict=True)
-    if number is not None
-  ]
-  single = f'{first} $A {last}'
-  pair = f'{single} $B:1 {last}:1'
-  if between == 2:  # RoBERTa has one type
-    pair = f'{single} {last} $B {last}'
-  return processors.TemplateProcessing(
-    single=single, pair=pair, special_tokens=tokens
-  )
+  roles = zip(tokenizer_files.ROLES, ids, special, strict=True)
+  for role, number, name in roles:
+    if number is not None:
+      tokens.append({'id': role, 'ids': [number], 'tokens': [name]})
+  # RoBERTa has one type.
+  second = f'{last} $B {last}' if between == 2 else f'$B:1 {last}:1'
+  text = f'{first} $A {last}'
+  return processors.TemplateProcessing(text, f'{text} {second}', tokens)
 
 
 def _completed(
@@ -299,7 +280,7 @@ def _completed(
       setattr(library.normalizer, _NORMALIZER[name], config[name])
   tokenizer_files.add_tokens(library, file, config)
   if kind == UNIGRAM:
-    sentencepiece_model.keep_as_text(library, special)
+    tokenizer_files.keep_as_text(library, special)
   side = (library.truncation or {}).get('direction', 'right')
   side = config.get('truncation_side', side)
   library.no_truncation()
