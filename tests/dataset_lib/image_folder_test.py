@@ -33,8 +33,8 @@ def config(root, **others):
   return dict(name='folder', root=str(root), image_size=8, **others)
 
 
-def source(root, split='train'):
-  return builder.build_source(config(root), split)
+def source(root, split='train', **fields):
+  return builder.build_source(config(root, **fields), split)
 
 
 def test_records_are_sorted_by_class_and_name(root):
@@ -165,10 +165,9 @@ def test_a_folder_of_classes_is_split(photos):
   half = names_of(source(photos, 'train[:50%]'))
   assert sum(name.startswith('cat') for name in half) == 3
   assert {*half} < {*found['train']}
-  other = builder.build_source(config(photos, split_seed=1), 'test')
-  assert names_of(other) != found['test']
-  shares = config(photos, split_shares=(0.6, 0.0, 0.4))
-  assert abs(len(builder.build_source(shares, 'test')) - 12) <= 1
+  assert names_of(source(photos, 'test', split_seed=1)) != found['test']
+  other = source(photos, 'test', split_shares=(0.6, 0.0, 0.4))
+  assert abs(len(other) - 12) <= 1
 
 
 @pytest.mark.parametrize(
@@ -204,10 +203,8 @@ def test_a_table_of_paths_and_labels_has_the_splits_of_the_folder(photos):
     assert names_of(one) == names_of(other)
     assert one.info == other.info
     assert one.record(1) == other.record(1)
-  text = file.read_text().replace('path,label', 'file,species')
-  file.write_text(text)
-  given = dict(path='file', label='species')
-  named = builder.build_source(config(file, **given), 'train')
+  file.write_text(file.read_text().replace('path,label', 'file,species'))
+  named = source(file, path='file', label='species')
   assert names_of(named) == names_of(source(photos))
   with pytest.raises(ConfigError, match=r'dataset\.path: .*labels\.csv.* file'):
     source(file)
@@ -219,16 +216,14 @@ def test_rows_of_a_group_are_in_one_split(photos):
            for p in paths]  # fmt: skip
   file = photos / 'labels.csv'
   file.write_text('\n'.join(['path,label,day', *lines]))
-  sources = [
-    builder.build_source(config(file, group='day'), split) for split in SPLITS
-  ]
+  sources = [source(file, split, group='day') for split in SPLITS]
   days = [{int(n[4:-4]) // 2 for n in names_of(one)} for one in sources]
   assert set().union(*days) == {*range(10)}
   assert sum(map(len, days)) == 10
   assert all(days)
   assert sources[0].info.splits['group'] == 'day'
   with pytest.raises(ConfigError, match=r'dataset\.group: .*labels\.csv'):
-    builder.build_source(config(file, group='night'), 'train')
+    source(file, group='night')
 
 
 def test_bad_rows_of_a_table_are_named(photos, tmp_path):
