@@ -15,13 +15,7 @@ from jaxtyping import UInt8
 from core.errors import BadRecord, ConfigError
 from core.fields import Distinct
 from core.files import MAX_PIXELS
-from dataset_lib.image_header import (
-  JPEG_START,
-  Picture,
-  count_scans,
-  header,
-  passes,
-)
+from dataset_lib import image_header
 from dataset_lib.randaugment import rand_augment
 from dataset_lib.source import DatasetInfo, Indexed, require
 
@@ -191,12 +185,12 @@ def decode(
   """
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
-  is_jpeg, flags = data.startswith(JPEG_START), _FLAGS[reduction]
-  scans = count_scans(data) if is_jpeg else 0
+  is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[reduction]
+  scans = image_header.count_scans(data) if is_jpeg else 0
   require(scans is not None, 'truncated', f'JPEG ends at {len(data)} bytes')
-  picture = header(data)
+  picture = image_header.header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
-  pixels = height * width * passes(scans)
+  pixels = height * width * image_header.passes(scans)
   scanned = f' in {scans} scans' * (pixels > height * width)
   message = f'{height} x {width} pixels{scanned}, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'
@@ -217,13 +211,13 @@ def decode(
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
   with contextlib.suppress(BadRecord):
-    if data.startswith(JPEG_START):
-      image = header(data)
+    if data.startswith(image_header.JPEG_START):
+      image = image_header.header(data)
       return image.size if _orientation(image) > 4 else image.size[::-1]
   return None
 
 
-def _orientation(image: Picture) -> int:
+def _orientation(image: image_header.Picture) -> int:
   """Returns the EXIF orientation of a JPEG, 1 if it has none."""
   with contextlib.suppress(Exception):  # a damaged tag is none
     exif = PIL.Image.Exif()

@@ -19,13 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core import files
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors, files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from core.fields import unknown
 from dataset_lib.source import require
 
@@ -74,7 +69,7 @@ class Table:
       if name and name not in self.columns:
         expected = f'a column of {self.path}: '
         expected += unknown(name, self.columns, 'column')
-        raise ConfigError(f'dataset.{field}', name, expected)
+        raise errors.ConfigError(f'dataset.{field}', name, expected)
 
   def take(self, rows: Iterable[int]) -> 'Table':
     """Returns some of the rows."""

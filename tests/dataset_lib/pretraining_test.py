@@ -9,11 +9,7 @@ from core.errors import ConfigError, InvalidDataError
 from dataset_lib import pretraining, tokenizer
 from tests.dataset_lib import batches, corpora
 from tests.dataset_lib.corpora import PRETRAINING_KEYS as KEYS
-from tests.dataset_lib.corpora import (
-  draw,
-  pretraining_config,
-  pretraining_source,
-)
+from tests.dataset_lib.corpora import draw, pretraining_source
 
 PAD, CLS, SEP = 0, 2, 3
 LENGTH = 32
@@ -190,8 +186,9 @@ def test_rows_differ_in_another_epoch_and_by_another_seed(directory):
 
 def test_evaluation_is_epoch_0(directory):
   given = pretraining_source(directory, 'validation')
-  config, arguments = pretraining_config(directory), dict(train=False, seed=3)
-  data = batches.build(config, 'validation', batch_size=len(given), **arguments)
+  config = corpora.pretraining_config(directory)
+  how = dict(batch_size=len(given), train=False, seed=3)
+  data = batches.build(config, 'validation', **how)
   [read] = data.batches()
   assert set(read) == KEYS | {'mask', 'index'}
   expected = draw(given, epoch=0, seed=3)

@@ -5,12 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import tokenizer
 from dataset_lib.tagged_words import TaggedFile, encode_words
 from tests.dataset_lib import corpora
@@ -208,7 +204,7 @@ def test_a_bad_line_of_a_treebank_is_named(root, line, kind, message):
     ('3', InvalidDataError, '2 to 1000 tags.*got 0: '),
     ('-4', InvalidDataError, '2 to 1000 tags.*got 0'),
     ('upos', MissingDataError, r'train\.conllu, train\.conllu\.gz'),
-    ('1.5', ConfigError, r'dataset\.column: expected upos, xpos'),
+    ('1.5', errors.ConfigError, r'dataset\.column: expected upos, xpos'),
   ],
 )
 def test_files_and_columns_that_do_not_fit(root, column, error, words):

@@ -5,12 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.records import tfds
@@ -129,7 +125,7 @@ def test_what_is_not_there(folder, images):
     ('train+dev', r'no files dev-\*\.tfrecord or dev-\*\.array_record in'),
     ('../train', 'split: expected a split or a part'),
   ):
-    with pytest.raises((MissingDataError, ConfigError), match=words):
+    with pytest.raises((MissingDataError, errors.ConfigError), match=words):
       source(folder, split)
   [last] = folder.glob('train-00002*')
   last.unlink()
