@@ -11,13 +11,9 @@ from tests.dataset_lib.word_rows import config, opened, probing, read, write
 
 # The third column of four is something that the task was made with.
 SENTEVAL = [
-  'tr\tPRES\tw1 w2',
-  'tr\tPAST\tseen\tw3 "w4',
-  'tr\tPRES\tw5',
-  'va\tPAST\tw6',
-  'te\tPRES\tw7',
-  'te\tPAST\tw8 w9',
-]
+  'tr\tPRES\tw1 w2', 'tr\tPAST\tseen\tw3 "w4', 'tr\tPRES\tw5',
+  'va\tPAST\tw6', 'te\tPRES\tw7', 'te\tPAST\tw8 w9',
+]  # fmt: skip
 # GLUE's official files: header, rows and their labels.
 OFFICIAL = {
   'cola': (None, ['gj04\t1\t\tw1 w2', 'gj04\t0\t*\tw3'], [1, 0]),

@@ -1,13 +1,11 @@
 """Texts of one's own: nasty files, splits, kinds of labels, lengths."""
 
-import dataclasses
 import random
 
 import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import contract
 from dataset_lib.bad_records import TooManyBadRecordsError
 from tests.dataset_lib.batches import build
 from tests.dataset_lib.word_rows import opened, read, write
@@ -203,17 +201,6 @@ def test_lengths_are_those_of_the_train_rows(root):
   source = opened(file(root, rows) | dict(max_length=10))
   assert source.info.length_buckets == (10,)
   assert source.lengths.max() == 10
-
-
-def test_a_run_refuses_its_own_rows_in_other_splits(root):
-  run = opened(file(root, GOOD)).info
-  contract.check_splits(run, opened(file(root, GOOD[::-1]), 'test').info)
-  changed = opened(file(root, [*GOOD, 'w1,a']), 'test').info
-  with pytest.raises(ConfigError, match='its rows changed'):
-    contract.check_splits(run, changed)
-  # Another file, and data whose splits are files.
-  contract.check_splits(run, opened(file(root, GOOD[:9]), 'all').info)
-  contract.check_splits(dataclasses.replace(run, splits={}), changed)
 
 
 TASKS = dict(label='domain+spam', kind='tasks')
