@@ -86,7 +86,7 @@ def places(records: Any) -> Iterator[Place]:
   return zip(itertools.repeat(records), range(len(records)), strict=False)
 
 
-def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], list[Any]]:
+def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], Any]:
   """Returns (number, `read(fields)`) of good rows, (number, error) of bad."""
   good, bad = [], []
   for number, (records, row) in enumerate(places):
@@ -95,7 +95,7 @@ def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], list[Any]]:
     except BadRecord as error:
       where = error.where or records.where(row)
       bad.append((number, BadRecord(error.kind, where, error.message)))
-  return good, bad
+  return good, tuple(bad)
 
 
 def form_of(path: Path) -> str:
