@@ -133,6 +133,8 @@ class Preparation:
 class ImageOptions(Preparation, Indexed):
   """Base of sources of images: a subclass has `record` and calls `describe`."""
 
+  max_labels = 0  # a subclass may have a field
+
   @staticmethod
   def sketch(config: Any, classes: int, examples: int) -> Any:
     """See `Source`."""
@@ -155,24 +157,18 @@ class ImageOptions(Preparation, Indexed):
       expected = "'inception_crop' in the first place only"
       raise ConfigError('dataset.augment', augment, expected)
 
-  def describe(
-    self,
-    num_classes: int,
-    class_names: Sequence[str],
-    num_examples: int,
-    max_labels: int = 0,
-  ) -> None:
+  def describe(self, classes: int, names: Sequence[str], examples: int) -> None:
     """Sets `info` of a source of RGB images, and how rows are padded."""
     self.info = DatasetInfo(
-      'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
-      tuple(class_names), num_examples, max_labels=max_labels,
-      label_kind='classes' if max_labels else 'class',
+      'image', (self.image_size, self.image_size, 3), 'uint8', classes,
+      tuple(names), examples, max_labels=self.max_labels,
+      label_kind='classes' if self.max_labels else 'class',
       preprocessing={
         'image_size': self.image_size, 'resize_small': self.short_side,
         'crop': 'central',
       },
     )  # fmt: skip
-    self.padding = {'label': -1} if max_labels else {}
+    self.padding = {'label': -1} if self.max_labels else {}
 
 
 def decode(

@@ -84,7 +84,7 @@ class TfdsImages(ShardedImages):
       raise errors.ConfigError(field, self.max_labels, expected)
     self._records = Examples(builder, self.split, keys)
     size, names = features[1].num_classes, features[1].names or ()
-    self.describe(size, names, len(self._records), self.max_labels)
+    self.describe(size, names, len(self._records))
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
@@ -249,7 +249,7 @@ class ImageRecords(ShardedImages):
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     self._records = RecordFiles(shards, kind)
-    self.describe(self.num_classes, (), len(self._records), self.max_labels)
+    self.describe(self.num_classes, (), len(self._records))
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': list of int, or int}."""
