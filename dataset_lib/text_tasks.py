@@ -19,6 +19,7 @@ from core import errors, files
 from core.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib import tables
 from dataset_lib.records import tfds
+from dataset_lib.records.sharded import RecordFiles
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.tables import Table
 from dataset_lib.text_rows import MAX_SCORE, UNLABELLED, LabelledTexts, TextTask
@@ -118,7 +119,7 @@ def _unlabelled(split: str, found: object) -> ConfigError:
   return ConfigError('split', split, expected)
 
 
-def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
+def _tfds_rows(builder: Any, task: TextTask, split: str) -> RecordFiles:
   features, name = builder.info.features, builder.info.full_name
   texts, (label_column,) = task.columns([*features], name)
   label = features[label_column]
@@ -127,7 +128,7 @@ def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
   if classes != task.class_names:
     expected = f'the classes {task.class_names}'
     raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
-  rows = tfds.Examples(builder, split, [*texts, label_column])
+  rows = tfds.examples(builder, split, [*texts, label_column])
   with contextlib.suppress(BadRecord):  # all rows have labels, or none has
     if rows[0][label_column] == UNLABELLED:
       raise _unlabelled(split, rows.where(0))

@@ -222,5 +222,5 @@ def _sized(text: Any, data_dir: str) -> tuple[Any, int]:
   if len(keys) != 1:
     name, got = builder.info.full_name, ', '.join(features)
     raise InvalidDataError(f'{name}: expected a feature {_TEXT!r}, got {got}')
-  records = tfds.Examples(builder, 'train', keys)
+  records = tfds.examples(builder, 'train', keys)
   return (records, keys[0]), sum(map(os.path.getsize, records.files))

@@ -148,4 +148,4 @@ def test_a_data_set_in_another_format_is_refused():
   )  # fmt: skip
   words = 'tiny is riegeli: expected tfrecord.* --file_format=array_record'
   with pytest.raises(InvalidDataError, match=words):
-    tfds.Examples(types.SimpleNamespace(info=info), 'train', [])
+    tfds.examples(types.SimpleNamespace(info=info), 'train', [])

@@ -17,6 +17,7 @@ from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.corpus.texts import Faults, Texts
 from dataset_lib.records import tfds
+from dataset_lib.records.sharded import RecordFiles
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 
@@ -260,14 +261,14 @@ def test_a_bad_row_of_glue_is_counted(data_dir, monkeypatch):
 
 
 def damage(monkeypatch, number):
-  read = tfds.Examples.__getitem__
+  read = RecordFiles.__getitem__
 
   def damaged(examples, row):
     if row == number:
       raise errors.BadRecord('truncated', examples.where(row), 'cut short')
     return read(examples, row)
 
-  monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
+  monkeypatch.setattr(RecordFiles, '__getitem__', damaged)
 
 
 def texts(data_dir, name, **options):
