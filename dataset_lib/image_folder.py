@@ -31,7 +31,7 @@ from dataset_lib import source, splits, tables
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import require
 
-Row = tuple[int, str]  # label and path
+Rows = list[tuple[int, str]]  # labels and paths
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 TRAIN, ALL = 'train', 'all'  # 'all': the rows of all splits that are made
 # A path would leave the root; +, [ and ] are of parts.
@@ -70,7 +70,7 @@ class ImageFolder(ImageOptions):
     self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
     folders = self._folders(self._root) if root.is_dir() else {}
     self._groups: dict[str, str] = {}  # by path
-    made: dict[str, list[Row]] = {}
+    made: dict[str, Rows] = {}
     about: dict[str, Any] = {}
     if not root.is_dir():
       made, about = self._made(self._listed(root))
@@ -81,19 +81,19 @@ class ImageFolder(ImageOptions):
       train = [folders[TRAIN]] if TRAIN in folders else folders.values()
       self._classes = sorted(set().union(*map(self._folders, train)))
 
-    def opened(name: str) -> list[Row]:
+    def opened(name: str) -> Rows:
       if name not in (known := made or folders):
         problem = f'no split {name!r} in {root}, which has {[*known]}'
         raise MissingDataError(f'{problem}; {LAYOUT}')
       return made[name] if made else self._open(folders[name])
 
-    self._rows: list[Row] = []
+    self._rows: Rows = []
     for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
       self._rows += _part(rows, part)
     self.describe(len(self._classes), self._classes, len(self._rows))
     self.info = dataclasses.replace(self.info, splits=about)
 
-  def _open(self, folder: str) -> list[Row]:
+  def _open(self, folder: str) -> Rows:
     """Returns label and path of the images of a split, sorted."""
     present = self._folders(folder)
     if unknown := sorted({*present} - {*self._classes}):
@@ -108,7 +108,7 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
     return self._rows_in(present)
 
-  def _rows_in(self, folders: Mapping[str, str]) -> list[Row]:
+  def _rows_in(self, folders: Mapping[str, str]) -> Rows:
     """Returns label and path of the images in the folders of classes."""
     return [
       (label, os.path.join(folders[name], image))
@@ -134,7 +134,7 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'{self.root} {both}; {LAYOUT}')
     return bool(images)
 
-  def _listed(self, file: pathlib.Path) -> list[Row]:
+  def _listed(self, file: pathlib.Path) -> Rows:
     """Returns the rows of a table; sets classes and, of train, bad rows."""
     columns = dict(path=self.path, label=self.label, group=self.group)
     table = tables.read(file, {*columns.values()} - {''})
@@ -160,9 +160,7 @@ class ImageFolder(ImageOptions):
     self._groups[str(path)] = values[self.group] if self.group else ''
     return label, str(path)
 
-  def _made(
-    self, rows: list[Row]
-  ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+  def _made(self, rows: Rows) -> tuple[dict[str, Rows], dict[str, Any]]:
     """Returns the rows of each split, and `DatasetInfo.splits`."""
     if len(self._classes) < 2:
       expected = f'expected 2 classes or more, got {self._classes}; {LAYOUT}'
@@ -253,7 +251,7 @@ def _contents(paths: list[str]) -> list[Any]:
   return keys
 
 
-def _part(rows: list[Row], part: range) -> list[Row]:
+def _part(rows: Rows, part: range) -> Rows:
   """Returns a part of sorted rows, sorted again; see the module."""
   if len(part) == len(rows):
     return rows

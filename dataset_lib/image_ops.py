@@ -19,6 +19,7 @@ from dataset_lib import image_header
 from dataset_lib.randaugment import rand_augment
 from dataset_lib.source import DatasetInfo, Indexed, require
 
+Rng = np.random.Generator
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
@@ -76,9 +77,7 @@ class Preparation:
     """Short side of an image in evaluation, before its central crop."""
     return self.prepared(vars(self))['resize_small']
 
-  def transform(
-    self, value: Encoded, rng: np.random.Generator | None = None
-  ) -> Reframed:
+  def transform(self, value: Encoded, rng: Rng | None = None) -> Reframed:
     """Returns the image augmented with `rng`, else the evaluation view.
 
     Without an inception crop the short side is resized and the centre cropped.
@@ -103,9 +102,7 @@ class Preparation:
     sides = (max(short_side, round(side * scale)) for side in image.shape[:2])
     return central_crop(resize(image, *sides), size, size)
 
-  def _inception_crop(
-    self, image: Encoded, rng: np.random.Generator
-  ) -> Reframed:
+  def _inception_crop(self, image: Encoded, rng: Rng) -> Reframed:
     """Crops a random box, resized to image_size squared.
 
     A JPEG much larger than that is decoded at 1/2, 1/4 or 1/8 of its size.
@@ -171,17 +168,15 @@ class ImageOptions(Preparation, Indexed):
     self.padding = {'label': -1} if self.max_labels else {}
 
 
-def decode(
-  data: bytes, reduction: int = 1, max_pixels: int = MAX_PIXELS
-) -> Image:
+def decode(data: bytes, by: int = 1, max_pixels: int = MAX_PIXELS) -> Image:
   """Decodes a JPEG, PNG, WebP, BMP or GIF file to RGB, upright by its EXIF tag.
 
-  A JPEG is decoded at 1 / `reduction` of its size. Raises BadRecord if it is
+  A JPEG is decoded at 1 / `by` of its size. Raises BadRecord if it is
   empty, truncated, not an image, or has more than `max_pixels`.
   """
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
-  is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[reduction]
+  is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[by]
   scans = image_header.count_scans(data) if is_jpeg else 0
   require(scans is not None, 'truncated', f'JPEG ends at {len(data)} bytes')
   picture = image_header.header(data)
@@ -255,7 +250,7 @@ def central_crop(image: Image, height: int, width: int) -> Reframed:
 
 
 def inception_box(
-  height: int, width: int, rng: np.random.Generator, min_area: float
+  height: int, width: int, rng: Rng, min_area: float
 ) -> tuple[int, int, int, int]:
   """Draws a box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
 

@@ -176,13 +176,11 @@ class Pretraining(Drawn):
     return f'{self._name}, row {self._first + index}'
 
 
-def uniform(
-  seed: int, epochs: Numbers, indices: Numbers, count: int
-) -> Uniform:
+def uniform(seed: int, epochs: Numbers, rows: Numbers, count: int) -> Uniform:
   """Returns `count` numbers in [0, 1) for each row, by counters."""
   key = splitmix64(np.array([seed], np.uint64))
   key = splitmix64(key + epochs.astype(np.uint64))
-  keys = splitmix64(key + indices.astype(np.uint64))
+  keys = splitmix64(key + rows.astype(np.uint64))
   counters = keys[:, None] + np.arange(count, dtype=np.uint64)
   return (splitmix64(counters) >> np.uint64(11)) * 2.0**-53
 
@@ -315,9 +313,8 @@ def choose(
     if not len(unfilled):
       break
     first = fitting[unfilled].argmax(axis=1)
-    taken[unfilled] |= text[unfilled] & (
-      word[unfilled] == word[unfilled, first][:, None]
-    )
+    same = word[unfilled] == word[unfilled, first][:, None]
+    taken[unfilled] |= text[unfilled] & same
   nothing = ~taken.any(axis=1, keepdims=True)
   taken |= nothing & text & (place < budgets[:, None])
   chosen = np.zeros_like(taken)

@@ -21,6 +21,7 @@ from dataset_lib.order import Places, record_rng
 
 Indices = Int[np.ndarray, ' B']  # of records in the split
 Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
+Read = tuple[Indices, Arrays]  # what was read
 BadRows = Sequence[tuple[int, BadRecord]]  # numbers in the split
 Count = Callable[[BadRows], None]
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
@@ -161,9 +162,7 @@ class Source(abc.ABC):
     """
 
   @abc.abstractmethod
-  def read(
-    self, places: Places, seed: int, train: bool, count: Count
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, train: bool, count: Count) -> Read:
     """Returns the indices that were read, and arrays [B, ...], B may be 0."""
 
 
@@ -180,9 +179,7 @@ class Indexed(Source):
     """Converts a raw value to the model input, augmented if there is `rng`."""
     return value
 
-  def read(
-    self, places: Places, seed: int, train: bool, count: Count
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, train: bool, count: Count) -> Read:
     """See `Source`; values are transformed and checked."""
     info, indices = self.info, np.array(places.indices)
     inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
@@ -219,9 +216,7 @@ class Drawn(Source):
     drawn = self.draw(0, np.zeros(1, np.int64), np.array([index]))
     return {k: v[0] for k, v in drawn.items()}
 
-  def read(
-    self, places: Places, seed: int, *how: Any
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, *how: Any) -> Read:
     """See `Source`."""
     return places.indices, self.draw(seed, places.epochs, places.indices)
 

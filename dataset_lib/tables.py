@@ -139,9 +139,7 @@ def read(
   return Table(path, tuple(columns), tuple(places), rows, numbers, unit)
 
 
-def _picked(
-  fields: Any, places: Mapping[str, int], count: int
-) -> tuple[str, ...]:
+def _picked(fields: Any, places: dict[str, int], count: int) -> tuple[str, ...]:
   """Returns the kept fields of all, or of a mapping; BadRecord of bad ones."""
   if isinstance(fields, BadRecord):
     raise fields
@@ -217,11 +215,10 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
     for part in line.splitlines(keepends=True)  # also at a lone \\r
   )
   first = next(texts, '')
-  sizes: Any = {
-    d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS
-  }
+  sizes = [len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS]
+  delimiter = DELIMITERS[sizes.index(max(sizes))]
   csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
-  delimiter, lines = max(sizes, key=sizes.get), itertools.chain([first], texts)
+  lines = itertools.chain([first], texts)
   rows = csv.reader(lines, delimiter=delimiter, strict=True)
   start, width = 1, 0
   try:

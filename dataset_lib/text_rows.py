@@ -25,6 +25,7 @@ from dataset_lib.tokenizer import Encoded
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
+Function = Callable[[Any], Any]
 SEVERAL = ('classes', 'tasks')  # kinds of rows with several labels
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
 
@@ -129,7 +130,7 @@ class TextTask:
     return ids if self.kind in SEVERAL else ids[0]
 
   @functools.cached_property
-  def _chosen(self) -> Callable[[tuple[str, ...]], Any]:
+  def _chosen(self) -> Function:
     return functools.cache(self.columns)
 
   @functools.cached_property
@@ -142,11 +143,7 @@ class TokenSource(source.Batched):
   """Rows of token ids, padded when read; the last length bucket holds all."""
 
   def __init__(
-    self,
-    info: DatasetInfo,
-    encoded: Encoded,
-    labels: Shaped[np.ndarray, 'N ...'],
-    pad_id: int,
+    self, info: DatasetInfo, encoded: Encoded, labels: np.ndarray, pad_id: int
   ):
     segments = int(encoded.token_types.max(initial=0)) + 1
     self.info = dataclasses.replace(info, token_types=segments)
@@ -158,9 +155,7 @@ class TokenSource(source.Batched):
     """See `Source`."""
     return places.indices, self.records(places.indices, places.length or None)
 
-  def records(
-    self, indices: source.Indices, length: int | None = None
-  ) -> source.Arrays:
+  def records(self, indices: source.Indices, length: int | None = None) -> Any:
     """Returns rows padded to `length`, or to the bucket that holds them.
 
     {'tokens', 'token_types': int32 [B, length], 'length': int32 [B], 'label'}.
@@ -235,12 +230,7 @@ class TextRows(TokenSource):
     records, row = self._places[index]
     return records.where(row)
 
-  def _read(
-    self,
-    name: str,
-    open_split: Callable[[str], Any],
-    read: Callable[[Any], Any],
-  ) -> list[Any]:
+  def _read(self, name: str, open_split: Function, read: Function) -> list[Any]:
     """Returns `read` of all good rows; sets their places, and the bad rows.
 
     `open_split(split)` is like a `Table`; `name` is for errors.
@@ -259,12 +249,7 @@ class TextRows(TokenSource):
     return [value for _, value in good]
 
   def _class_names(
-    self,
-    rows: Any,
-    names_of: Callable[[Any], Any],
-    most: int,
-    what: str,
-    least: int = 2,
+    self, rows: Any, names_of: Function, most: int, what: str, least: int = 2
   ) -> tuple[str, ...]:
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
     good, bad = tables.read_all(tables.places(rows), names_of)
@@ -303,9 +288,7 @@ class TextRows(TokenSource):
 class LabelledTexts(TextRows):
   """Texts or pairs with a label; `sources` are those of the rows."""
 
-  def _open(
-    self, task: TextTask, open_split: Callable[[str], Any], name: str
-  ) -> None:
+  def _open(self, task: TextTask, open_split: Function, name: str) -> None:
     """Reads and tokenises rows; see `_read`."""
 
     def read(fields: Mapping[str, Any]) -> tuple[list[str], Any, str]:

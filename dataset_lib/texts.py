@@ -27,6 +27,7 @@ STEMS = {
   'train': ('train',), 'validation': ('validation', 'dev', 'val', 'valid'),
   'test': ('test',),
 }  # fmt: skip
+Tables = dict[str, Table]
 ALL = 'all'  # the rows of a file, without splits
 COLUMNS = ('text', 'pair', 'label', 'source', 'group')  # fields
 MAX_LENGTH, UNIT = 512, 8  # tokens of a row, and their unit, of data
@@ -143,9 +144,7 @@ class Texts(LabelledTexts):
         raise ConfigError('dataset.label', label, expected)
     return (*itertools.chain(*columns.values()),)
 
-  def _completed(
-    self, opened: Mapping[str, Table], task: TextTask
-  ) -> dict[str, Table]:
+  def _completed(self, opened: Tables, task: TextTask) -> Tables:
     """Returns all splits, the missing ones made of rows of train."""
     given = zip(splits.NAMES, self.split_shares, strict=True)
     shares = [0.0 if name in opened else share for name, share in given]

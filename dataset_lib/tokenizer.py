@@ -37,6 +37,7 @@ _NORMALIZER = {
   'strip_accents': 'strip_accents',
   'tokenize_chinese_chars': 'handle_chinese_chars',
 }
+Texts = Sequence[str]
 _PAIR = 5  # parts of a pair: [CLS] a [SEP] b [SEP]
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
 
@@ -75,10 +76,7 @@ class Tokenizer:
     self._truncating = functools.cache(self._truncating_at)
 
   def encode(
-    self,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    max_length: int = 512,
+    self, texts: Texts, pairs: Texts | None = None, max_length: int = 512
   ) -> Encoded:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
@@ -107,7 +105,7 @@ class Tokenizer:
     return text
 
   def encode_plain(
-    self, texts: Sequence[str]
+    self, texts: Texts
   ) -> tuple[Int32[np.ndarray, ' M'], Int32[np.ndarray, ' N']]:
     """Returns the ids of all texts without [CLS] and [SEP], and the lengths."""
     tokens, _, lengths = _encode(self._library, texts, False)
@@ -175,9 +173,7 @@ class Tokenizer:
     return library
 
 
-def _encode(
-  library: Any, items: Sequence[Any], special: bool
-) -> tuple[np.ndarray, ...]:
+def _encode(library: Any, items: Sequence[Any], special: bool) -> Any:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
   columns = [[np.zeros(0, np.int32)] for _ in range(3)]
   texts = ([item] if isinstance(item, str) else item for item in items)
@@ -193,9 +189,7 @@ def _encode(
 
 
 @contextlib.contextmanager
-def _named(
-  what: str, kind: type[ValueError] = InvalidDataError
-) -> Iterator[None]:
+def _named(what: str, kind: Any = InvalidDataError) -> Iterator[None]:
   """Names what an error is of; the library's panics are no Exceptions."""
   try:
     yield

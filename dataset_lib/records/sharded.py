@@ -199,9 +199,7 @@ def _index_path(file: str) -> pathlib.Path:
   return files.cache_folder('verified_offsets') / name
 
 
-def _is_index(
-  path: pathlib.Path, stat: os.stat_result, num_records: int | None
-) -> bool:
+def _is_index(path: pathlib.Path, stat: Any, num_records: int | None) -> bool:
   """Returns True if time, size and count are those of the file, unscanned."""
   try:
     index = np.memmap(path, _WORD, 'r')

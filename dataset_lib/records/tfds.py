@@ -215,18 +215,16 @@ class ImageRecords(ShardedImages):
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
     folder = pathlib.Path(self.directory).expanduser()
     names = {part.name for part in source.parts(self.split)}
-    shards_by_split = {name: shards_of(folder, name) for name in names}
-    kind, *others = {kind for kind, _ in shards_by_split.values()}
+    by_split = {name: shards_of(folder, name) for name in names}
+    kind, *others = {kind for kind, _ in by_split.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = sharded.count_records
-    counts = {
-      name: count(paths, kind) for name, (_, paths) in shards_by_split.items()
-    }
+    counts = {name: count(paths, kind) for name, (_, paths) in by_split.items()}
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}
     for name, _, rows in source.selected(self.split, totals.__getitem__):
-      shards += _cut(shards_by_split[name][1], counts[name], rows)
+      shards += _cut(by_split[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
     parse = proto.tf_example_pb2.Example.FromString

@@ -41,9 +41,7 @@ def assert_same(left, right):
 
 
 def joined(batches):
-  return {
-    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
-  }
+  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
 
 
 def global_batches(hosts, count, start_step=0, **arguments):

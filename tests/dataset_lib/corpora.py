@@ -40,9 +40,8 @@ def documents(count, seed=0, sentences=20, longest=12):
     paragraphs = []
     for _ in range(max(1, int(rng.integers(1, sentences)) // 4)):
       # The next sentence begins with a digit, so that the full stop ends one.
-      paragraph = [
-        f'W{sentence(rng, longest)[1:]}' for _ in range(rng.integers(1, 5))
-      ]
+      size = rng.integers(1, 5)
+      paragraph = [f'W{sentence(rng, longest)[1:]}' for _ in range(size)]
       paragraphs.append(' '.join(paragraph))
     result.append(paragraphs)
   return result

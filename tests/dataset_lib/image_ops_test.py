@@ -179,7 +179,7 @@ def test_any_bytes_may_follow_the_end():
       for _ in range(10):
         data = JPEG + rng.bytes(length) + end + rng.bytes(3)
         np.testing.assert_array_equal(image_ops.decode(data), expected)
-  with pytest.raises(BadRecord, match=r'^truncated'):
+  with pytest.raises(BadRecord, match='JPEG ends'):
     image_ops.decode(JPEG[: len(JPEG) // 2] + b'\xff\xfe\0\4\xff\xd9')
 
 
@@ -217,7 +217,7 @@ def test_every_cut_through_the_pixels_is_a_truncation(data):
   data = data[:2] + b'\xff\xe1' + size + thumbnail + data[2:]
   image_ops.decode(data)
   for cut in range((len(data) + len(thumbnail)) // 2, len(data)):
-    with pytest.raises(BadRecord, match=r'^truncated'):
+    with pytest.raises(BadRecord, match='JPEG ends'):
       image_ops.decode(data[:cut])
 
 
@@ -253,10 +253,8 @@ def test_evaluation_frames_the_centre():
 
 def test_inception_boxes_cover_the_legal_range():
   rng = np.random.default_rng(1)
-  height, width = 300, 400
-  boxes = [
-    image_ops.inception_box(height, width, rng, 0.08) for _ in range(2000)
-  ]
+  size = height, width = 300, 400
+  boxes = [image_ops.inception_box(*size, rng, 0.08) for _ in range(2000)]
   tops, lefts, heights, widths = np.array(boxes).T
   assert tops.min() == lefts.min() == 0
   assert (tops + heights).max() <= height

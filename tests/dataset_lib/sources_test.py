@@ -211,9 +211,8 @@ def test_parts_of_every_source(make, tmp_path):
   whole = places(config, 'train')
   assert len({*whole}) == ROWS
   for bound in ('50%', '90%', '1%', '-10%', '-1%', '-99%', '2', '-7', '29'):
-    first, last = (
-      some(config, f'train[{part}]') for part in (f':{bound}', f'{bound}:')
-    )
+    halves = f'train[:{bound}]', f'train[{bound}:]'
+    first, last = (some(config, half) for half in halves)
     assert sorted(first + last) == sorted(whole)
     number = int(bound.rstrip('%'))
     number += (100 if '%' in bound else ROWS) * (number < 0)

@@ -32,9 +32,8 @@ def named(made, given):
 def test_each_label_has_the_shares_within_a_row(seed, shares):
   given = rows()
   made, about = splits.make(given, shares, seed)
-  assert sorted(row for part in made.values() for row in part) == list(
-    range(len(given))
-  )
+  rows_made = sorted(row for part in made.values() for row in part)
+  assert rows_made == [*range(len(given))]
   assert about['rows'] == {name: len(made[name]) for name in splits.NAMES}
   for name, share in zip(splits.NAMES, shares, strict=True):
     counts = collections.Counter(given[row].labels[0] for row in made[name])
@@ -72,9 +71,7 @@ def test_a_split_follows_from_seed_and_content_alone():
   again, same = splits.make(mixed, splits.SHARES, 0)
   assert same == about
   for name in splits.NAMES:  # also their order, of which parts are taken
-    assert [given[row] for row in made[name]] == [
-      mixed[row] for row in again[name]
-    ]
+    assert [given[n] for n in made[name]] == [mixed[n] for n in again[name]]
   other, of_seed = splits.make(given, splits.SHARES, 1)
   assert named(other, given) != named(made, given)
   assert of_seed['digest'] != about['digest']

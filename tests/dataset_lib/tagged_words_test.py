@@ -130,9 +130,8 @@ def test_columns_of_both_formats(root, file, column, expected):
   assert source.where(1) == f'{path}, line {8 if "conllu" in file else 6}'
   # One file is a train split.
   given = config(root, column=column) | {'directory': str(path)}
-  assert tags_of(opened(given, 'train[:50%]')) in (
-    [['', *tags, '']] for tags in expected
-  )
+  halves = [[['', *tags, '']] for tags in expected]
+  assert tags_of(opened(given, 'train[:50%]')) in halves
   with pytest.raises(MissingDataError, match='without a validation split take'):
     opened(given, 'validation')
 

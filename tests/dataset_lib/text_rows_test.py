@@ -83,9 +83,7 @@ def test_the_official_files(root, task, end):
   ],
 )  # fmt: skip
 @pytest.mark.parametrize('end', ['', '.gz'])
-def test_named_columns_and_the_source_of_a_row(
-  root, task, header, row, source, end
-):
+def test_named_columns_and_sources(root, task, header, row, source, end):
   bad = row.replace('w1', ' ')
   rows = [*filter(None, [header]), bad, row]
   path = write(root / task / f'train.tsv{end}', rows)

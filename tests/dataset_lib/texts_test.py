@@ -11,6 +11,7 @@ from tests.dataset_lib.batches import build
 from tests.dataset_lib.word_rows import opened, read, write
 
 GOOD = [f'w{n},{"ab"[n % 2]}' for n in range(30)]
+SPLITS = 'train', 'validation', 'test'
 BLANK = ['', '  ', ',,']
 
 
@@ -88,7 +89,7 @@ def test_nasty_files(case, root):
     texts = {text for text, _ in read(opened(given, 'all'))}
     assert len(opened(given, 'all')) == expected
     assert {f'w{n}' for n in range(30) if n != 7} <= texts
-    parts = [opened(given, s) for s in ('train', 'validation', 'test')]
+    parts = [opened(given, name) for name in SPLITS]
     assert [*map(len, parts)] == [expected - 12, 6, 6]
     return
   kinds = ConfigError, InvalidDataError, TooManyBadRecordsError
@@ -136,9 +137,7 @@ def test_texts_and_groups_are_in_one_split(root):
   given = file(root, rows, 'text,label,user')
 
   def of_splits(**fields):
-    return [
-      opened(given | fields, name) for name in ('train', 'validation', 'test')
-    ]
+    return [opened(given | fields, name) for name in SPLITS]
 
   texts = [{text for text, _ in read(one)} for one in of_splits()]
   assert len(set.union(*texts)) == sum(map(len, texts)) == 20
@@ -162,9 +161,8 @@ def test_a_folder_has_its_splits_and_lacks_some(root):
   assert len(opened(given)) == 30
   assert opened(given).info.splits == {}
   # A class that was never trained is no row to evaluate.
-  assert [bad.kind for _, bad in opened(given, 'test').bad_rows] == [
-    'illegal_label'
-  ]
+  [(_, bad)] = opened(given, 'test').bad_rows
+  assert bad.kind == 'illegal_label'
   write(root / 'own' / 'train.tsv', ['text\tlabel', 'w1\ta'])
   with pytest.raises(InvalidDataError, match='expected one file of train'):
     opened(given)
@@ -255,9 +253,7 @@ def test_a_row_without_any_label_is_bad(root):
     ([f'w1,{n},{n % 2}' for n in range(60)], {}, ConfigError, '60 values'),
   ],
 )
-def test_columns_that_are_no_tasks_are_refused(
-  rows, fields, error, message, root
-):
+def test_columns_that_are_no_tasks(rows, fields, error, message, root):
   given = tasks_file(root, rows) | fields
   with pytest.raises(error, match=message):
     opened(given, 'all' if 'label' in fields else 'train')

@@ -102,9 +102,8 @@ def test_the_vocabulary_is_trained_from_the_training_split(tmp_path):
   texts = corpora.documents(30, seed=3)
   # The first document is held out; its letters are nowhere else.
   texts[0] = ['Xyzzy xyzzy zyx. ' * 30]
-  out, _ = corpora.prepare(
-    tmp_path, texts, tokenizer='', vocab_size=50, vocab_texts=500
-  )
+  options = dict(tokenizer='', vocab_size=50, vocab_texts=500)
+  out, _ = corpora.prepare(tmp_path, texts, **options)
   given = tokenizer.load(out)
   assert not any('z' in name for name in given.names(range(5, 50)))
   _, arrays = names_of(out, 'validation')
