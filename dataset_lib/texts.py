@@ -158,9 +158,8 @@ class Texts(LabelledTexts):
     self._about = about | {'group': self.group}
     taken = {name: [good[row][0] for row in made[name]] for name in made}
     taken['train'] += [place for place, _ in bad]  # train tolerates some
-    return {name: table.take(taken[name]) for name in taken} | {
-      name: one for name, one in opened.items() if name != 'train'
-    }
+    tables_made = {name: table.take(taken[name]) for name in taken}
+    return {**tables_made, **opened, 'train': tables_made['train']}
 
   def _row(self, task: TextTask, values: Mapping[str, str]) -> splits.Row:
     """Returns what the split of a row depends on; BadRecord of a bad row."""

@@ -156,11 +156,8 @@ class Tokenizer:
 
   def preprocessing(self, max_length: int) -> dict[str, Any]:
     """Returns the field of a `DatasetInfo` for texts of this tokenizer."""
-    return {
-      'tokenizer': self.digest,
-      'max_length': max_length,
-      'truncation_side': self.truncation_side,
-    }
+    rows = dict(max_length=max_length, truncation_side=self.truncation_side)
+    return {'tokenizer': self.digest, **rows}
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:

@@ -270,20 +270,14 @@ def train(texts: Iterable[str], vocab_size: int, max_texts: int) -> bytes:
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(sample),
-      model_writer=model,
-      model_type='unigram',
-      vocab_size=vocab_size,
-      character_coverage=0.99995,
-      pad_id=0,
-      unk_id=1,
-      bos_id=-1,
-      eos_id=-1,
+      sentence_iterator=iter(sample), model_writer=model, model_type='unigram',
+      vocab_size=vocab_size, character_coverage=0.99995,
+      pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
       control_symbols=list(SPECIAL[UNIGRAM][2:]),
       user_defined_symbols=list(OWN_PIECES),
       num_threads=16,  # the result depends on the number of threads
       minloglevel=2,  # errors only
-    )
+    )  # fmt: skip
   except RuntimeError as error:
     expected = f'a size that can be trained from the texts ({error})'
     raise ConfigError('vocab_size', vocab_size, expected) from error

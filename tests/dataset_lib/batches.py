@@ -12,12 +12,9 @@ DIGITS = dict(name='digits', image_size=8, augment=('inception_crop', 'flip'))
 PARITY = dict(name='parity', length=4, train_examples=100, test_examples=10)
 BUCKETS = (8, 16, 32)
 TEXT = dict(
-  name='tests.fakes:FakeText',
-  max_length=32,
-  length_buckets=(8, 16, 64),  # cut at max_length
-  train_examples=1000,
-  test_examples=45,
-)
+  name='tests.fakes:FakeText', train_examples=1000, test_examples=45,
+  max_length=32, length_buckets=(8, 16, 64),  # cut at max_length
+)  # fmt: skip
 
 
 def build(config=DIGITS, split='train', **arguments):

@@ -46,9 +46,8 @@ def test_each_label_has_the_shares_within_a_row(seed, shares):
 def test_labels_of_two_rows_are_in_all_splits_together():
   given = [one(f'{n}', f'{n} {k}') for n in range(500) for k in range(2)]
   made, _ = splits.make(given, splits.SHARES, 0)
-  assert [len(made[name]) for name in splits.NAMES] == pytest.approx(
-    [600, 200, 200], abs=40
-  )
+  sizes = [len(made[name]) for name in splits.NAMES]
+  assert sizes == pytest.approx([600, 200, 200], abs=40)
 
 
 @pytest.mark.parametrize('size', [1, 7])

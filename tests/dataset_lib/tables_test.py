@@ -52,9 +52,8 @@ def write_saved(path):
   files = []
   for number, part in enumerate((table[:1], table[1:])):
     files.append({'filename': f'data-{number}.arrow'})
-    with pyarrow.ipc.new_stream(
-      path / files[-1]['filename'], table.schema
-    ) as out:
+    file = path / files[-1]['filename']
+    with pyarrow.ipc.new_stream(file, table.schema) as out:
       out.write_table(part)
   (path / 'state.json').write_text(json.dumps({'_data_files': files}))
 
@@ -80,9 +79,8 @@ def test_each_form_gives_the_same_rows(name, write, places, tmp_path):
     assert [*table.columns] == COLUMNS
     found = [table[row] for row in range(len(table))]
     assert found == [{'text': t, 'label': label} for _, t, label in ROWS]
-    assert [table.where(row) for row in range(3)] == [
-      f'{one}, {place}' for place in places
-    ]
+    wheres = [table.where(row) for row in range(3)]
+    assert wheres == [f'{one}, {place}' for place in places]
 
 
 def test_values_of_json_are_its_text(tmp_path):

@@ -187,20 +187,16 @@ def test_scores(root):
 
 BAD_ROWS = {
   'sst2': {
-    'wrong_columns': 'w1\tw2\t1',
-    'empty_text': ' \u00a0 \t1',
-    'illegal_label': 'w1\t2',
-    'not_utf8': b'w1 \xff\t1',
+    'wrong_columns': 'w1\tw2\t1', 'empty_text': ' \u00a0 \t1',
+    'illegal_label': 'w1\t2', 'not_utf8': b'w1 \xff\t1',
     'too_large': 'w1 ' * 2**19 + '\t1',
   },
   'past_present': {
-    'wrong_columns': 'tr\tPRES',
-    'empty_text': 'tr\tPRES\t \u00a0',
-    'illegal_label': 'tr\t\tw1',
-    'not_utf8': b'tr\tPRES\tw1 \xff',
+    'wrong_columns': 'tr\tPRES', 'empty_text': 'tr\tPRES\t \u00a0',
+    'illegal_label': 'tr\t\tw1', 'not_utf8': b'tr\tPRES\tw1 \xff',
     'unknown_split': 'xx\tFUT\tw1',
   },
-}
+}  # fmt: skip
 
 
 def write_bad(root, task, kinds):

@@ -83,12 +83,9 @@ def test_max_length_is_the_last_bucket(sst2):
 
 
 def real(shared_data, folder, task, name='glue'):
-  return dict(
-    name=name,
-    task=task,
-    directory=str(shared_data(folder)),
-    tokenizer=str(shared_data('vocab', 'bert_base_uncased_vocab.txt')),
-  )
+  words = shared_data('vocab', 'bert_base_uncased_vocab.txt')
+  places = dict(directory=str(shared_data(folder)), tokenizer=str(words))
+  return dict(name=name, task=task, **places)
 
 
 TRAIN = {  # rows in the shared data

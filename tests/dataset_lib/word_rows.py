@@ -10,13 +10,8 @@ VOCABULARY = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '"', '(', ')', *WORDS]
 
 def config(root, task, name='glue', **others):
   """Of the data set `name` in the folder of the fixture `root`."""
-  return dict(
-    name=name,
-    task=task,
-    directory=str(root),
-    tokenizer=str(root.parent / 'vocabulary'),
-    **others,
-  )
+  places = dict(directory=str(root), tokenizer=str(root.parent / 'vocabulary'))
+  return dict(name=name, task=task, **places, **others)
 
 
 def opened(given, split='train'):

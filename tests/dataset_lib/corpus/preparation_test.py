@@ -115,9 +115,8 @@ def test_validation_texts_are_not_trained_on(tmp_path):
   folder = corpora.write(tmp_path / 'in', texts)
   held_out = folder / 'held_out.txt'
   held_out.write_text('w1 w2. W3 w4 w5.\n')
-  out, manifest = corpora.prepare(
-    tmp_path, texts, validation=(str(held_out),), validation_share=0.01
-  )
+  given = dict(validation=(str(held_out),), validation_share=0.01)
+  out, manifest = corpora.prepare(tmp_path, texts, **given)
   assert names_of(out, 'validation')[0] == pieces(['w1 w2. w3 w4 w5.'])
   assert manifest['splits']['train']['documents'] == 12
   out, manifest = corpora.prepare(tmp_path, texts, 'no', validation_share=0.0)

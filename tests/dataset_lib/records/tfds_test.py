@@ -23,14 +23,10 @@ from tests.dataset_lib.batches import build, take
 
 load = functools.partial(build, train=False, batch_size=4)
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.skipif(
-    importlib.util.find_spec('tensorflow') is None
-    or importlib.util.find_spec('tensorflow_datasets') is None,
-    reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-  ),
-]
+pytest.importorskip('tensorflow_datasets')
+writable = importlib.util.find_spec('tensorflow') is not None
+needed = pytest.mark.skipif(not writable, reason='TFDS writes by tensorflow')
+pytestmark = [pytest.mark.slow, needed]
 
 
 @pytest.fixture(scope='module')
