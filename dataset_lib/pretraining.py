@@ -247,9 +247,8 @@ def mask(
   """
   length = rows.tokens.shape[1]
   size = uniform.shape[1] // 2 - length
-  lengths, order, kinds, replacements = np.split(
-    uniform, np.cumsum([length, length, size]), axis=1
-  )
+  bounds = np.cumsum([length, length, size])
+  lengths, order, kinds, replacements = np.split(uniform, bounds, axis=1)
   ngrams = cut_into_ngrams(rows, max_ngram, lengths)
   chosen = choose(rows, ngrams, budgets, order)
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
@@ -260,11 +259,8 @@ def mask(
   shown = np.choose(kind, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
-  chosen_tokens = {'positions': positions, 'labels': labels, 'kind': kind}
-  arrays = {
-    name: np.where(used, values, 0).astype(np.int32)
-    for name, values in chosen_tokens.items()
-  }
+  picked = {'positions': positions, 'labels': labels, 'kind': kind}
+  arrays = {k: np.where(used, x, 0).astype(np.int32) for k, x in picked.items()}
   arrays['weights'] = used.astype(np.float32)
   return {f'mlm_{k}': v for k, v in arrays.items()} | {'tokens': tokens}
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Len, Predicate
-from jaxtyping import Int, Int32
+from jaxtyping import Int32
 
 from core.errors import BadRecord
 from dataset_lib import source, tokenizer
@@ -195,9 +195,7 @@ class TaggedWords(TextRows):
     self._hold(loaded, names, encoded, left_out, 'tags')
     self.padding = {**self.padding, 'label': IGNORED}
 
-  def records(
-    self, indices: Int[np.ndarray, ' B'], length: int | None = None
-  ) -> dict[str, np.ndarray]:
+  def records(self, indices: source.Indices, length: int | None = None) -> Any:
     """Returns rows as `TokenSource`, with 'label' int32 `[B, L]`.
 
     'left_out' `[B]` counts the tagged words without a token.

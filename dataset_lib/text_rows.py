@@ -61,9 +61,7 @@ class TextTask:
     """All names that a column of the task may have."""
     return {*itertools.chain(*self.texts), *self.label, *self.sources}
 
-  def columns(
-    self, given: Collection[str], where: str = ''
-  ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  def columns(self, given: Collection[str], where: str = '') -> tuple[Any, Any]:
     """Returns the columns of texts and labels; InvalidDataError without."""
     texts = [names for names in self.texts if {*names} <= {*given}]
     labels = [name for name in self.label if name in given]

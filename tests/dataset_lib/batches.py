@@ -44,10 +44,8 @@ def joined(batches):
 def global_batches(hosts, count, start_step=0, **arguments):
   """The batches of all hosts put together; their shapes must agree."""
   arguments['host_count'] = hosts
-  parts = [
-    take(build(host_index=host, **arguments), count, start_step)
-    for host in range(hosts)
-  ]
+  opened = (build(host_index=host, **arguments) for host in range(hosts))
+  parts = [take(data, count, start_step) for data in opened]
   return [joined(step) for step in zip(*parts, strict=True)]
 
 

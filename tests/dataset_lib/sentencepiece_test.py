@@ -128,10 +128,8 @@ def test_typed_special_tokens_are_text_also_when_saved(trained, tmp_path):
   assert [row[0], row[-1], row.count(3)] == [2, 3, 2]
   # Saved again and again, it does not grow.
   again.save(tmp_path / 'again.json')
-  steps = [
-    json.loads(file.read_text())['pre_tokenizer']
-    for file in (path, tmp_path / 'again.json')
-  ]
+  files = path, tmp_path / 'again.json'
+  steps = [json.loads(file.read_text())['pre_tokenizer'] for file in files]
   assert steps[0] == steps[1]
 
 

@@ -16,11 +16,7 @@ def one(label, group, content=''):
 
 
 def rows():
-  return [
-    one(label, f'{label}{number}')
-    for label, count in SIZES.items()
-    for number in range(count)
-  ]
+  return [one(k, f'{k}{n}') for k, size in SIZES.items() for n in range(size)]
 
 
 def named(made, given):

@@ -32,10 +32,8 @@ def read(source):
 def write(path, rows, end='\n'):
   """Writes a file of rows, gzipped by its suffix."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  data = b''.join(
-    (row if isinstance(row, bytes) else row.encode()) + end.encode()
-    for row in rows
-  )
+  lines = (row if isinstance(row, bytes) else row.encode() for row in rows)
+  data = b''.join(line + end.encode() for line in lines)
   path.write_bytes(gzip.compress(data) if path.suffix == '.gz' else data)
   return path
 

@@ -23,10 +23,7 @@ SHARDS = (slice(0, 5), slice(5, 6), slice(6, 13))
 
 
 def write(folder, images, kind='tfrecord', labels=LABELS):
-  records = [
-    example_files.example(image, label)
-    for image, label in zip(images, labels, strict=True)
-  ]
+  records = [*map(example_files.example, images, labels)]
   for number, rows in enumerate(SHARDS):
     name = f'train-{number:05}-of-{len(SHARDS):05}.{kind}'
     example_files.write(folder / name, records[rows])

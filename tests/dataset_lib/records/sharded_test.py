@@ -53,10 +53,8 @@ def shards_of(folder, count=3, rows=4):
 
 def opened(files, kind='tfrecord'):
   counts = sharded.count_records(files, kind)
-  shards = [
-    sharded.Shard(file, 0, count, count)
-    for file, count in zip(files, counts, strict=True)
-  ]
+  sizes = zip(files, counts, strict=True)
+  shards = [sharded.Shard(file, 0, count, count) for file, count in sizes]
   return sharded.RecordFiles(shards, kind)
 
 
