@@ -8,10 +8,6 @@
 The classes are the sorted folders (of `train`, or, without one, of all splits)
 or labels. Hidden files and folders and files that are no images are left out.
 Images with the same bytes are in one of the splits that are made.
-
-A part of a split, as 'train[:90%]', has the same share of each class: rows of a
-class are ordered by a checksum of their names, and classes interleaved. The
-rows of a part are then sorted again by class and name.
 """
 
 import collections
@@ -252,16 +248,15 @@ def _contents(paths: list[str]) -> list[Any]:
 
 
 def _part(rows: Rows, part: range) -> Rows:
-  """Returns a part of sorted rows, sorted again; see the module."""
+  """Returns a part of sorted rows, sorted again.
+
+  It has the same share of each class, ordered by a checksum of their names.
+  """
   if len(part) == len(rows):
     return rows
-  sums = [_checksum(path) for _, path in rows]
+  names = ['/'.join(path.split(os.sep)[-2:]) for _, path in rows]
+  sums = [splits.checksum(os.fsencode(name)) for name in names]
   keys, labels = [*zip(sums, rows, strict=True)], [label for label, _ in rows]
   spread = splits.places(labels, keys, [1] * len(rows))
   order = sorted(zip(spread, keys, strict=True))
   return sorted(row for _, (_, row) in order[part.start : part.stop])
-
-
-def _checksum(path: str) -> bytes:
-  name = '/'.join(path.split(os.sep)[-2:])  # class and image
-  return splits.checksum(os.fsencode(name))
