@@ -69,28 +69,6 @@ def test_images_and_classes_that_count(root):
     (root / name).rename(root / other)
 
 
-@pytest.mark.parametrize(
-  ('place', 'split', 'error', 'words'),
-  [
-    ('test/yak/0.jpg', 'test', InvalidDataError, 'yak'),
-    ('train/eel/', 'train', InvalidDataError, 'eel holds no images'),
-    ('none/', 'none', InvalidDataError, 'no images in'),
-    ('train/stray.jpg', 'train', InvalidDataError, r'stray\.jpg'),
-    ('train/cat/more/0.jpg', 'train', InvalidDataError, 'more is a folder'),
-    ('', 'validation', MissingDataError, "'validation'.*'test', 'train'"),
-  ],
-)
-def test_faults_of_the_layout_are_named(root, place, split, error, words):
-  if place.endswith('/'):
-    (root / place).mkdir()
-  elif place:
-    write_image(root / place)
-  with pytest.raises(error, match=words):
-    source(root, split)
-  with pytest.raises(MissingDataError, match='nowhere'):
-    source(root / 'nowhere')
-
-
 @pytest.mark.parametrize('place', ['train', 'train/fox', 'train/cat/out.jpg'])
 def test_links_that_lead_out(tmp_path, root, place):
   outside = tmp_path / 'outside' / place
@@ -171,20 +149,33 @@ def test_a_folder_of_classes_is_split(photos):
 
 
 @pytest.mark.parametrize(
-  ('path', 'split', 'words'),
+  ('folder', 'place', 'split', 'words'),
   [
-    ('dog/more/1.png', 'train', r'an image .*cat/0\.png and a folder .*more'),
-    ('', 'val', "no split 'val'.*'train', 'validation', 'test', 'all'"),
-    ('dog', 'train', r"2 classes or more, got \['cat'\]"),
+    ('root', 'test/yak/0.jpg', 'test', 'yak'),
+    ('root', 'train/eel/', 'train', 'eel holds no images'),
+    ('root', 'none/', 'none', 'no images in'),
+    ('root', 'train/stray.jpg', 'train', r'stray\.jpg'),
+    ('root', 'train/cat/more/0.jpg', 'train', 'more is a folder'),
+    ('root', '', 'validation', "'validation'.*'test', 'train'"),
+    ('photos', 'dog/more/1.png', 'train',
+     r'an image .*cat/0\.png and a folder .*more'),
+    ('photos', '', 'val',
+     "no split 'val'.*'train', 'validation', 'test', 'all'"),
+    ('photos', '-dog', 'train', r"2 classes or more, got \['cat'\]"),
   ],
-)
-def test_faults_of_a_folder_of_classes_are_named(photos, path, split, words):
-  if path.endswith('.png'):
-    write_image(photos / path)
-  elif path:
-    shutil.rmtree(photos / path)
+)  # fmt: skip
+def test_faults_of_the_layout_are_named(folder, place, split, words, request):
+  folder = request.getfixturevalue(folder)
+  if place.startswith('-'):
+    shutil.rmtree(folder / place[1:])
+  elif place.endswith('/'):
+    (folder / place).mkdir()
+  elif place:
+    write_image(folder / place)
   with pytest.raises((InvalidDataError, MissingDataError), match=words):
-    source(photos, split)
+    source(folder, split)
+  with pytest.raises(MissingDataError, match='nowhere'):
+    source(folder / 'nowhere')
 
 
 def table(photos, *rows):

@@ -59,22 +59,21 @@ def texts(path, task, config, header='sentence\tlabel'):
 
 
 def own(path):
-  corpora.tokenizer(path / 'vocabulary')
+  words = str(corpora.tokenizer(path / 'vocabulary'))
   rows = [f'w{n}{" w1" * (n % 9)},{n % 2}' for n in range(ROWS)]
   for name, some in (('train', rows), ('test', rows[:OTHERS]), ('dev', rows)):
     word_rows.write(path / f'{name}.csv', ['text,label', *some])
-  given = dict(path=str(path), tokenizer=str(path / 'vocabulary'))
-  return dict(name='texts', length_buckets=(6, 10), max_length=16, **given)
+  given = dict(path=str(path), tokenizer=words, max_length=16)
+  return dict(name='texts', length_buckets=(6, 10), **given)
 
 
 def tags(path):
-  corpora.tokenizer(path / 'vocabulary')
+  words = str(corpora.tokenizer(path / 'vocabulary'))
   sentence = 'w1 A\nw2 B\n' * 2, 'w3 B\n'
   for name, count in (('train', ROWS), ('test', OTHERS)):
     rows = [sentence[number % 2] for number in range(count)]
     word_rows.write(path / f'{name}.txt', rows)
-  vocabulary = str(path / 'vocabulary')
-  given = dict(directory=str(path), tokenizer=vocabulary, max_length=8)
+  given = dict(directory=str(path), tokenizer=words, max_length=8)
   return dict(name='tags', length_buckets=(5, 8), **given)
 
 

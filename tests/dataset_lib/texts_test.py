@@ -16,11 +16,8 @@ BLANK = ['', '  ', ',,']
 
 
 def config(path, **fields):
-  for folder in path.parents:
-    if (folder / 'vocabulary').exists():
-      tokenizer = str(folder / 'vocabulary')
-      return dict(name='texts', path=str(path), tokenizer=tokenizer, **fields)
-  raise AssertionError(path)
+  words = str(path.parent.parent / 'vocabulary')
+  return dict(name='texts', path=str(path), tokenizer=words, **fields)
 
 
 def file(root, rows, header='text,label', end='\n', name='own.csv'):
