@@ -177,11 +177,9 @@ def decode(data: bytes, by: int = 1, max_pixels: int = MAX_PIXELS) -> Image:
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
   is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[by]
-  scans = image_header.count_scans(data) if is_jpeg else 0
-  require(scans is not None, 'truncated', f'JPEG ends at {len(data)} bytes')
-  picture = image_header.header(data)
+  scans, picture = image_header.count_scans(data), image_header.header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
-  pixels = height * width * image_header.passes(scans)
+  pixels = height * width * max(scans // image_header.SCANS, 1)
   scanned = f' in {scans} scans' * (pixels > height * width)
   message = f'{height} x {width} pixels{scanned}, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'

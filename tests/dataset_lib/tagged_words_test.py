@@ -190,10 +190,9 @@ def test_a_bad_line_of_a_treebank_is_named(root, line, kind, message):
   path = write(root / 'a.conllu', [*CONLLU[:5], line, *CONLLU[6:]])
   file = TaggedFile(path, 'deprel')
   assert file[1] == [('w4', '_')]
-  with pytest.raises(BadRecord, match=message) as raised:
+  words = f'^{kind}: {path}, line 6: .*{message}'
+  with pytest.raises(BadRecord, match=words):
     file[0]
-  assert raised.value.kind == kind
-  assert raised.value.where == f'{path}, line 6'
 
 
 @pytest.mark.parametrize(
