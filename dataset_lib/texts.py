@@ -96,20 +96,18 @@ class Texts(LabelledTexts):
     opened = {k: self._table(p, task) for k, p in _files(root).items()}
     self._about: dict[str, Any] = {}
     names_of_parts = {part.name for part in parts(self.split)}
-    if is_all := ALL in names_of_parts:
-      if len(opened) > 1 or len(names_of_parts) > 1:
-        expected = "'all' alone, and of one file: name one of a folder"
-        raise ConfigError('split', self.split, expected)
-      opened = {ALL: opened['train']}
-    else:
+    if not (is_all := ALL in names_of_parts):
       opened = self._completed(opened, task)
-    train = opened[ALL if is_all else 'train']
+    elif len(opened) > 1 or len(names_of_parts) > 1:
+      expected = "'all' alone, and of one file: name one of a folder"
+      raise ConfigError('split', self.split, expected)
+    train = opened['train']
     if self.kind != 'number':
       names = self._classes(train, task, least=1 if is_all else 2)
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
-    dev = {'dev': 'validation'}
-    self._open(task, lambda name: opened[dev.get(name, name)], str(root))
+    other = {'dev': 'validation', ALL: 'train'}
+    self._open(task, lambda name: opened[other.get(name, name)], str(root))
     self.info = dataclasses.replace(self.info, splits=self._about)
 
   def _table(self, path: Path, task: TextTask) -> Table:
