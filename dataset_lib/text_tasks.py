@@ -76,9 +76,8 @@ def num_texts(dataset: Mapping[str, Any]) -> int | None:
   """Returns the number of texts in a row of a run's data; None if unknown."""
   if dataset.get('name') == 'glue':
     return len(GLUE[dataset['task']].texts[0])
-  pairs = {'probing': False, 'texts': bool(dataset.get('pair'))}
-  known = pairs.get(str(dataset.get('name')))
-  return None if known is None else 1 + known
+  counts = {'probing': 1, 'texts': 1 + bool(dataset.get('pair'))}
+  return counts.get(str(dataset.get('name')))
 
 
 def find_file(
@@ -169,8 +168,7 @@ class Glue(LabelledTexts):
     info, rows = super().sketch(config, task.num_classes, examples)
     dtype = 'float32' if task.is_regression else 'int32'
     names = task.class_names
-    info = dataclasses.replace(info, class_names=names, label_dtype=dtype)
-    return info, rows
+    return dataclasses.replace(info, class_names=names, label_dtype=dtype), rows
 
   def __post_init__(self) -> None:
     self._kind = self._text_task()

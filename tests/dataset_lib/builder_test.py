@@ -32,11 +32,6 @@ def test_augmentation_differs_between_epochs():
   assert (first == second).all((1, 2, 3)).mean() < 0.1
 
 
-@pytest.mark.parametrize(('batch_size', 'steps'), [(16, 6), (512, 1)])
-def test_an_epoch_of_training_has_full_batches(batch_size, steps):
-  assert build(PARITY, batch_size=batch_size).steps_per_epoch == steps
-
-
 def test_batches_are_as_long_as_their_bucket_and_seldom_mixed():
   texts = take(build(TEXT), 62)  # an epoch
   lengths = [batch['tokens'].shape[1] for batch in texts]
@@ -137,12 +132,8 @@ def test_the_limits_of_the_tolerance(config):
 
 def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
   data = build()
-
-  def broken(index):
-    raise ZeroDivisionError('a bug')
-
-  monkeypatch.setattr(data.source, 'record', broken)
-  with pytest.raises(ZeroDivisionError, match='a bug'):
+  monkeypatch.setattr(data.source, 'record', lambda index: index // 0)
+  with pytest.raises(ZeroDivisionError):
     take(data, 1)
   assert wait_for_no_threads()
 
