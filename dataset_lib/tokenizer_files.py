@@ -18,9 +18,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from core import files
 from core.errors import ConfigError, InvalidDataError
 
-NAMES = JSON_FILE, VOCABULARY_FILE, MODEL_FILE = (
-  'tokenizer.json', 'vocab.txt', 'spiece.model'
-)  # fmt: skip
+JSON_FILE, MODEL_FILE = 'tokenizer.json', 'spiece.model'
+NAMES = JSON_FILE, 'vocab.txt', MODEL_FILE  # in the order of search
 SPACE = '▁'  # U+2581, SentencePiece's space before a word
 WORD_PIECE, UNIGRAM, BYTES = 'WordPiece', 'Unigram', 'BPE'
 SPECIAL = {
