@@ -101,7 +101,7 @@ class Order:
       self._bucket = bucket.astype(np.uint8)
       # Cache two epochs, because threads read across the border of an epoch.
       self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
-      lengths = [] if self.shuffle else self.lengths
+      lengths: Any = [] if self.shuffle else self.lengths
       self._ascending = np.argsort(lengths, kind='stable')
 
   def batch(self, step: int, rows: range) -> Places:

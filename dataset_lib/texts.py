@@ -106,7 +106,7 @@ class Texts(LabelledTexts):
       names = self._classes(train, task, least=1 if is_all else 2)
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
-    other = {'dev': 'validation', ALL: 'train'}
+    other: Any = {'dev': 'validation', ALL: 'train'}
     self._open(task, lambda name: opened[other.get(name, name)], str(root))
     self.info = dataclasses.replace(self.info, splits=self._about)
 

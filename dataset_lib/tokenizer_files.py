@@ -227,7 +227,7 @@ def begins_word(piece: str) -> bool:
 
 
 # Of a token's name; in a BPE 'Ġ' is the byte of a space.
-BEGINS_WORD = {
+BEGINS_WORD: dict[str, Any] = {
   WORD_PIECE: re.compile('(?!##)').match,
   BYTES: re.compile('Ġ').match,
   UNIGRAM: begins_word,
