@@ -30,7 +30,7 @@ from albert_act.token_kinds import KINDS, masks
 from benchmarks import pictures
 from core import files
 from core.errors import BadRecord, InvalidDataError
-from dataset_lib import builder, source, tagged_words, token_rows, tokenizer
+from dataset_lib import builder, source, tagged_words, text_rows, tokenizer
 from dataset_lib.tokenizer import Tokenizer
 from eval_lib import plots
 from eval_lib.report import Table
@@ -193,9 +193,9 @@ def label_table(
   padded = range(_STEP, max_length, _STEP)
   info = source.DatasetInfo(
     'tokens', (max_length,), 'int32', 1, (), len(sentences),
-    length_buckets=token_rows.length_buckets(padded, max_length),
+    length_buckets=text_rows.length_buckets(padded, max_length),
   )  # fmt: skip
-  records = token_rows.TokenSource(
+  records = text_rows.TokenSource(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()

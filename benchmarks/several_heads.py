@@ -34,7 +34,7 @@ from benchmarks.eat_speed import (
 )
 from benchmarks.timing import Call, Candidate
 from core.fields import flag
-from dataset_lib.tasks import tasks_of
+from dataset_lib.source import tasks_of
 from eat.chain import EatChain
 from eat.model import EatClassifier
 from eat.policy import ExitPolicy

@@ -49,12 +49,8 @@ class BadRecords(FaultCounts):
     self._rows: set[int] = set()
     self._first: list[str] = []
 
-  def count(self, bad: BadRecord, where: str, row: int) -> None:
-    """Counts record `row` of file `where`; raises TooManyBadRecordsError."""
-    self.count_all([(row, BadRecord(bad.kind, where, bad.message))])
-
-  def count_all(self, bad_rows: Iterable[tuple[int, BadRecord]]) -> None:
-    """Counts known bad records before it raises TooManyBadRecordsError."""
+  def count(self, bad_rows: Iterable[tuple[int, BadRecord]]) -> None:
+    """Counts rows and their errors; then may raise TooManyBadRecordsError."""
     size = self._num_examples
     tolerated = min(int(size * self._max_share), size - 1)
     with self._lock:

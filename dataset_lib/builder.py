@@ -65,9 +65,8 @@ def source_class(name: Any) -> Any:
   if not (isinstance(name, str) and ':' in name):
     fields.check_value('dataset.name', name, Literal[tuple(SOURCES)])
   expected = "'package.module:Name' of a Source with a field split"
-  kind = registry.locate(
-    SOURCES.get(name, name), 'dataset.name', Source, expected
-  )
+  place = SOURCES.get(name, name)
+  kind = registry.locate(place, 'dataset.name', Source, expected)
   parameters = inspect.signature(kind).parameters
   if not dataclasses.is_dataclass(kind) or 'split' not in parameters:
     raise ConfigError('dataset.name', name, expected)
@@ -225,7 +224,7 @@ class Dataset:
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
     self._bad_records = bad_records.BadRecords(total, max_share)
-    self._bad_records.count_all(source.bad_rows)
+    self._bad_records.count(source.bad_rows)
 
   @property
   def bad_records(self) -> dict[str, dict[str, Any]]:
@@ -295,10 +294,8 @@ class Dataset:
     if 'label' in arrays:  # rows without one count as little as padding
       label = arrays['label']
       mask = self.info.labelled(label)
-      # 0 * NaN would be NaN in a masked loss.
-      arrays |= {
-        'label': np.where(np.isfinite(label), label, label.dtype.type(-1))
-      }
+      none = label.dtype.type(-1)  # 0 * NaN would be NaN in a masked loss
+      arrays |= {'label': np.where(np.isfinite(label), label, none)}
     batch = {**arrays, 'mask': mask, 'index': indices.astype(np.int32)}
     missing = len(rows) - len(indices)
     fill = {**self.source.padding, 'index': -1}
@@ -309,6 +306,4 @@ class Dataset:
 
 
 def _concatenate(blocks: Sequence[Batch]) -> Batch:
-  return {
-    key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]
-  }
+  return {k: np.concatenate([b[k] for b in blocks]) for k in blocks[0]}

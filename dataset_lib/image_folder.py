@@ -8,10 +8,6 @@
 The classes are the sorted folders (of `train`, or, without one, of all splits)
 or labels. Hidden files and folders and files that are no images are left out.
 Images with the same bytes are in one of the splits that are made.
-
-A part of a split, as 'train[:90%]', has the same share of each class: rows of a
-class are ordered by a checksum of their names, and classes interleaved. The
-rows of a part are then sorted again by class and name.
 """
 
 import collections
@@ -26,16 +22,12 @@ from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
-from core.errors import (
-  BadRecord,
-  InvalidDataError,
-  MissingDataError,
-)
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import source, splits, tables
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import require
 
-Row = tuple[int, str]  # label and path
+Rows = list[tuple[int, str]]  # labels and paths
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 TRAIN, ALL = 'train', 'all'  # 'all': the rows of all splits that are made
 # A path would leave the root; +, [ and ] are of parts.
@@ -74,7 +66,7 @@ class ImageFolder(ImageOptions):
     self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
     folders = self._folders(self._root) if root.is_dir() else {}
     self._groups: dict[str, str] = {}  # by path
-    made: dict[str, list[Row]] = {}
+    made: dict[str, Rows] = {}
     about: dict[str, Any] = {}
     if not root.is_dir():
       made, about = self._made(self._listed(root))
@@ -87,19 +79,19 @@ class ImageFolder(ImageOptions):
       train = [folders[TRAIN]] if TRAIN in folders else folders.values()
       self._classes = sorted(set().union(*map(self._folders, train)))
 
-    def opened(name: str) -> list[Row]:
+    def opened(name: str) -> Rows:
       if name not in (known := made or folders):
         problem = f'no split {name!r} in {root}, which has {[*known]}'
         raise MissingDataError(f'{problem}; {LAYOUT}')
       return made[name] if made else self._open(folders[name])
 
-    self._rows: list[Row] = []
+    self._rows: Rows = []
     for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
       self._rows += _part(rows, part)
     self.describe(len(self._classes), self._classes, len(self._rows))
     self.info = dataclasses.replace(self.info, splits=about)
 
-  def _open(self, folder: str) -> list[Row]:
+  def _open(self, folder: str) -> Rows:
     """Returns label and path of the images of a split, sorted."""
     present = self._folders(folder)
     if unknown := sorted({*present} - {*self._classes}):
@@ -114,7 +106,7 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'no images in {folder}; {LAYOUT}')
     return self._rows_in(present)
 
-  def _rows_in(self, folders: Mapping[str, str]) -> list[Row]:
+  def _rows_in(self, folders: Mapping[str, str]) -> Rows:
     """Returns label and path of the images in the folders of classes."""
     return [
       (label, os.path.join(folders[name], image))
@@ -140,25 +132,18 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'{self.root} {both}; {LAYOUT}')
     return bool(images)
 
-  def _listed(self, file: pathlib.Path) -> list[Row]:
+  def _listed(self, file: pathlib.Path) -> Rows:
     """Returns the rows of a table; sets classes and, of train, bad rows."""
-    names = {n: getattr(self, n) for n in ('path', 'label', 'group')}
-    names = {name: column for name, column in names.items() if column}
-    table = tables.read(file, {*names.values()})
-    table.require(names)
-    found, bad = [], []
-    for number in range(len(table)):
-      try:
-        found.append(self._row(table[number]))
-      except BadRecord as error:
-        where = table.where(number)
-        bad.append((number, BadRecord(error.kind, where, error.message)))
-    self._classes = sorted({label for label, _ in found})
+    columns = dict(path=self.path, label=self.label, group=self.group)
+    table = tables.read(file, {*columns.values()} - {''})
+    table.require(columns)
+    good, bad = tables.read_all(tables.places(table), self._row)
+    self._classes = sorted({label for _, (label, _) in good})
     self.bad_rows = bad if self._names & {TRAIN, ALL} else ()
-    if not found and bad:
+    if not good and bad:
       raise InvalidDataError(f'{file}: no row can be used: {bad[0][1]}')
     labels = {name: label for label, name in enumerate(self._classes)}
-    return sorted((labels[name], path) for name, path in found)
+    return sorted((labels[name], path) for _, (name, path) in good)
 
   def _row(self, values: Mapping[str, str]) -> tuple[str, str]:
     """Returns label and path of a row; BadRecord if there is no such file."""
@@ -173,9 +158,7 @@ class ImageFolder(ImageOptions):
     self._groups[str(path)] = values[self.group] if self.group else ''
     return label, str(path)
 
-  def _made(
-    self, rows: list[Row]
-  ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+  def _made(self, rows: Rows) -> tuple[dict[str, Rows], dict[str, Any]]:
     """Returns the rows of each split, and `DatasetInfo.splits`."""
     if len(self._classes) < 2:
       expected = f'expected 2 classes or more, got {self._classes}; {LAYOUT}'
@@ -266,17 +249,16 @@ def _contents(paths: list[str]) -> list[Any]:
   return keys
 
 
-def _part(rows: list[Row], part: range) -> list[Row]:
-  """Returns a part of sorted rows, sorted again; see the module."""
+def _part(rows: Rows, part: range) -> Rows:
+  """Returns a part of sorted rows, sorted again.
+
+  It has the same share of each class, ordered by a checksum of their names.
+  """
   if len(part) == len(rows):
     return rows
-  sums = [_checksum(path) for _, path in rows]
+  names = ['/'.join(path.split(os.sep)[-2:]) for _, path in rows]
+  sums = [splits.checksum(os.fsencode(name)) for name in names]
   keys, labels = [*zip(sums, rows, strict=True)], [label for label, _ in rows]
   spread = splits.places(labels, keys, [1] * len(rows))
   order = sorted(zip(spread, keys, strict=True))
   return sorted(row for _, (_, row) in order[part.start : part.stop])
-
-
-def _checksum(path: str) -> bytes:
-  name = '/'.join(path.split(os.sep)[-2:])  # class and image
-  return splits.checksum(os.fsencode(name))

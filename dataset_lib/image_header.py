@@ -29,18 +29,14 @@ _MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
 
 def count_pixels(data: bytes) -> int:
   """Returns the pixels that are decoded of an image; BadRecord as `header`."""
-  scans = count_scans(data) if data.startswith(JPEG_START) else 0
-  return math.prod(header(data).size) * passes(scans)
+  return math.prod(header(data).size) * max(count_scans(data) // SCANS, 1)
 
 
-def passes(scans: int | None) -> int:
-  """Returns how many times the pixels of a JPEG count, by its scans."""
-  return max((scans or 0) // SCANS, 1)
-
-
-def count_scans(data: bytes) -> int | None:
-  """Returns the scans of a JPEG; None if it has no end marker of its own."""
+def count_scans(data: bytes) -> int:
+  """Returns the scans of a JPEG, 0 of others; BadRecord if its end is cut."""
   place, scans = len(JPEG_START), 0
+  if not data.startswith(JPEG_START):
+    return 0
   while match := _MARKER.search(data, place):
     if match[1] == _JPEG_END:
       return scans
@@ -48,7 +44,7 @@ def count_scans(data: bytes) -> int | None:
     # A segment, such as a thumbnail with an end of its own, is not searched.
     end = match.end()
     place = end + int.from_bytes(data[end : end + 2], 'big')
-  return None
+  raise BadRecord('truncated', '', f'JPEG ends at {len(data)} bytes')
 
 
 def header(data: bytes) -> Picture:

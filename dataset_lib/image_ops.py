@@ -15,16 +15,11 @@ from jaxtyping import UInt8
 from core.errors import BadRecord, ConfigError
 from core.fields import Distinct
 from core.files import MAX_PIXELS
-from dataset_lib.image_header import (
-  JPEG_START,
-  Picture,
-  count_scans,
-  header,
-  passes,
-)
+from dataset_lib import image_header
 from dataset_lib.randaugment import rand_augment
 from dataset_lib.source import DatasetInfo, Indexed, require
 
+Rng = np.random.Generator
 Encoded = bytes | UInt8[np.ndarray, 'H W C']
 Image = UInt8[np.ndarray, 'H W 3']
 Reframed = UInt8[np.ndarray, 'h w 3']  # of another height and width
@@ -82,9 +77,7 @@ class Preparation:
     """Short side of an image in evaluation, before its central crop."""
     return self.prepared(vars(self))['resize_small']
 
-  def transform(
-    self, value: Encoded, rng: np.random.Generator | None = None
-  ) -> Reframed:
+  def transform(self, value: Encoded, rng: Rng | None = None) -> Reframed:
     """Returns the image augmented with `rng`, else the evaluation view.
 
     Without an inception crop the short side is resized and the centre cropped.
@@ -109,9 +102,7 @@ class Preparation:
     sides = (max(short_side, round(side * scale)) for side in image.shape[:2])
     return central_crop(resize(image, *sides), size, size)
 
-  def _inception_crop(
-    self, image: Encoded, rng: np.random.Generator
-  ) -> Reframed:
+  def _inception_crop(self, image: Encoded, rng: Rng) -> Reframed:
     """Crops a random box, resized to image_size squared.
 
     A JPEG much larger than that is decoded at 1/2, 1/4 or 1/8 of its size.
@@ -139,6 +130,8 @@ class Preparation:
 class ImageOptions(Preparation, Indexed):
   """Base of sources of images: a subclass has `record` and calls `describe`."""
 
+  max_labels = 0  # a subclass may have a field
+
   @staticmethod
   def sketch(config: Any, classes: int, examples: int) -> Any:
     """See `Source`."""
@@ -161,42 +154,32 @@ class ImageOptions(Preparation, Indexed):
       expected = "'inception_crop' in the first place only"
       raise ConfigError('dataset.augment', augment, expected)
 
-  def describe(
-    self,
-    num_classes: int,
-    class_names: Sequence[str],
-    num_examples: int,
-    max_labels: int = 0,
-  ) -> None:
+  def describe(self, classes: int, names: Sequence[str], examples: int) -> None:
     """Sets `info` of a source of RGB images, and how rows are padded."""
     self.info = DatasetInfo(
-      'image', (self.image_size, self.image_size, 3), 'uint8', num_classes,
-      tuple(class_names), num_examples, max_labels=max_labels,
-      label_kind='classes' if max_labels else 'class',
+      'image', (self.image_size, self.image_size, 3), 'uint8', classes,
+      tuple(names), examples, max_labels=self.max_labels,
+      label_kind='classes' if self.max_labels else 'class',
       preprocessing={
         'image_size': self.image_size, 'resize_small': self.short_side,
         'crop': 'central',
       },
     )  # fmt: skip
-    self.padding = {'label': -1} if max_labels else {}
+    self.padding = {'label': -1} if self.max_labels else {}
 
 
-def decode(
-  data: bytes, reduction: int = 1, max_pixels: int = MAX_PIXELS
-) -> Image:
+def decode(data: bytes, by: int = 1, max_pixels: int = MAX_PIXELS) -> Image:
   """Decodes a JPEG, PNG, WebP, BMP or GIF file to RGB, upright by its EXIF tag.
 
-  A JPEG is decoded at 1 / `reduction` of its size. Raises BadRecord if it is
+  A JPEG is decoded at 1 / `by` of its size. Raises BadRecord if it is
   empty, truncated, not an image, or has more than `max_pixels`.
   """
   require(data, 'empty', 'the file has no bytes')
   # OpenCV before version 5 fills the rest of a cut file with grey.
-  is_jpeg, flags = data.startswith(JPEG_START), _FLAGS[reduction]
-  scans = count_scans(data) if is_jpeg else 0
-  require(scans is not None, 'truncated', f'JPEG ends at {len(data)} bytes')
-  picture = header(data)
+  is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[by]
+  scans, picture = image_header.count_scans(data), image_header.header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
-  pixels = height * width * passes(scans)
+  pixels = height * width * max(scans // image_header.SCANS, 1)
   scanned = f' in {scans} scans' * (pixels > height * width)
   message = f'{height} x {width} pixels{scanned}, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'
@@ -217,13 +200,13 @@ def decode(
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after EXIF rotation; None if unclear."""
   with contextlib.suppress(BadRecord):
-    if data.startswith(JPEG_START):
-      image = header(data)
+    if data.startswith(image_header.JPEG_START):
+      image = image_header.header(data)
       return image.size if _orientation(image) > 4 else image.size[::-1]
   return None
 
 
-def _orientation(image: Picture) -> int:
+def _orientation(image: image_header.Picture) -> int:
   """Returns the EXIF orientation of a JPEG, 1 if it has none."""
   with contextlib.suppress(Exception):  # a damaged tag is none
     exif = PIL.Image.Exif()
@@ -265,7 +248,7 @@ def central_crop(image: Image, height: int, width: int) -> Reframed:
 
 
 def inception_box(
-  height: int, width: int, rng: np.random.Generator, min_area: float
+  height: int, width: int, rng: Rng, min_area: float
 ) -> tuple[int, int, int, int]:
   """Draws a box (top, left, height, width) as in Szegedy et al., 2015, sec. 6.
 

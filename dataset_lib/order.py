@@ -5,6 +5,7 @@ random permutation of epoch p // N. Global batch s holds positions
 [s B, (s + 1) B): the order follows from (seed, step), for any number of hosts.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ class Places(NamedTuple):
   length: int = 0  # of the padded batch; 0 where all records have one shape
 
 
+@dataclasses.dataclass(eq=False)
 class Order:
   """Maps steps to the records of a split, shuffled or one ordered pass.
 
@@ -83,48 +85,46 @@ class Order:
   repeated within the batch. Evaluation is one pass in ascending length.
   """
 
-  def __init__(
-    self,
-    num_examples: int,
-    batch_size: int,
-    seed: int,
-    shuffle: bool,
-    lengths: Int32[np.ndarray, ' N'] | None = None,
-    buckets: Sequence[int] = (),
-  ):
-    full, rest = divmod(num_examples, batch_size)
-    self.steps_per_epoch = max(1, full) if shuffle else full + bool(rest)
-    self.seed, self.shuffle = seed, shuffle
-    self._size, self._batch_size = num_examples, batch_size
-    self._buckets = np.array(buckets)
-    if lengths is not None:
+  num_examples: int
+  batch_size: int
+  seed: int
+  shuffle: bool
+  lengths: Int32[np.ndarray, ' N'] | None = None
+  buckets: Sequence[int] = ()
+
+  def __post_init__(self) -> None:
+    full, rest = divmod(self.num_examples, self.batch_size)
+    self.steps_per_epoch = max(1, full) if self.shuffle else full + bool(rest)
+    if self.lengths is not None:
       # The smallest bucket that holds a row; bytes sort fast.
-      self._bucket = np.searchsorted(self._buckets, lengths).astype(np.uint8)
+      bucket = np.searchsorted(self.buckets, self.lengths)
+      self._bucket = bucket.astype(np.uint8)
       # Cache two epochs, because threads read across the border of an epoch.
       self._epoch: Any = functools.lru_cache(maxsize=2)(self._batches_of_epoch)
-      self._ascending = np.argsort([] if shuffle else lengths, kind='stable')
+      lengths: Any = [] if self.shuffle else self.lengths
+      self._ascending = np.argsort(lengths, kind='stable')
 
   def batch(self, step: int, rows: range) -> Places:
     """Returns the records of some rows of global batch number `step`."""
-    if not len(self._buckets):
+    if not self.buckets:
       return self._in_order(step, rows)
-    if self.shuffle and self._size >= self._batch_size:
+    if self.shuffle and self.num_examples >= self.batch_size:
       epoch, number = divmod(step, self.steps_per_epoch)
       records = self._epoch(epoch)[number]
     else:
-      records = self._in_order(step, range(self._batch_size)).indices
+      records = self._in_order(step, range(self.batch_size)).indices
       records = records if self.shuffle else self._ascending[records]
     # All hosts pad to the length of the whole batch.
-    length = int(self._buckets[self._bucket[records].max(initial=0)])
+    length = int(self.buckets[self._bucket[records].max(initial=0)])
     here = records[rows.start : rows.stop]
     return Places(np.zeros_like(here), here, length)
 
   def _in_order(self, step: int, rows: range) -> Places:
-    positions = step * self._batch_size + np.arange(rows.start, rows.stop)
+    positions = step * self.batch_size + np.arange(rows.start, rows.stop)
     if not self.shuffle:
-      indices = positions[positions < self._size]
+      indices = positions[positions < self.num_examples]
       return Places(np.zeros_like(indices), indices)
-    epochs, offsets = np.divmod(positions, self._size)
+    epochs, offsets = np.divmod(positions, self.num_examples)
     indices = np.empty_like(offsets)
     for epoch in np.unique(epochs).tolist():
       here = epochs == epoch
@@ -133,21 +133,21 @@ class Order:
 
   def _shuffled(self, epoch: int, offsets: Int[np.ndarray, ' R']) -> Any:
     """Returns the records at some offsets of an epoch's permutation."""
-    if self._size <= _TABLE_EXAMPLES:
-      return _table(self._size, self.seed, epoch)[offsets]
+    if self.num_examples <= _TABLE_EXAMPLES:
+      return _table(self.num_examples, self.seed, epoch)[offsets]
     # Imported here: Grain takes most of a second, and few sets are this large.
     from grain.experimental import index_shuffle
 
-    last, key = self._size - 1, int(_state(np.uint32, self.seed, epoch))
+    last, key = self.num_examples - 1, int(_state(np.uint32, self.seed, epoch))
     return [
       index_shuffle(offset, last, key, _SHUFFLE_ROUNDS)
       for offset in offsets.tolist()
     ]
 
   def _batches_of_epoch(self, epoch: int) -> Int32[np.ndarray, 'S B']:
-    permutation = record_rng(self.seed, epoch).permutation(self._size)
-    used = permutation[: self.steps_per_epoch * self._batch_size]
+    permutation = record_rng(self.seed, epoch).permutation(self.num_examples)
+    used = permutation[: self.steps_per_epoch * self.batch_size]
     by_bucket = used[np.argsort(self._bucket[used], kind='stable')]
-    batches = by_bucket.reshape(self.steps_per_epoch, self._batch_size)
+    batches = by_bucket.reshape(self.steps_per_epoch, self.batch_size)
     order = record_rng(self.seed, epoch, _BATCHES)
     return order.permutation(batches).astype(np.int32)

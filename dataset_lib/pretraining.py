@@ -22,13 +22,7 @@ from dataset_lib import tokenizer
 from dataset_lib.corpus import preparation
 from dataset_lib.corpus.packing import MIN_ROW, SPECIAL_IN_ROW
 from dataset_lib.order import splitmix64
-from dataset_lib.source import (
-  PART_WORDS,
-  DatasetInfo,
-  Drawn,
-  parts,
-  selected,
-)
+from dataset_lib.source import PART_WORDS, DatasetInfo, Drawn, parts, selected
 from dataset_lib.text_rows import TextRows
 
 MASKED, REPLACED, KEPT = 0, 1, 2  # the kinds of `mlm_kind`
@@ -182,13 +176,11 @@ class Pretraining(Drawn):
     return f'{self._name}, row {self._first + index}'
 
 
-def uniform(
-  seed: int, epochs: Numbers, indices: Numbers, count: int
-) -> Uniform:
+def uniform(seed: int, epochs: Numbers, rows: Numbers, count: int) -> Uniform:
   """Returns `count` numbers in [0, 1) for each row, by counters."""
   key = splitmix64(np.array([seed], np.uint64))
   key = splitmix64(key + epochs.astype(np.uint64))
-  keys = splitmix64(key + indices.astype(np.uint64))
+  keys = splitmix64(key + rows.astype(np.uint64))
   counters = keys[:, None] + np.arange(count, dtype=np.uint64)
   return (splitmix64(counters) >> np.uint64(11)) * 2.0**-53
 
@@ -255,9 +247,8 @@ def mask(
   """
   length = rows.tokens.shape[1]
   size = uniform.shape[1] // 2 - length
-  lengths, order, kinds, replacements = np.split(
-    uniform, np.cumsum([length, length, size]), axis=1
-  )
+  bounds = np.cumsum([length, length, size])
+  lengths, order, kinds, replacements = np.split(uniform, bounds, axis=1)
   ngrams = cut_into_ngrams(rows, max_ngram, lengths)
   chosen = choose(rows, ngrams, budgets, order)
   positions = np.argsort(~chosen, axis=1, kind='stable')[:, :size]
@@ -268,11 +259,8 @@ def mask(
   shown = np.choose(kind, [np.int32(mask_id), random, labels])
   tokens = rows.tokens.copy()
   tokens[np.nonzero(used)[0], positions[used]] = shown[used]
-  chosen_tokens = {'positions': positions, 'labels': labels, 'kind': kind}
-  arrays = {
-    name: np.where(used, values, 0).astype(np.int32)
-    for name, values in chosen_tokens.items()
-  }
+  picked = {'positions': positions, 'labels': labels, 'kind': kind}
+  arrays = {k: np.where(used, x, 0).astype(np.int32) for k, x in picked.items()}
   arrays['weights'] = used.astype(np.float32)
   return {f'mlm_{k}': v for k, v in arrays.items()} | {'tokens': tokens}
 
@@ -321,9 +309,8 @@ def choose(
     if not len(unfilled):
       break
     first = fitting[unfilled].argmax(axis=1)
-    taken[unfilled] |= text[unfilled] & (
-      word[unfilled] == word[unfilled, first][:, None]
-    )
+    same = word[unfilled] == word[unfilled, first][:, None]
+    taken[unfilled] |= text[unfilled] & same
   nothing = ~taken.any(axis=1, keepdims=True)
   taken |= nothing & text & (place < budgets[:, None])
   chosen = np.zeros_like(taken)

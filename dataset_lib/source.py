@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +21,9 @@ from dataset_lib.order import Places, record_rng
 
 Indices = Int[np.ndarray, ' B']  # of records in the split
 Arrays = dict[str, Shaped[np.ndarray, '...']]  # leading axis: rows
-Count = Callable[[BadRecord, str, int], None]
+Read = tuple[Indices, Arrays]  # what was read
+BadRows = Sequence[tuple[int, BadRecord]]  # numbers in the split
+Count = Callable[[BadRows], None]
 MAX_EXAMPLES = 2**31 - 1  # record indices are int32
 
 # Types of fields that several data sets have.
@@ -29,7 +31,6 @@ TrainTest = Literal['train', 'test']
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Interval(ge=1, le=MAX_EXAMPLES)]
 BadShare = Annotated[float, Interval(ge=0.0, le=0.5)]
-MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
 # One class, several classes, a number, a class of each token, a class for each
 # of several tasks; '' is unknown.
 LabelKind = Literal['', 'class', 'classes', 'number', 'tags', 'tasks']
@@ -40,18 +41,12 @@ NumberType = Annotated[
 ]
 DEFAULT_BAD_SHARE = 0.001
 PART_WORDS = 'or a part like train[:95%] or train[:2000]'
-AnySplit = Annotated[
-  str,
-  Predicate(lambda split: parts(split)),
-  "a split or a part, like 'train[:90%]'",
-]
 TextSplit = Annotated[
   str,
   Predicate(lambda split: parts(split, 'train|validation|dev|test')),
   f'train, validation, test, {PART_WORDS}',
 ]
 _BOUND = r'(-?(?:\d{1,18}|(?:100|\d\d?)%))?'
-_PART = rf'(?:\[{_BOUND}:{_BOUND}\])?'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +96,6 @@ class DatasetInfo:
   @property
   def tasks(self) -> dict[str, slice]:
     """The classes of each task, where a row has a label for each; else {}."""
-    from dataset_lib.tasks import tasks_of  # most data have one
-
     return tasks_of(self.class_names) if self.label_kind == 'tasks' else {}
 
   def labelled(
@@ -126,7 +119,7 @@ class Source(abc.ABC):
   lengths: Any = None  # of rows [N] that are padded to a bucket's length
   padding: Mapping[str, Any] = {}  # values other than 0
   sources: Sequence[str] = ()  # of rows, as their genres; () is unknown
-  bad_rows: Sequence[tuple[int, BadRecord]] = ()  # numbers in the split
+  bad_rows: BadRows = ()
   max_bad_share: float = 0.0  # tolerated in training
   block_rows: int | None = None  # that a thread reads at once; None: a batch
 
@@ -169,9 +162,7 @@ class Source(abc.ABC):
     """
 
   @abc.abstractmethod
-  def read(
-    self, places: Places, seed: int, train: bool, count: Count
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, train: bool, count: Count) -> Read:
     """Returns the indices that were read, and arrays [B, ...], B may be 0."""
 
 
@@ -188,9 +179,7 @@ class Indexed(Source):
     """Converts a raw value to the model input, augmented if there is `rng`."""
     return value
 
-  def read(
-    self, places: Places, seed: int, train: bool, count: Count
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, train: bool, count: Count) -> Read:
     """See `Source`; values are transformed and checked."""
     info, indices = self.info, np.array(places.indices)
     inputs = np.zeros((len(indices), *info.input_shape), info.input_dtype)
@@ -207,31 +196,16 @@ class Indexed(Source):
           check_input(value, info)
           break
         except BadRecord as error:
-          count(error, error.where or self.where(candidate), candidate)
+          where = error.where or self.where(candidate)
+          count([(candidate, BadRecord(error.kind, where, error.message))])
           rng = record_rng(seed, epoch, index, attempt)
           candidate = int(rng.integers(len(self)))
       indices[row], inputs[row] = candidate, value
     return indices, {info.input_key: inputs, 'label': labels}
 
 
-class Batched(Source):
-  """A source that reads in bulk and has no bad records."""
-
-  @abc.abstractmethod
-  def records(self, indices: Indices) -> Arrays:
-    """Returns arrays [B, ...] of these records."""
-
-  def record(self, index: int) -> dict[str, Any]:
-    """See `Source`."""
-    return {k: v[0] for k, v in self.records(np.array([index])).items()}
-
-  def read(self, places: Places, *how: Any) -> tuple[Indices, Arrays]:
-    """See `Source`."""
-    return places.indices, self.records(places.indices)
-
-
 class Drawn(Source):
-  """A source whose rows change from epoch to epoch, read in bulk."""
+  """A source without bad records, whose rows change from epoch to epoch."""
 
   @abc.abstractmethod
   def draw(self, seed: int, epochs: Indices, indices: Indices) -> Arrays:
@@ -242,11 +216,36 @@ class Drawn(Source):
     drawn = self.draw(0, np.zeros(1, np.int64), np.array([index]))
     return {k: v[0] for k, v in drawn.items()}
 
-  def read(
-    self, places: Places, seed: int, *how: Any
-  ) -> tuple[Indices, Arrays]:
+  def read(self, places: Places, seed: int, *how: Any) -> Read:
     """See `Source`."""
     return places.indices, self.draw(seed, places.epochs, places.indices)
+
+
+class Batched(Drawn):
+  """A source that reads in bulk; rows are the same in each epoch."""
+
+  @abc.abstractmethod
+  def records(self, indices: Indices) -> Arrays:
+    """Returns arrays [B, ...] of these records."""
+
+  def draw(self, seed: int, epochs: Indices, indices: Indices) -> Arrays:
+    """See `Drawn`."""
+    return self.records(indices)
+
+
+def tasks_of(class_names: Sequence[str]) -> dict[str, slice]:
+  """Returns the columns of each task's classes, named 'task=class'."""
+  owners = [name.partition('=')[0] for name in class_names]
+  return {
+    task: slice(owners.index(task), owners.index(task) + owners.count(task))
+    for task in dict.fromkeys(owners)
+  }
+
+
+def labels_of(labels: Any, classes: slice) -> Any:
+  """Returns labels `[B]` of one task, -1 for none, of `[B, T]` of all tasks."""
+  own = (labels >= classes.start) & (labels < classes.stop)
+  return ((labels - classes.start + 1) * own).max(-1) - 1
 
 
 def pad_rows(
@@ -323,19 +322,19 @@ def parts(split: str, names: str = r'\w+') -> list[Part]:
 
   `names` is a pattern, without groups, of the legal names.
   """
-  part = re.compile(f'({names}){_PART}')
+  part = re.compile(rf'({names})(?:\[{_BOUND}:{_BOUND}\])?')
   matches = [part.fullmatch(text) for text in split.split('+')]
   return [Part(*match.groups()) for match in matches if match and all(matches)]
 
 
 def selected(
   split: str, opened: Callable[[str], Sized], names: str = r'\w+'
-) -> list[tuple[str, Any, range]]:
-  """Returns (name, `opened(name)`: a whole split, rows) of each part.
+) -> Iterator[tuple[str, Any, range]]:
+  """Yields (name, `opened(name)`: a whole split, rows) of each part.
 
   Raises ConfigError for a part that has none of its rows.
   """
-  result, opened = [], functools.cache(opened)
+  opened = functools.cache(opened)
   for part in parts(split, names):
     records = opened(part.name)
     rows = part.rows(len(records))
@@ -343,5 +342,4 @@ def selected(
       expected = f'parts with rows; [{part.first or ""}:{part.last or ""}] '
       expected += f'selects 0 of the {len(records)} rows of {part.name!r}'
       raise ConfigError('split', split, expected)
-    result.append((part.name, records, rows))
-  return result
+    yield part.name, records, rows

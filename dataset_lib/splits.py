@@ -20,13 +20,9 @@ NAMES = ('train', 'validation', 'test')
 SHARES = (0.6, 0.2, 0.2)
 
 
-def _are_shares(shares: Sequence[float]) -> bool:
-  return abs(sum(shares) - 1) < 1e-6 and min(shares) >= 0 and shares[0] > 0.5
-
-
 Shares = Annotated[
   tuple[float, float, float],
-  Predicate(_are_shares),
+  Predicate(lambda x: abs(sum(x) - 1) < 1e-6 and min(x) >= 0 and x[0] > 0.5),
   'shares of train, validation and test, which sum to 1, the first > 0.5',
 ]
 

@@ -19,13 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core import files
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors, files
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from core.fields import unknown
 from dataset_lib.source import require
 
@@ -39,6 +34,7 @@ _QUOTE = (
   'for a quote within quotes, as every CSV writer does'
 )
 
+Place = tuple[Any, int]  # rows with `where`, and the number of one
 Line = tuple[int, bytes]  # its number in the file, from 1
 Read = tuple[int, Any]  # number of a row, and its fields or a BadRecord
 
@@ -73,7 +69,7 @@ class Table:
       if name and name not in self.columns:
         expected = f'a column of {self.path}: '
         expected += unknown(name, self.columns, 'column')
-        raise ConfigError(f'dataset.{field}', name, expected)
+        raise errors.ConfigError(f'dataset.{field}', name, expected)
 
   def take(self, rows: Iterable[int]) -> 'Table':
     """Returns some of the rows."""
@@ -83,6 +79,23 @@ class Table:
       rows=[self.rows[row] for row in chosen],
       numbers=[self.numbers[row] for row in chosen],
     )
+
+
+def places(records: Any) -> Iterator[Place]:
+  """Yields the places of all rows of a `Table`, or an object like it."""
+  return zip(itertools.repeat(records), range(len(records)), strict=False)
+
+
+def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], Any]:
+  """Returns (number, `read(fields)`) of good rows, (number, error) of bad."""
+  good, bad = [], []
+  for number, (records, row) in enumerate(places):
+    try:
+      good.append((number, read(records[row])))
+    except BadRecord as error:
+      where = error.where or records.where(row)
+      bad.append((number, BadRecord(error.kind, where, error.message)))
+  return good, tuple(bad)
 
 
 def form_of(path: Path) -> str:
@@ -126,9 +139,7 @@ def read(
   return Table(path, tuple(columns), tuple(places), rows, numbers, unit)
 
 
-def _picked(
-  fields: Any, places: Mapping[str, int], count: int
-) -> tuple[str, ...]:
+def _picked(fields: Any, places: dict[str, int], count: int) -> tuple[str, ...]:
   """Returns the kept fields of all, or of a mapping; BadRecord of bad ones."""
   if isinstance(fields, BadRecord):
     raise fields
@@ -204,11 +215,10 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
     for part in line.splitlines(keepends=True)  # also at a lone \\r
   )
   first = next(texts, '')
-  sizes: Any = {
-    d: len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS
-  }
+  sizes = [len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS]
+  delimiter = DELIMITERS[sizes.index(max(sizes))]
   csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
-  delimiter, lines = max(sizes, key=sizes.get), itertools.chain([first], texts)
+  lines = itertools.chain([first], texts)
   rows = csv.reader(lines, delimiter=delimiter, strict=True)
   start, width = 1, 0
   try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Len, Predicate
-from jaxtyping import Int, Int32
+from jaxtyping import Int32
 
 from core.errors import BadRecord
 from dataset_lib import source, tokenizer
@@ -22,8 +22,7 @@ from dataset_lib.source import require
 from dataset_lib.tables import decoded, read_lines
 from dataset_lib.text_rows import TextRows
 from dataset_lib.text_tasks import find_file
-from dataset_lib.token_rows import Encoded
-from dataset_lib.tokenizer import Tokenizer
+from dataset_lib.tokenizer import Encoded, Tokenizer
 
 IGNORED = -1  # label of a token without a tag
 NO_TAG = '_'
@@ -196,9 +195,7 @@ class TaggedWords(TextRows):
     self._hold(loaded, names, encoded, left_out, 'tags')
     self.padding = {**self.padding, 'label': IGNORED}
 
-  def records(
-    self, indices: Int[np.ndarray, ' B'], length: int | None = None
-  ) -> dict[str, np.ndarray]:
+  def records(self, indices: source.Indices, length: int | None = None) -> Any:
     """Returns rows as `TokenSource`, with 'label' int32 `[B, L]`.
 
     'left_out' `[B]` counts the tagged words without a token.

@@ -16,17 +16,16 @@ from jaxtyping import Shaped
 
 from core import files
 from core.errors import BadRecord, InvalidDataError
-from dataset_lib import source, tokenizer
-from dataset_lib.order import record_rng
+from dataset_lib import source, tables, tokenizer
+from dataset_lib.order import Places, record_rng
 from dataset_lib.source import DatasetInfo, pad_rows, require
 from dataset_lib.tables import decoded
-from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
+from dataset_lib.tokenizer import Encoded
 
 MAX_SCORE = 5.0  # of STS-B
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
-DEFAULT_BUCKETS = (32, 64, 128)
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
-_SUBSET_SEED = 0
+Function = Callable[[Any], Any]
 SEVERAL = ('classes', 'tasks')  # kinds of rows with several labels
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
 
@@ -62,31 +61,31 @@ class TextTask:
     """All names that a column of the task may have."""
     return {*itertools.chain(*self.texts), *self.label, *self.sources}
 
-  def columns(self, given: Collection[str], where: str = '') -> tuple[str, ...]:
-    """Returns the columns of texts and label; InvalidDataError without them."""
+  def columns(self, given: Collection[str], where: str = '') -> tuple[Any, Any]:
+    """Returns the columns of texts and labels; InvalidDataError without."""
     texts = [names for names in self.texts if {*names} <= {*given}]
     labels = [name for name in self.label if name in given]
-    if not texts or len(labels) < self._num_labels:
+    count = len(self.label) if self.kind == 'tasks' else bool(self.label)
+    if not texts or len(labels) < count:
       wanted = self.label if texts else map(', '.join, self.texts)
       wanted_columns = f'columns {" or ".join(wanted)}, got {", ".join(given)}'
       raise InvalidDataError(f'{where}: expected the {wanted_columns}')
-    return *texts[0], *labels[: self._num_labels]
+    return texts[0], (*labels[:count],)
 
   def read(self, fields: Mapping[str, Any]) -> tuple[list[str], str]:
     """Returns the texts and the label of a row; BadRecord of a bad one."""
-    values = (fields[name] for name in self._chosen(tuple(fields)))
-    texts = [
-      decoded(text) if isinstance(text, bytes) else str(text) for text in values
-    ]
-    if not self.label:
+    columns = self._chosen(tuple(fields))
+    texts, labels = (
+      [decoded(x) if isinstance(x, bytes) else str(x) for x in values]
+      for values in (map(fields.__getitem__, names) for names in columns)
+    )
+    if not labels:
       return texts, ''  # also of an empty text: every row is to be answered
-    end = len(texts) - self._num_labels
-    texts, labels = texts[:end], [label.strip() for label in texts[end:]]
     for number, text in enumerate(texts, 1):
       require(text.strip(), 'empty_text', f'text {number} is empty')
     if self.kind != 'tasks':
-      return texts, labels[0]
-    named = zip(self.label, labels, strict=True)
+      return texts, labels[0].strip()
+    named = zip(self.label, map(str.strip, labels), strict=True)
     return texts, json.dumps([f'{task}={one}' for task, one in named if one])
 
   def classes_of(self, fields: Mapping[str, Any]) -> list[str]:
@@ -128,18 +127,62 @@ class TextTask:
     ids = [self._ids[name] for name in names]
     return ids if self.kind in SEVERAL else ids[0]
 
-  @property
-  def _num_labels(self) -> int:
-    return len(self.label) if self.kind == 'tasks' else bool(self.label)
-
   @functools.cached_property
-  def _chosen(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+  def _chosen(self) -> Function:
     return functools.cache(self.columns)
 
   @functools.cached_property
   def _ids(self) -> dict[str, int]:
     ids = {name: number for number, name in enumerate(self.class_names)}
     return ids if self.by_name else {str(n): n for n in ids.values()} | ids
+
+
+class TokenSource(source.Batched):
+  """Rows of token ids, padded when read; the last length bucket holds all."""
+
+  def __init__(
+    self, info: DatasetInfo, encoded: Encoded, labels: np.ndarray, pad_id: int
+  ):
+    segments = int(encoded.token_types.max(initial=0)) + 1
+    self.info = dataclasses.replace(info, token_types=segments)
+    self.lengths = encoded.lengths
+    self.padding = {'tokens': pad_id, 'length': 1}
+    self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
+
+  def read(self, places: Places, *how: Any) -> Any:
+    """See `Source`."""
+    return places.indices, self.records(places.indices, places.length or None)
+
+  def records(self, indices: source.Indices, length: int | None = None) -> Any:
+    """Returns rows padded to `length`, or to the bucket that holds them.
+
+    {'tokens', 'token_types': int32 [B, length], 'length': int32 [B], 'label'}.
+    """
+    lengths = self.lengths[indices]
+    if length is None:
+      longest = lengths.max(initial=1)
+      length = min(size for size in self.info.length_buckets if size >= longest)
+    column = np.arange(length)
+    valid = column < lengths[:, None]
+    places = (self._encoded.offsets[indices][:, None] + column)[valid]
+    tokens = np.full(valid.shape, self.padding['tokens'], np.int32)
+    tokens[valid] = self._encoded.tokens[places]
+    types = np.zeros(valid.shape, np.int32)
+    types[valid] = self._encoded.token_types[places]
+    label = self._labels[indices]
+    return dict(tokens=tokens, token_types=types, length=lengths, label=label)
+
+  def record(self, index: int) -> dict[str, Any]:
+    """Returns tokens and types int32 [L] without padding, and the label."""
+    row = slice(*self._encoded.offsets[index : index + 2])
+    tokens, types = self._encoded.tokens[row], self._encoded.token_types[row]
+    label = self._labels[index].tolist()
+    return dict(tokens=tokens, token_types=types, label=label)
+
+
+def length_buckets(sizes: Sequence[int], max_length: int) -> tuple[int, ...]:
+  """Returns the sizes below `max_length`, and `max_length`."""
+  return (*(size for size in sizes if size < max_length), max_length)
 
 
 def _are_buckets(sizes: Sequence[int]) -> bool:
@@ -169,7 +212,7 @@ class TextRows(TokenSource):
     str, Len(1), 'a directory with tokenizer.json or vocab.txt, or such a file'
   ]
   max_length: MaxLength = 128
-  length_buckets: Buckets = DEFAULT_BUCKETS
+  length_buckets: Buckets = (32, 64, 128)
   max_examples: Annotated[int, Interval(ge=0, le=source.MAX_EXAMPLES)] = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
@@ -185,55 +228,37 @@ class TextRows(TokenSource):
     records, row = self._places[index]
     return records.where(row)
 
-  def _read(
-    self,
-    name: str,
-    open_split: Callable[[str], Any],
-    read: Callable[[Any], Any],
-  ) -> list[Any]:
+  def _read(self, name: str, open_split: Function, read: Function) -> list[Any]:
     """Returns `read` of all good rows; sets their places, and the bad rows.
 
     `open_split(split)` is like a `Table`; `name` is for errors.
     """
-    rows = self._rows(open_split)
-    values, bad_rows = [], []
-    self._places: list[tuple[Any, int]] = []
-    for number, place in enumerate(rows):
-      records, row = place
-      try:
-        values.append(read(records[row]))
-        self._places.append(place)
-      except BadRecord as bad:
-        placed = bad.kind, bad.where or records.where(row), bad.message
-        bad_rows.append((number, BadRecord(*placed)))
-    if not values:
+    rows: list[tables.Place] = []
+    for _, records, part in source.selected(self.split, open_split):
+      rows += [(records, row) for row in _subset(len(records), part)]
+    if self.max_examples and self.split.startswith('train'):
+      rows = [rows[row] for row in _subset(len(rows), range(self.max_examples))]
+    good, self.bad_rows = tables.read_all(rows, read)
+    self._places = [rows[number] for number, _ in good]
+    if not good:
       problem = f'has {len(rows)} rows, of which none can be used; the first: '
-      problem = problem + str(bad_rows[0][1]) if rows else 'is empty'
+      problem = problem + str(self.bad_rows[0][1]) if rows else 'is empty'
       raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
-    self.bad_rows = tuple(bad_rows)
-    return values
+    return [value for _, value in good]
 
   def _class_names(
-    self,
-    rows: Any,
-    names_of: Callable[[Any], Any],
-    most: int,
-    what: str,
-    least: int = 2,
+    self, rows: Any, names_of: Function, most: int, what: str, least: int = 2
   ) -> tuple[str, ...]:
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
-    unique: set[str] = set()
-    bad: list[str] = []  # the first one; all are reported where they are used
-    for row in range(len(rows)):
-      try:
-        unique.update(names_of(rows[row]))
-      except BadRecord as error:
-        bad = bad or [f'; {error.where or rows.where(row)}: {error.message}']
-    names = sorted(unique)
+    good, bad = tables.read_all(tables.places(rows), names_of)
+    names = sorted({name for _, own in good for name in own})
     if not least <= len(names) <= (most or len(names)):
       expected = f'{least} to {most}' if most else f'at least {least}'
       message = f'{rows.path}: expected {expected} {what}, got {len(names)}: '
-      raise InvalidDataError(message + ', '.join(names[:10]) + ''.join(bad))
+      message += ', '.join(names[:10])
+      for _, error in bad[:1]:  # all are reported where they are used
+        message += f'; {error.where}: {error.message}'
+      raise InvalidDataError(message)
     return tuple(names)
 
   def _hold(
@@ -242,7 +267,7 @@ class TextRows(TokenSource):
     class_names: Sequence[str],
     encoded: Encoded,
     labels: Shaped[np.ndarray, 'N ...'],
-    kind: source.LabelKind = '',
+    kind: source.LabelKind,
   ) -> None:
     """Initializes the source; without classes the labels are numbers."""
     info = DatasetInfo(
@@ -251,27 +276,17 @@ class TextRows(TokenSource):
       'int32' if class_names else 'float32',
       length_buckets(self.length_buckets, self.max_length),
       labels.shape[1] if kind in SEVERAL else 0,
-      label_kind=kind or ('class' if class_names else 'number'),
+      label_kind=kind,
       preprocessing=words.preprocessing(self.max_length),
     )  # fmt: skip
     super().__init__(info, encoded, labels, words.pad_id)
-
-  def _rows(self, open_split: Callable[[str], Any]) -> list[tuple[Any, int]]:
-    rows: list[tuple[Any, int]] = []
-    for _, records, part in source.selected(self.split, open_split):
-      rows += [(records, row) for row in _subset(len(records), part)]
-    if self.max_examples and self.split.startswith('train'):
-      rows = [rows[row] for row in _subset(len(rows), range(self.max_examples))]
-    return rows
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LabelledTexts(TextRows):
   """Texts or pairs with a label; `sources` are those of the rows."""
 
-  def _open(
-    self, task: TextTask, open_split: Callable[[str], Any], name: str
-  ) -> None:
+  def _open(self, task: TextTask, open_split: Function, name: str) -> None:
     """Reads and tokenises rows; see `_read`."""
 
     def read(fields: Mapping[str, Any]) -> tuple[list[str], Any, str]:
@@ -285,13 +300,12 @@ class LabelledTexts(TextRows):
     rows = self._read(name, open_split, read)
     texts, labels, self.sources = zip(*rows, strict=True)
     ids: Any = labels
-    if several := task.kind in SEVERAL:
+    if task.kind in SEVERAL:
       most = len(task.label) if task.kind == 'tasks' else max(map(len, labels))
       ids = pad_rows(labels, (len(labels), most), fill=-1)
     first, second, *_ = [*zip(*texts, strict=True), None]
     encoded = loaded.encode(first, second, self.max_length)
-    kind: Any = task.kind if several else ''
-    self._hold(loaded, task.class_names, encoded, np.asarray(ids), kind)
+    self._hold(loaded, task.class_names, encoded, np.asarray(ids), task.kind)
 
   def item(self, index: int) -> dict[str, str]:
     """See `Source`."""
@@ -302,5 +316,5 @@ class LabelledTexts(TextRows):
 
 def _subset(size: int, part: range) -> list[int]:
   """Returns a part of a fixed permutation, in ascending order."""
-  rows = record_rng(_SUBSET_SEED).permutation(size)[part.start : part.stop]
+  rows = record_rng(0).permutation(size)[part.start : part.stop]
   return np.sort(rows).tolist()

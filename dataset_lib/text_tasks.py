@@ -19,6 +19,7 @@ from core import errors, files
 from core.errors import BadRecord, ConfigError, InvalidDataError
 from dataset_lib import tables
 from dataset_lib.records import tfds
+from dataset_lib.records.sharded import RecordFiles
 from dataset_lib.source import PART_WORDS, TextSplit, parts, require
 from dataset_lib.tables import Table
 from dataset_lib.text_rows import MAX_SCORE, UNLABELLED, LabelledTexts, TextTask
@@ -75,9 +76,8 @@ def num_texts(dataset: Mapping[str, Any]) -> int | None:
   """Returns the number of texts in a row of a run's data; None if unknown."""
   if dataset.get('name') == 'glue':
     return len(GLUE[dataset['task']].texts[0])
-  pairs = {'probing': False, 'texts': bool(dataset.get('pair'))}
-  known = pairs.get(str(dataset.get('name')))
-  return None if known is None else 1 + known
+  counts = {'probing': 1, 'texts': 1 + bool(dataset.get('pair'))}
+  return counts.get(str(dataset.get('name')))
 
 
 def find_file(
@@ -118,18 +118,18 @@ def _unlabelled(split: str, found: object) -> ConfigError:
   return ConfigError('split', split, expected)
 
 
-def _tfds_rows(builder: Any, task: TextTask, split: str) -> tfds.Examples:
+def _tfds_rows(builder: Any, task: TextTask, split: str) -> RecordFiles:
   features, name = builder.info.features, builder.info.full_name
-  columns = task.columns([*features], name)
-  label = features[columns[-1]]
+  texts, (label_column,) = task.columns([*features], name)
+  label = features[label_column]
   is_class = type(label).__name__ == 'ClassLabel'
   classes = tuple(label.names or ()) if is_class else ()
   if classes != task.class_names:
     expected = f'the classes {task.class_names}'
     raise InvalidDataError(f'{name}: expected {expected}, got {classes}')
-  rows = tfds.Examples(builder, split, columns)
+  rows = tfds.examples(builder, split, [*texts, label_column])
   with contextlib.suppress(BadRecord):  # all rows have labels, or none has
-    if rows[0][columns[-1]] == UNLABELLED:
+    if rows[0][label_column] == UNLABELLED:
       raise _unlabelled(split, rows.where(0))
   return rows
 
@@ -168,8 +168,7 @@ class Glue(LabelledTexts):
     info, rows = super().sketch(config, task.num_classes, examples)
     dtype = 'float32' if task.is_regression else 'int32'
     names = task.class_names
-    info = dataclasses.replace(info, class_names=names, label_dtype=dtype)
-    return info, rows
+    return dataclasses.replace(info, class_names=names, label_dtype=dtype), rows
 
   def __post_init__(self) -> None:
     self._kind = self._text_task()

@@ -5,11 +5,11 @@ each split: train, validation (or dev, val), test. Missing splits are made of
 rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 """
 
-import contextlib
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +17,7 @@ import numpy as np
 from annotated_types import Len, Predicate
 
 from core import files
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import splits, tables, tokenizer
 from dataset_lib.source import PART_WORDS, Seed, parts, require
 from dataset_lib.tables import Table
@@ -32,6 +27,7 @@ STEMS = {
   'train': ('train',), 'validation': ('validation', 'dev', 'val', 'valid'),
   'test': ('test',),
 }  # fmt: skip
+Tables = dict[str, Table]
 ALL = 'all'  # the rows of a file, without splits
 COLUMNS = ('text', 'pair', 'label', 'source', 'group')  # fields
 MAX_LENGTH, UNIT = 512, 8  # tokens of a row, and their unit, of data
@@ -100,20 +96,18 @@ class Texts(LabelledTexts):
     opened = {k: self._table(p, task) for k, p in _files(root).items()}
     self._about: dict[str, Any] = {}
     names_of_parts = {part.name for part in parts(self.split)}
-    if is_all := ALL in names_of_parts:
-      if len(opened) > 1 or len(names_of_parts) > 1:
-        expected = "'all' alone, and of one file: name one of a folder"
-        raise ConfigError('split', self.split, expected)
-      opened = {ALL: opened['train']}
-    else:
+    if not (is_all := ALL in names_of_parts):
       opened = self._completed(opened, task)
-    train = opened[ALL if is_all else 'train']
+    elif len(opened) > 1 or len(names_of_parts) > 1:
+      expected = "'all' alone, and of one file: name one of a folder"
+      raise ConfigError('split', self.split, expected)
+    train = opened['train']
     if self.kind != 'number':
       names = self._classes(train, task, least=1 if is_all else 2)
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
-    dev = {'dev': 'validation'}
-    self._open(task, lambda name: opened[dev.get(name, name)], str(root))
+    other: Any = {'dev': 'validation', ALL: 'train'}
+    self._open(task, lambda name: opened[other.get(name, name)], str(root))
     self.info = dataclasses.replace(self.info, splits=self._about)
 
   def _table(self, path: Path, task: TextTask) -> Table:
@@ -148,31 +142,24 @@ class Texts(LabelledTexts):
         raise ConfigError('dataset.label', label, expected)
     return (*itertools.chain(*columns.values()),)
 
-  def _completed(
-    self, opened: Mapping[str, Table], task: TextTask
-  ) -> dict[str, Table]:
+  def _completed(self, opened: Tables, task: TextTask) -> Tables:
     """Returns all splits, the missing ones made of rows of train."""
     given = zip(splits.NAMES, self.split_shares, strict=True)
     shares = [0.0 if name in opened else share for name, share in given]
     if not any(shares):
       return dict(opened)
     shares[0] = 1 - sum(shares)
-    table, rows, places, bad = opened['train'], [], [], []
-    for place in range(len(table)):
-      try:
-        rows.append(self._row(table[place], task))
-        places.append(place)
-      except BadRecord:
-        bad.append(place)  # train tolerates some
-    made, about = splits.make(rows, shares, self.split_seed)
+    table = opened['train']
+    read = functools.partial(self._row, task)
+    good, bad = tables.read_all(tables.places(table), read)
+    made, about = splits.make([row for _, row in good], shares, self.split_seed)
     self._about = about | {'group': self.group}
-    taken = {name: [places[row] for row in made[name]] for name in made}
-    taken['train'] += bad
-    return {name: table.take(taken[name]) for name in taken} | {
-      name: one for name, one in opened.items() if name != 'train'
-    }
+    taken = {name: [good[row][0] for row in made[name]] for name in made}
+    taken['train'] += [place for place, _ in bad]  # train tolerates some
+    tables_made = {name: table.take(taken[name]) for name in taken}
+    return {**tables_made, **opened, 'train': tables_made['train']}
 
-  def _row(self, values: Mapping[str, str], task: TextTask) -> splits.Row:
+  def _row(self, task: TextTask, values: Mapping[str, str]) -> splits.Row:
     """Returns what the split of a row depends on; BadRecord of a bad row."""
     texts, label = task.read(values)
     names = task.names_in(label)
@@ -187,10 +174,8 @@ class Texts(LabelledTexts):
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
-    rows: list[Sequence[str]] = []
-    for row in range(len(train)):
-      with contextlib.suppress(BadRecord):
-        rows.append(task.read(train[row])[0])
+    good, _ = tables.read_all(tables.places(train), task.read)
+    rows = [texts for _, (texts, _) in good]
     if not rows or (self.max_length and self.length_buckets):
       return
     rows.sort(key=lambda texts: sum(map(len, texts)))

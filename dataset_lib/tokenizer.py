@@ -5,34 +5,25 @@ with `split_special_tokens=True`: a typed "[SEP]" is never the separator.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import os
 import pathlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Int64
 from tokenizers import normalizers, processors
 
 from core import files
 from core.errors import InvalidDataError, MissingDataError
-from dataset_lib import sentencepiece_model, tokenizer_files
-from dataset_lib.token_rows import Encoded
-from dataset_lib.tokenizer_files import (
-  BYTES,
-  JSON_FILE,
-  ROLES,
-  SPECIAL,
-  UNIGRAM,
-  VOCABULARY_FILE,
-  WORD_PIECE,
-)
+from dataset_lib import tokenizer_files
+from dataset_lib.tokenizer_files import BYTES, SPECIAL, UNIGRAM, WORD_PIECE
 
 MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 # Characters encoded at once, and of a text at least; bounds the memory.
@@ -46,14 +37,23 @@ _NORMALIZER = {
   'strip_accents': 'strip_accents',
   'tokenize_chinese_chars': 'handle_chinese_chars',
 }
-# Of a token's name; in a BPE 'Ġ' is the byte of a space.
-_BEGINS_WORD: Mapping[str, Callable[[str], Any]] = {
-  WORD_PIECE: re.compile('(?!##)').match,
-  BYTES: re.compile('Ġ').match,
-  UNIGRAM: sentencepiece_model.begins_word,
-}
+Texts = Sequence[str]
 _PAIR = 5  # parts of a pair: [CLS] a [SEP] b [SEP]
 _PROBE = "a B 北京 é, 12 ``''  [SEP]<unk>\u200b", 'c'
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+  """Concatenated rows of token ids; `token_types` are segments, 0 or 1."""
+
+  tokens: Int32[np.ndarray, ' M']
+  token_types: Int32[np.ndarray, ' M']
+  offsets: Int64[np.ndarray, ' O']  # starts of the rows, and the last end
+
+  @property
+  def lengths(self) -> Int32[np.ndarray, ' N']:
+    """Tokens in each row."""
+    return np.diff(self.offsets).astype(np.int32)
 
 
 class Tokenizer:
@@ -76,10 +76,7 @@ class Tokenizer:
     self._truncating = functools.cache(self._truncating_at)
 
   def encode(
-    self,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    max_length: int = 512,
+    self, texts: Texts, pairs: Texts | None = None, max_length: int = 512
   ) -> Encoded:
     """Returns token ids of texts, or of pairs, with [CLS] and [SEP].
 
@@ -108,7 +105,7 @@ class Tokenizer:
     return text
 
   def encode_plain(
-    self, texts: Sequence[str]
+    self, texts: Texts
   ) -> tuple[Int32[np.ndarray, ' M'], Int32[np.ndarray, ' N']]:
     """Returns the ids of all texts without [CLS] and [SEP], and the lengths."""
     tokens, _, lengths = _encode(self._library, texts, False)
@@ -117,7 +114,7 @@ class Tokenizer:
   def word_starts(self) -> Bool[np.ndarray, ' V']:
     """Returns for each id whether the token begins a word."""
     names = map(self._library.id_to_token, range(self.vocab_size))
-    begins = _BEGINS_WORD[type(self._library.model).__name__]
+    begins = tokenizer_files.BEGINS_WORD[type(self._library.model).__name__]
     result = np.array([not name or bool(begins(name)) for name in names])
     result[list(self.special_ids)] = True
     return result
@@ -159,11 +156,8 @@ class Tokenizer:
 
   def preprocessing(self, max_length: int) -> dict[str, Any]:
     """Returns the field of a `DatasetInfo` for texts of this tokenizer."""
-    return {
-      'tokenizer': self.digest,
-      'max_length': max_length,
-      'truncation_side': self.truncation_side,
-    }
+    rows = dict(max_length=max_length, truncation_side=self.truncation_side)
+    return {'tokenizer': self.digest, **rows}
 
   def _truncating_at(self, max_length: int) -> Any:
     if max_length < MIN_LENGTH:
@@ -176,9 +170,7 @@ class Tokenizer:
     return library
 
 
-def _encode(
-  library: Any, items: Sequence[Any], special: bool
-) -> tuple[np.ndarray, ...]:
+def _encode(library: Any, items: Sequence[Any], special: bool) -> Any:
   """Returns ids and, with [CLS], types of all rows, and the rows' lengths."""
   columns = [[np.zeros(0, np.int32)] for _ in range(3)]
   texts = ([item] if isinstance(item, str) else item for item in items)
@@ -194,9 +186,7 @@ def _encode(
 
 
 @contextlib.contextmanager
-def _named(
-  what: str, kind: type[ValueError] = InvalidDataError
-) -> Iterator[None]:
+def _named(what: str, kind: Any = InvalidDataError) -> Iterator[None]:
   """Names what an error is of; the library's panics are no Exceptions."""
   try:
     yield
@@ -212,11 +202,11 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   Raises MissingDataError or InvalidDataError.
   """
   folder = pathlib.Path(path).expanduser()
-  names = JSON_FILE, VOCABULARY_FILE, sentencepiece_model.MODEL_FILE
+  names = tokenizer_files.NAMES
   paths = [folder, *(folder / name for name in names)]
   file = next(filter(pathlib.Path.is_file, paths), None)
   if not file:
-    expected = f'{names[2]}, {JSON_FILE} or {VOCABULARY_FILE}'
+    expected = f'{names[2]}, {names[0]} or {names[1]}'
     raise MissingDataError(f'no tokenizer at {folder}: expected {expected}')
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
@@ -226,7 +216,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     return from_json(files.read_bytes(file), str(file), config)
   with _named(f'{file} is damaged'):
     if file.suffix == '.model':
-      library = sentencepiece_model.read(file, config)
+      library = tokenizer_files.unigram(file, config)
       tokenizer_files.check(library.to_str().encode())
     else:
       library = tokenizer_files.word_piece(file, config)
@@ -243,23 +233,19 @@ def from_json(
     return _completed(library, pathlib.Path(place), config or {})
 
 
-def _frame(special: Sequence[str], ids: Sequence[Any], between: int = 1) -> Any:
+def _frame(special: Sequence[str], ids: Sequence[Any], between: int) -> Any:
   """Returns the frame of a text or of a pair, with so many [SEP] between."""
   first, last = special[2:4]
   # The ids of the frame, and what `tokenizer_files.saved_roles` reads.
   tokens: list[Any] = [(first, ids[2]), (last, ids[3])]
-  tokens += [
-    {'id': role, 'ids': [number], 'tokens': [name]}
-    for role, number, name in zip(ROLES, ids, special, strict=True)
-    if number is not None
-  ]
-  single = f'{first} $A {last}'
-  pair = f'{single} $B:1 {last}:1'
-  if between == 2:  # RoBERTa has one type
-    pair = f'{single} {last} $B {last}'
-  return processors.TemplateProcessing(
-    single=single, pair=pair, special_tokens=tokens
-  )
+  roles = zip(tokenizer_files.ROLES, ids, special, strict=True)
+  for role, number, name in roles:
+    if number is not None:
+      tokens.append({'id': role, 'ids': [number], 'tokens': [name]})
+  # RoBERTa has one type.
+  second = f'{last} $B {last}' if between == 2 else f'$B:1 {last}:1'
+  text = f'{first} $A {last}'
+  return processors.TemplateProcessing(text, f'{text} {second}', tokens)
 
 
 def _completed(
@@ -285,7 +271,7 @@ def _completed(
       setattr(library.normalizer, _NORMALIZER[name], config[name])
   tokenizer_files.add_tokens(library, file, config)
   if kind == UNIGRAM:
-    sentencepiece_model.keep_as_text(library, special)
+    tokenizer_files.keep_as_text(library, special)
   side = (library.truncation or {}).get('direction', 'right')
   side = config.get('truncation_side', side)
   library.no_truncation()

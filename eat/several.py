@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from core.errors import ConfigError
-from dataset_lib.tasks import labels_of
+from dataset_lib.source import labels_of
 from eat.task import FineTune
 from eval_lib.metrics import ByClass
 from train_lib.terms import Batch, Forward

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from core import fields, registry
 from core.errors import ConfigError
-from dataset_lib.tasks import tasks_of
+from dataset_lib.source import tasks_of
 from eat import chain
 from eat.policy import ExitPolicy
 from serve_lib.chain import Encoded, Row

@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Interval, Predicate
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import builder, source, tasks
+from dataset_lib import builder, source
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
 
@@ -77,7 +77,7 @@ class Evaluator(evaluator.Evaluator):
     rows = super().collect(field, variables, outputs, **options)
     if not self.column:
       return rows
-    labels = tasks.labels_of(rows['label'], self.classes)
+    labels = source.labels_of(rows['label'], self.classes)
     self.unlabelled += int((labels < 0).sum())
     if not (labels >= 0).any():
       split = getattr(self, field)

@@ -13,8 +13,13 @@ from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import DatasetInfo, Size
 from dataset_lib.synthetic import Parity
-from dataset_lib.text_rows import Buckets, MaxLength
-from dataset_lib.token_rows import Encoded, TokenSource, length_buckets
+from dataset_lib.text_rows import (
+  Buckets,
+  MaxLength,
+  TokenSource,
+  length_buckets,
+)
+from dataset_lib.tokenizer import Encoded
 from train_lib import run_directory
 
 SPLITS = ('train', 'test')

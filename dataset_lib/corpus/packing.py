@@ -22,6 +22,7 @@ from dataset_lib import tokenizer
 from dataset_lib.corpus.texts import Paragraph
 from dataset_lib.order import splitmix64
 
+Flags = Bool[np.ndarray, ' M']  # of tokens
 TRAIN, VALIDATION = 'train', 'validation'
 SPECIAL_IN_ROW = 3  # [CLS] a [SEP] b [SEP]
 MIN_ROW = 2  # tokens: one in each segment
@@ -80,11 +81,7 @@ def _ends_here(text: str, match: re.Match[str]) -> bool:
   return not letters_with_dots and lower not in _ABBREVIATIONS
 
 
-def pack(
-  begins_sentence: Bool[np.ndarray, ' M'],
-  begins_word: Bool[np.ndarray, ' M'],
-  limit: int,
-) -> list[int]:
+def pack(begins_sentence: Flags, begins_word: Flags, limit: int) -> list[int]:
   """Returns the end of each row of a part of a document, ascending.
 
   A row takes the sentences that fit in `limit`. If only one fits, it is filled
@@ -105,17 +102,15 @@ def pack(
   return rows
 
 
-def _row_end(
-  ends: Sequence[int], words: Sequence[int], start: int, furthest: int
-) -> int:
-  if furthest == ends[-1]:
-    return furthest
-  behind = bisect.bisect_right(ends, furthest)
+def _row_end(ends: list[int], words: list[int], start: int, most: int) -> int:
+  if most == ends[-1]:
+    return most
+  behind = bisect.bisect_right(ends, most)
   if behind - bisect.bisect_right(ends, start) >= 2:
     return ends[behind - 1]
-  cut = words[bisect.bisect_right(words, furthest) - 1]
+  cut = words[bisect.bisect_right(words, most) - 1]
   # Fallback if no word boundary is in range.
-  return cut if cut >= start + MIN_ROW else furthest
+  return cut if cut >= start + MIN_ROW else most
 
 
 @dataclasses.dataclass
@@ -130,16 +125,14 @@ class Part:
   paragraphs: list[str] = dataclasses.field(default_factory=list)
 
 
-def blocks(
-  stream: Iterable[Paragraph], validation_share: float
-) -> Iterator[list[Part]]:
-  """Collects parts of one split to blocks of about `BLOCK_CHARACTERS`."""
+def blocks(stream: Iterable[Paragraph], share: float) -> Iterator[list[Part]]:
+  """Collects parts of one split to blocks; a `share` is for validation."""
   block: dict[str, list[Part]] = {VALIDATION: [], TRAIN: []}
   characters = dict.fromkeys(block, 0)
   groups = itertools.groupby(stream, lambda paragraph: bool(paragraph.text))
   documents = (group for is_text, group in groups if is_text)
   for document, paragraphs in enumerate(documents):
-    split, part = _split_of(document, validation_share), None
+    split, part = _split_of(document, share), None
     for text, where in paragraphs:
       begins = part is None
       if characters[split] >= BLOCK_CHARACTERS:
@@ -154,11 +147,11 @@ def blocks(
   yield from filter(None, block.values())
 
 
-def _split_of(document: int, validation_share: float) -> str:
+def _split_of(document: int, share: float) -> str:
   """Returns VALIDATION for a random one of every 1 / share documents."""
-  if not validation_share:
+  if not share:
     return TRAIN
-  size = round(1 / validation_share)
+  size = round(1 / share)
   group, place = divmod(document, size)
   # 0 for group 0, so that a small corpus has a validation document.
   chosen = int(splitmix64(np.array([group], np.uint64))[0]) % size
@@ -170,7 +163,7 @@ class Rows(NamedTuple):
 
   split: str
   tokens: Int32[np.ndarray, ' M']
-  sentences: Bool[np.ndarray, ' M']  # where one begins
+  sentences: Flags  # where one begins
   lengths: Int64[np.ndarray, ' R']
   documents: set[int]  # that have rows
   counts: dict[str, int]

@@ -35,8 +35,7 @@ from jaxtyping import Bool, Int64, Shaped
 from core import files
 from core.errors import InvalidDataError, MissingDataError
 from core.fields import flag
-from dataset_lib import sentencepiece_model as sentencepiece
-from dataset_lib import tokenizer
+from dataset_lib import tokenizer, tokenizer_files
 from dataset_lib.builder import default_num_threads
 from dataset_lib.corpus import packing
 from dataset_lib.corpus.packing import TRAIN, VALIDATION, Part, Rows, blocks
@@ -131,12 +130,12 @@ def _save_tokenizer(
   blocks: Iterable[list[Part]], folder: pathlib.Path, options: Options
 ) -> int:
   """Saves the given tokenizer, or one that it trains; returns its size."""
-  trained = folder / sentencepiece.MODEL_FILE
+  trained = folder / tokenizer_files.MODEL_FILE
   if not options.tokenizer:
     parts = (part for block in blocks for part in block if part.split == TRAIN)
     texts = (text for part in parts for text in part.paragraphs)
     sizes = options.vocab_size, options.vocab_texts
-    trained.write_bytes(sentencepiece.train(texts, *sizes))
+    trained.write_bytes(tokenizer_files.train(texts, *sizes))
   loaded = tokenizer.load(options.tokenizer or trained)
   if loaded.mask_id is None:
     expected = 'expected a tokenizer with [MASK]'

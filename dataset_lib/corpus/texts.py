@@ -160,12 +160,10 @@ class Texts:
     except OSError as error:
       faults.count('unreadable_file', file, str(error))
 
-  def lines(
-    self, stream: Any, where: Any, faults: Faults
-  ) -> Iterator[Paragraph]:
+  def lines(self, file: Any, where: Any, faults: Faults) -> Iterator[Paragraph]:
     """Yields the lines of decoded text, repaired, long ones in parts."""
     rest, number, long_line, is_first = '', 1, 0, True
-    while text := rest + stream.readline(self._max_line - len(rest)):
+    while text := rest + file.readline(self._max_line - len(rest)):
       place = f'{where}, line {number}'
       is_part = len(text) == self._max_line and not text.endswith('\n')
       cut = text.rfind(' ') + 1 if is_part else 0
@@ -222,5 +220,5 @@ def _sized(text: Any, data_dir: str) -> tuple[Any, int]:
   if len(keys) != 1:
     name, got = builder.info.full_name, ', '.join(features)
     raise InvalidDataError(f'{name}: expected a feature {_TEXT!r}, got {got}')
-  records = tfds.Examples(builder, 'train', keys)
+  records = tfds.examples(builder, 'train', keys)
   return (records, keys[0]), sum(map(os.path.getsize, records.files))

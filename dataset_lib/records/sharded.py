@@ -50,8 +50,8 @@ class RecordFiles:
   Raises MissingDataError or InvalidDataError for missing or damaged shards.
   """
 
-  def __init__(self, shards: Sequence[Any], kind: Kind):
-    self._shards = shards
+  def __init__(self, shards: Sequence[Any], kind: Kind, parse: Any = bytes):
+    self._shards, self._parse = shards, parse
     self._starts = [0, *itertools.accumulate(shard.take for shard in shards)]
     self.files = sorted({shard.filename for shard in shards})
     for file in self.files:
@@ -70,8 +70,10 @@ class RecordFiles:
   def __len__(self) -> int:
     return self._starts[-1]
 
-  def __getitem__(self, index: int) -> bytes:
-    """Returns a record; raises BadRecord if it cannot be read."""
+  def __getitem__(self, index: int) -> Any:
+    """Returns a record, parsed; raises BadRecord if it cannot be read."""
+    from google.protobuf import message
+
     try:
       data = self._read(index)
     except BadRecord as bad:
@@ -79,7 +81,10 @@ class RecordFiles:
     except (OSError, RuntimeError, ValueError, IndexError) as error:
       raise BadRecord('unreadable', self.where(index), str(error)) from error
     files.check_size(len(data), where=self.where(index))
-    return data
+    try:
+      return self._parse(data)
+    except (message.DecodeError, KeyError, ValueError) as error:
+      raise BadRecord('unparsable', self.where(index), str(error)) from error
 
   def where(self, index: int) -> str:
     """Returns the file of a record and its row there."""
@@ -194,19 +199,15 @@ def _index_path(file: str) -> pathlib.Path:
   return files.cache_folder('verified_offsets') / name
 
 
-def _is_index(
-  path: pathlib.Path, stat: os.stat_result, num_records: int | None
-) -> bool:
+def _is_index(path: pathlib.Path, stat: Any, num_records: int | None) -> bool:
   """Returns True if time, size and count are those of the file, unscanned."""
   try:
-    length, rest = divmod(path.stat().st_size, _WORD.itemsize)
-    last = max(length - 1, 0) * _WORD.itemsize
-    ends = np.fromfile(path, _WORD, 2), np.fromfile(path, _WORD, 1, offset=last)
-  except OSError:
+    index = np.memmap(path, _WORD, 'r')
+  except (OSError, ValueError):  # missing, empty, or not a number of words
     return False
-  is_whole = num_records in (None, length - 2) and not rest
+  ends = [*index[:2].tolist(), index[-1]]
   expected = [stat.st_mtime_ns, 0, stat.st_size]
-  return is_whole and np.concatenate(ends).tolist() == expected
+  return num_records in (None, len(index) - 2) and ends == expected
 
 
 def record_offsets(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Len, Predicate
 
 from core import errors, fields, files
-from core.errors import BadRecord, InvalidDataError, MissingDataError
+from core.errors import InvalidDataError, MissingDataError
 from dataset_lib import source
 from dataset_lib.image_ops import ImageOptions
 from dataset_lib.records import sharded
@@ -33,6 +33,10 @@ BuilderName = Annotated[
 ]
 Key = Annotated[str, Len(1), 'the name of a feature']
 OwnKey = Annotated[str, "the name of a feature, or '' for the supervised one"]
+MaxLabels = Annotated[int, Interval(ge=0, le=4096)]  # 0: one label a row
+AnySplit = Annotated[
+  str, Predicate(source.parts), "a split or a part, like 'train[:90%]'"
+]
 DataDir = Annotated[str, "a folder, or '' for ~/tensorflow_datasets"]
 
 
@@ -41,8 +45,8 @@ class ShardedImages(ImageOptions):
   """Fields and places of images in shards; a subclass sets `_records`."""
 
   _records: Any = dataclasses.field(init=False, repr=False)  # `RecordFiles`
-  split: source.AnySplit
-  max_labels: source.MaxLabels = 0
+  split: AnySplit
+  max_labels: MaxLabels = 0
   max_bad_share: source.BadShare = source.DEFAULT_BAD_SHARE
 
   def where(self, index: int) -> str:
@@ -78,9 +82,9 @@ class TfdsImages(ShardedImages):
       expected = f'0 for one label a row, else >= 1; {name} has {kinds[1]}'
       field = 'dataset.max_labels'
       raise errors.ConfigError(field, self.max_labels, expected)
-    self._records = Examples(builder, self.split, keys)
+    self._records = examples(builder, self.split, keys)
     size, names = features[1].num_classes, features[1].names or ()
-    self.describe(size, names, len(self._records), self.max_labels)
+    self.describe(size, names, len(self._records))
 
   def _features(self, info: Any) -> list[str]:
     """Returns the names of image and label; ConfigError if there are none."""
@@ -101,55 +105,37 @@ class TfdsImages(ShardedImages):
     return {'image': image, 'label': label}
 
 
-class Examples(RecordFiles):
-  """Features `keys` of the records of one split, by index; images encoded."""
+def examples(builder: Any, split: str, keys: Sequence[str]) -> RecordFiles:
+  """Opens features `keys` of the records of one split; images are encoded."""
+  import tensorflow_datasets as tfds
 
-  def __init__(self, builder: Any, split: str, keys: Sequence[str]):
-    import tensorflow_datasets as tfds
+  info, name = builder.info, builder.info.full_name
 
-    info, name = builder.info, builder.info.full_name
-    features = {key: info.features[key] for key in keys}
-    encoded = {
-      key: tfds.decode.SkipDecoding()
-      for key, feature in features.items()
-      if isinstance(feature, tfds.features.Image)
-    }
-    self._parse = functools.partial(
-      tfds.features.FeaturesDict(features).deserialize_example_np,
-      decoders=encoded,
-    )
+  def opened(part: str) -> range:
+    if part not in info.splits:  # 'all' is none, and cannot be sliced
+      legal = f'{", ".join(info.splits)}, parts and sums, like train+test[:9]'
+      raise MissingDataError(f'{name} has no split {part!r}; it has {legal}')
+    return range(info.splits[part].num_examples)
 
-    def opened(part: str) -> range:
-      if part not in info.splits:  # 'all' is none, and cannot be sliced
-        legal = f'{", ".join(info.splits)}, parts and sums, like train+test[:9]'
-        raise MissingDataError(f'{name} has no split {part!r}; it has {legal}')
-      return range(info.splits[part].num_examples)
-
-    shards = [
-      shard
-      for part, _, rows in source.selected(split, opened)
-      for shard in info.splits[
-        f'{part}[{rows.start}:{rows.stop}]' if rows else part
-      ].file_instructions
-    ]
-    kind = info.file_format.value
-    if kind not in _KINDS:
-      expected = f'expected {" or ".join(_KINDS)}'
-      advice = 'prepare it again with --file_format=array_record'
-      raise InvalidDataError(f'{name} is {kind}: {expected}; {advice}')
-    if not sum(shard.take for shard in shards):
-      raise InvalidDataError(f'{name}: the split is empty')
-    super().__init__(shards, kind)
-
-  def __getitem__(self, index: int) -> Any:
-    """Returns the features of a record; BadRecord if it is damaged."""
-    from google.protobuf import message
-
-    data = super().__getitem__(index)
-    try:
-      return self._parse(data)
-    except (message.DecodeError, KeyError, ValueError) as error:
-      raise BadRecord('unparsable', self.where(index), str(error)) from error
+  shards: list[Any] = []
+  for part, _, rows in source.selected(split, opened):
+    bounds = f'[{rows.start}:{rows.stop}]' if rows else ''
+    shards += info.splits[part + bounds].file_instructions
+  kind = info.file_format.value
+  if kind not in _KINDS:
+    expected = f'expected {" or ".join(_KINDS)}'
+    advice = 'prepare it again with --file_format=array_record'
+    raise InvalidDataError(f'{name} is {kind}: {expected}; {advice}')
+  if not sum(shard.take for shard in shards):
+    raise InvalidDataError(f'{name}: the split is empty')
+  features = {key: info.features[key] for key in keys}
+  parse = tfds.features.FeaturesDict(features).deserialize_example_np
+  encoded = {
+    key: tfds.decode.SkipDecoding()
+    for key, feature in features.items()
+    if isinstance(feature, tfds.features.Image)
+  }
+  return RecordFiles(shards, kind, functools.partial(parse, decoders=encoded))
 
 
 def _refuse_foreign_code(file: pathlib.Path) -> None:
@@ -223,39 +209,31 @@ class ImageRecords(ShardedImages):
   num_classes: Annotated[int, Interval(ge=2, le=2**24)]
   image_key: Key = 'image/encoded'
   label_key: Key = 'image/class/label'
-  max_labels: source.MaxLabels = 16
+  max_labels: MaxLabels = 16
 
   def __post_init__(self) -> None:
     proto = load('tensorflow_datasets.proto', "dataset 'records'")
-    self._example = proto.tf_example_pb2.Example
     folder = pathlib.Path(self.directory).expanduser()
     names = {part.name for part in source.parts(self.split)}
-    shards_by_split = {name: shards_of(folder, name) for name in names}
-    kind, *others = {kind for kind, _ in shards_by_split.values()}
+    by_split = {name: shards_of(folder, name) for name in names}
+    kind, *others = {kind for kind, _ in by_split.values()}
     if others:
       raise InvalidDataError(f'{folder}: files of {self.split} in two formats')
     count = sharded.count_records
-    counts = {
-      name: count(paths, kind) for name, (_, paths) in shards_by_split.items()
-    }
+    counts = {name: count(paths, kind) for name, (_, paths) in by_split.items()}
     shards: list[Shard] = []
     totals = {name: range(sum(count)) for name, count in counts.items()}
     for name, _, rows in source.selected(self.split, totals.__getitem__):
-      shards += _cut(shards_by_split[name][1], counts[name], rows)
+      shards += _cut(by_split[name][1], counts[name], rows)
     if not shards:
       raise InvalidDataError(f'{folder}: the split {self.split} is empty')
-    self._records = RecordFiles(shards, kind)
-    self.describe(self.num_classes, (), len(self._records), self.max_labels)
+    parse = proto.tf_example_pb2.Example.FromString
+    self._records = RecordFiles(shards, kind, parse)
+    self.describe(self.num_classes, (), len(self._records))
 
   def record(self, index: int) -> dict[str, Any]:
     """Returns {'image': encoded bytes, 'label': list of int, or int}."""
-    from google.protobuf import message
-
-    data = self._records[index]
-    try:
-      features = self._example.FromString(data).features.feature
-    except message.DecodeError as error:
-      raise BadRecord('unparsable', self.where(index), str(error)) from error
+    features = self._records[index].features.feature
     for key in (self.image_key, self.label_key):
       problem = f'no feature {key!r}, but {", ".join(sorted(features))}'
       source.require(key in features, 'unparsable', problem)

@@ -12,12 +12,9 @@ DIGITS = dict(name='digits', image_size=8, augment=('inception_crop', 'flip'))
 PARITY = dict(name='parity', length=4, train_examples=100, test_examples=10)
 BUCKETS = (8, 16, 32)
 TEXT = dict(
-  name='tests.fakes:FakeText',
-  max_length=32,
-  length_buckets=(8, 16, 64),  # cut at max_length
-  train_examples=1000,
-  test_examples=45,
-)
+  name='tests.fakes:FakeText', train_examples=1000, test_examples=45,
+  max_length=32, length_buckets=(8, 16, 64),  # cut at max_length
+)  # fmt: skip
 
 
 def build(config=DIGITS, split='train', **arguments):
@@ -41,18 +38,14 @@ def assert_same(left, right):
 
 
 def joined(batches):
-  return {
-    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
-  }
+  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
 
 
 def global_batches(hosts, count, start_step=0, **arguments):
   """The batches of all hosts put together; their shapes must agree."""
   arguments['host_count'] = hosts
-  parts = [
-    take(build(host_index=host, **arguments), count, start_step)
-    for host in range(hosts)
-  ]
+  opened = (build(host_index=host, **arguments) for host in range(hosts))
+  parts = [take(data, count, start_step) for data in opened]
   return [joined(step) for step in zip(*parts, strict=True)]
 
 

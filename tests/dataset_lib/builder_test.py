@@ -25,23 +25,11 @@ from tests.dataset_lib.image_folder_test import write_image
 
 
 def test_augmentation_differs_between_epochs():
-  expected = take(build(), 180)
   first, second = (
-    {
-      int(index): image
-      for batch in expected[start : start + 89]
-      for index, image in zip(batch['index'], batch['image'], strict=True)
-    }
-    for start in (0, 90)
+    batch['image'][np.argsort(batch['index'])]
+    for batch in take(build(batch_size=1438), 2)  # whole epochs
   )
-  shared = sorted(first.keys() & second.keys())
-  same = [np.array_equal(first[i], second[i]) for i in shared]
-  assert np.mean(same) < 0.1
-
-
-@pytest.mark.parametrize(('batch_size', 'steps'), [(16, 6), (512, 1)])
-def test_an_epoch_of_training_has_full_batches(batch_size, steps):
-  assert build(PARITY, batch_size=batch_size).steps_per_epoch == steps
+  assert (first == second).all((1, 2, 3)).mean() < 0.1
 
 
 def test_batches_are_as_long_as_their_bucket_and_seldom_mixed():
@@ -144,12 +132,8 @@ def test_the_limits_of_the_tolerance(config):
 
 def test_an_error_that_is_no_bad_record_is_not_hidden(monkeypatch):
   data = build()
-
-  def broken(index):
-    raise ZeroDivisionError('a bug')
-
-  monkeypatch.setattr(data.source, 'record', broken)
-  with pytest.raises(ZeroDivisionError, match='a bug'):
+  monkeypatch.setattr(data.source, 'record', lambda index: index // 0)
+  with pytest.raises(ZeroDivisionError):
     take(data, 1)
   assert wait_for_no_threads()
 

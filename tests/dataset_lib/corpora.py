@@ -40,9 +40,8 @@ def documents(count, seed=0, sentences=20, longest=12):
     paragraphs = []
     for _ in range(max(1, int(rng.integers(1, sentences)) // 4)):
       # The next sentence begins with a digit, so that the full stop ends one.
-      paragraph = [
-        f'W{sentence(rng, longest)[1:]}' for _ in range(rng.integers(1, 5))
-      ]
+      size = rng.integers(1, 5)
+      paragraph = [f'W{sentence(rng, longest)[1:]}' for _ in range(size)]
       paragraphs.append(' '.join(paragraph))
     result.append(paragraphs)
   return result
@@ -58,24 +57,19 @@ def write(folder, texts):
 
 def prepare(root, texts, name='out', **options):
   """Prepares documents; returns the directory and its manifest."""
-  given = {
-    'input': (str(write(root / 'in', texts)),),
-    'tokenizer': str(tokenizer(root / 'vocabulary')),
-    'max_length': MAX_LENGTH,
-    'validation_share': 0.1,
-    'processes': 1,
-    'out': str(root / name),
-  }
+  given = dict(
+    input=(str(write(root / 'in', texts)),), out=str(root / name), processes=1,
+    tokenizer=str(tokenizer(root / 'vocabulary')), max_length=MAX_LENGTH,
+    validation_share=0.1,
+  )  # fmt: skip
   bar = rich.progress.Progress(disable=True)
   given = preparation.Options(**given | options)
   return root / name, preparation.prepare(given, bar)
 
 
 def pretraining_config(directory, **others):
-  return (
-    dict(name='pretraining', directory=str(directory), max_length=MAX_LENGTH)
-    | others
-  )
+  given = dict(directory=str(directory), max_length=MAX_LENGTH)
+  return dict(name='pretraining') | given | others
 
 
 def pretraining_source(directory, split='train', **others):

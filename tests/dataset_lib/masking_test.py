@@ -110,34 +110,15 @@ def test_unmasking_gives_the_tokens(words, share, max_ngram, seed):
   np.testing.assert_array_equal(back, rows.tokens)
 
 
-def used_tokens(got):
-  """(rows, places) of the chosen tokens, as indices."""
-  used = got['mlm_weights'] == 1
-  return np.nonzero(used)[0], got['mlm_positions'][used]
-
-
-def test_words_are_whole_and_the_share_is_kept():
-  rng = np.random.default_rng(2)
-  words = [
-    [rng.integers(1, 4, size).tolist() for size in (30, 25)] for _ in range(300)
-  ]
-  rows, budgets, got = masked(words)
-  chosen = np.zeros(rows.tokens.shape, bool)
-  chosen[used_tokens(got)] = True
-  # Here a word of one token is always left to fill a row.
-  np.testing.assert_array_equal(chosen.sum(axis=1), budgets)
-  same_word = rows.is_text[:, 1:] & ~rows.begins_word[:, 1:]
-  assert (chosen[:, 1:] == chosen[:, :-1])[same_word].all()
-
-
 def test_tokens_and_kinds_are_drawn_with_their_shares():
   rows, budgets, got = masked([[[1] * 40, [1] * 40]] * 4000)
-  row, place = used_tokens(got)
+  used = got['mlm_weights'] == 1
+  row, place = np.nonzero(used)[0], got['mlm_positions'][used]
   counts = np.bincount(place, minlength=rows.tokens.shape[1])[rows.is_text[0]]
   expected = budgets.sum() / len(counts)
   # 4.5 standard deviations of independent choices of 21 % of the tokens.
   assert abs(counts - expected).max() < 4.5 * np.sqrt(0.79 * expected)
-  kinds = got['mlm_kind'][got['mlm_weights'] == 1]
+  kinds = got['mlm_kind'][used]
   for kind, share in enumerate((0.8, 0.1, 0.1)):
     spread = np.sqrt(len(kinds) * share * (1 - share))
     assert abs((kinds == kind).sum() - len(kinds) * share) < 4 * spread

@@ -2,14 +2,14 @@
 
 import collections
 import contextlib
+import shutil
 
 import numpy as np
 import pytest
 
 from core.errors import ConfigError
 from dataset_lib import builder
-from dataset_lib.source import Drawn
-from tests.dataset_lib import corpora, example_files, word_rows
+from dataset_lib.source import Batched, Drawn
 from tests.dataset_lib.batches import (
   DIGITS,
   PARITY,
@@ -21,96 +21,44 @@ from tests.dataset_lib.batches import (
 )
 from tests.dataset_lib.image_folder_test import write_image
 
-ROWS, OTHERS = 30, 5  # of train, of the other split
 AUGMENT = ('inception_crop', 'flip')
-
-
-def folder(path):
-  for label, name in enumerate(('cat', 'dog', 'eel')):
-    for number in range((15, 10, 5)[label]):
-      write_image(path / 'train' / name / f'{number}.png', 9 * number)
-    write_image(path / 'test' / name / '0.png')
-  write_image(path / 'test' / 'dog' / '1.png')
-  write_image(path / 'test' / 'dog' / '2.png')
-  return dict(name='folder', root=str(path), image_size=8, augment=AUGMENT)
-
-
-def records(path):
-  pytest.importorskip('tensorflow_datasets')
-  for name, count in (('train', ROWS), ('test', OTHERS)):
-    rows = [
-      example_files.example(example_files.jpeg(8 * n), [n, *range(n % 3)])
-      for n in range(count)
-    ]
-    example_files.write(path / f'{name}-0.tfrecord', rows[:3])
-    example_files.write(path / f'{name}-1.tfrecord', rows[3:])
-  size = dict(num_classes=ROWS, image_size=8)
-  return dict(name='records', directory=str(path), **size)
-
-
-def texts(path, task, config, header='sentence\tlabel'):
-  corpora.tokenizer(path / 'vocabulary')
-  pair = '\tw2 w3' if 'sentence2' in header else ''
-  rows = [f'w{n}{" w1" * (n % 9)}{pair}\t{n % 2}' for n in range(ROWS)]
-  for name, some in (('train', rows), ('test', rows[:OTHERS])):
-    word_rows.write(path / 'data' / task / f'{name}.tsv', [header, *some])
-  buckets = dict(max_length=16, length_buckets=(6, 10))
-  return config(path / 'data', task, **buckets)
-
-
-def own(path):
-  corpora.tokenizer(path / 'vocabulary')
-  rows = [f'w{n}{" w1" * (n % 9)},{n % 2}' for n in range(ROWS)]
-  for name, some in (('train', rows), ('test', rows[:OTHERS]), ('dev', rows)):
-    word_rows.write(path / f'{name}.csv', ['text,label', *some])
-  given = dict(path=str(path), tokenizer=str(path / 'vocabulary'))
-  return dict(name='texts', length_buckets=(6, 10), max_length=16, **given)
-
-
-def tags(path):
-  corpora.tokenizer(path / 'vocabulary')
-  sentence = 'w1 A\nw2 B\n' * 2, 'w3 B\n'
-  for name, count in (('train', ROWS), ('test', OTHERS)):
-    rows = [sentence[number % 2] for number in range(count)]
-    word_rows.write(path / f'{name}.txt', rows)
-  vocabulary = str(path / 'vocabulary')
-  given = dict(directory=str(path), tokenizer=vocabulary, max_length=8)
-  return dict(name='tags', length_buckets=(5, 8), **given)
-
-
-def pretraining(path):
-  directory, _ = corpora.prepare(path, corpora.documents(20))
-  return corpora.pretraining_config(directory)
-
-
-PAIRS = 'sentence1\tsentence2\tlabel'
+WORDS = dict(max_length=16, length_buckets=(6, 10))
 GRAVES = dict(name='recurrent_act.data:Graves', task='sort', train_examples=50)
+# Of the stand-in data: the place's field, and other fields.
 FILES = {
-  'folder': folder,
-  'records': records,
-  'sst2': lambda path: texts(path, 'sst2', word_rows.config),
-  'stsb': lambda path: texts(path, 'stsb', word_rows.config, PAIRS),
-  'probing': lambda path: texts(path, 'own', word_rows.probing),
-  'tags': tags,
-  'own': own,
+  'images': ('root', dict(name='folder', image_size=8, augment=AUGMENT)),
+  'records': ('directory', dict(name='records', num_classes=5, image_size=8)),
+  'sst2': ('directory', WORDS | dict(name='glue', task='sst2')),
+  'stsb': ('directory', WORDS | dict(name='glue', task='stsb')),
+  'probing': ('directory', WORDS | dict(name='probing', task='past_present')),
+  'tags': ('directory', WORDS | dict(name='tags')),
+  'own': ('path', WORDS | dict(name='texts', text='sentence')),
+  'corpus': ('directory', dict(name='pretraining', max_length=32)),
 }
-SOURCES = FILES | {
-  'parity': lambda path: PARITY,
-  'letters': lambda path: PARITY | dict(letters=26),
-  'digits': lambda path: DIGITS,
-  'texts': lambda path: TEXT | dict(train_examples=100),
-  'graves': lambda path: GRAVES | dict(test_examples=10),
-  'pretraining': pretraining,
-}
+GENERATED = {
+  'parity': PARITY, 'letters': PARITY | dict(letters=26), 'digits': DIGITS,
+  'texts': TEXT | dict(train_examples=100),
+  'graves': GRAVES | dict(test_examples=10),
+}  # fmt: skip
 
 
-@pytest.fixture(scope='module', params=SOURCES)
-def config(request, tmp_path_factory):
-  return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
+def read_config(folders, name):
+  """The configuration of a data set in files."""
+  place, fields = FILES[name]
+  given = {place: folders.get(name, folders['glue']), **fields}
+  words = dict(tokenizer=folders['vocabulary'])
+  return given | (words if 'length_buckets' in fields else {})
+
+
+@pytest.fixture(scope='module', params=[*FILES, *GENERATED])
+def config(request, folders):
+  return GENERATED.get(request.param) or read_config(folders, request.param)
 
 
 def held_out(config):
-  return 'validation' if config['name'] == 'pretraining' else 'test'
+  of_tests = 'folder', 'parity', 'digits'
+  is_test = config['name'] in of_tests or ':' in config['name']
+  return 'test' if is_test else 'validation'
 
 
 @pytest.mark.parametrize('hosts', [2, 8])
@@ -132,21 +80,22 @@ def test_a_batch_depends_on_seed_and_step_alone(config, hosts):
 
 @pytest.mark.parametrize('hosts', [1, 4])
 def test_evaluation_is_one_padded_pass(config, hosts):
-  given = dict(config=config, split=held_out(config), train=False, batch_size=8)
+  given = dict(config=config, split=held_out(config), train=False)
+  given['batch_size'] = 20
   batches = global_batches(hosts, 100, **given)
   data = build(**given)
   size, steps = data.info.num_examples, data.steps_per_epoch
-  assert len(batches) == steps == -(-size // 8)
+  assert len(batches) == steps == -(-size // 20)
   index = np.concatenate([batch['index'] for batch in batches])
   assert sorted(index[:size]) == list(range(size))
   lengths = data.source.lengths
   order = index[:size] if lengths is None else lengths[index[:size]]
   assert order.tolist() == sorted(order)
   mask = np.concatenate([batch['mask'] for batch in batches])
-  assert mask.tolist() == [1] * size + [0] * (8 * steps - size)
+  assert mask.tolist() == [1] * size + [0] * (20 * steps - size)
   fill = {**data.source.padding, 'index': -1}
   for key, values in batches[-1].items():
-    padding = values[size - 8 * steps :] if size % 8 else values[:0]
+    padding = values[size - 20 * steps :] if size % 20 else values[:0]
     assert (padding == fill.get(key, 0)).all(), key
   if hosts == 1:  # it can start late and after its end
     assert_same(list(data.batches(steps - 1)), batches[-1:])
@@ -167,7 +116,8 @@ def test_rows_are_the_records_that_their_index_names(config):
       for key, value in record.items():
         if key == 'image':
           value = source.transform(value)
-        if isinstance(source, Drawn) or np.shape(value) == (0,):
+        is_drawn = isinstance(source, Drawn) and not isinstance(source, Batched)
+        if is_drawn or np.shape(value) == (0,):
           continue  # changes with the epoch
         got, value = batch[key][row], np.asarray(value)
         if value.ndim == 1:
@@ -205,40 +155,46 @@ def some(config, split):
   return []
 
 
-@pytest.mark.parametrize('make', FILES.values(), ids=FILES)
-def test_parts_of_every_source(make, tmp_path):
-  config = make(tmp_path)
-  whole = places(config, 'train')
-  assert len({*whole}) == ROWS
-  for bound in ('50%', '90%', '1%', '-10%', '-1%', '-99%', '2', '-7', '29'):
-    first, last = (
-      some(config, f'train[{part}]') for part in (f':{bound}', f'{bound}:')
-    )
+@pytest.mark.parametrize('name', [*FILES][:-1])  # of a corpus see below
+def test_parts_of_every_source(folders, name):
+  config = read_config(folders, name)
+  other, whole = held_out(config), places(config, 'train')
+  rows = len({*whole})
+  assert rows == len(whole) > 10
+  for bound in (
+    '50%', '90%', '1%', '-10%', '-1%', '-99%', '2', '-7', str(rows - 1)
+  ):  # fmt: skip
+    halves = f'train[:{bound}]', f'train[{bound}:]'
+    first, last = (some(config, half) for half in halves)
     assert sorted(first + last) == sorted(whole)
     number = int(bound.rstrip('%'))
-    number += (100 if '%' in bound else ROWS) * (number < 0)
-    share = number * ROWS / 100 if '%' in bound else number
+    number += (100 if '%' in bound else rows) * (number < 0)
+    share = number * rows / 100 if '%' in bound else number
     assert len(first) == round(share), bound
-  for split in ('train[60%:40%]', 'train[30:]', 'test+train[3:3]'):
-    with pytest.raises(ConfigError, match='selects 0 of the 30 rows'):
+  for split in ('train[60%:40%]', f'train[{rows}:]', f'{other}+train[3:3]'):
+    with pytest.raises(ConfigError, match=f'selects 0 of the {rows} rows'):
       places(config, split)
-  parts = places(config, 'train[:3]+test+train[-20%:]')
-  assert len(parts) == 3 + OTHERS + 6
+  parts = places(config, f'train[:3]+{other}+train[-20%:]')
+  others = len(places(config, other))
+  assert len(parts) == 3 + others + rows - round(0.8 * rows)
 
 
-def test_a_part_of_a_folder_has_a_share_of_each_class(tmp_path):
-  config = folder(tmp_path)
-  part = places(config, 'train[:40%]')
+def test_a_part_of_a_folder_has_a_share_of_each_class(folders, tmp_path):
+  config = read_config(folders, 'images') | dict(root=str(tmp_path / 'images'))
+  root = shutil.copytree(folders['images'], tmp_path / 'images')
+  for number in range(12):  # of 8 cats and 8 dogs
+    write_image(root / 'train' / 'dog' / f'more{number}.png')
+  part = places(config, 'train[:50%]')
   count = collections.Counter(place.split('/')[-2] for place in part)
-  assert count == dict(cat=6, dog=4, eel=2)
+  assert count == dict(cat=4, dog=10)
   assert part == sorted(part)
   # The order is that of names: another image changes little.
-  write_image(tmp_path / 'train' / 'cat' / 'new.png')
-  assert len({*part} - {*places(config, 'train[:40%]')}) <= 1
+  write_image(root / 'train' / 'cat' / 'new.png')
+  assert len({*part} - {*places(config, 'train[:50%]')}) <= 1
 
 
-def test_a_part_of_a_corpus(tmp_path):
-  config = pretraining(tmp_path)
+def test_a_part_of_a_corpus(folders):
+  config = read_config(folders, 'corpus')
   whole, half = places(config, 'train'), places(config, 'train[50%:]')
   assert half == whole[round(len(whole) / 2) :]
   rows = [builder.build_source(config, f'train{p}') for p in ('', '[50%:]')]

@@ -16,11 +16,7 @@ def one(label, group, content=''):
 
 
 def rows():
-  return [
-    one(label, f'{label}{number}')
-    for label, count in SIZES.items()
-    for number in range(count)
-  ]
+  return [one(k, f'{k}{n}') for k, size in SIZES.items() for n in range(size)]
 
 
 def named(made, given):
@@ -32,9 +28,8 @@ def named(made, given):
 def test_each_label_has_the_shares_within_a_row(seed, shares):
   given = rows()
   made, about = splits.make(given, shares, seed)
-  assert sorted(row for part in made.values() for row in part) == list(
-    range(len(given))
-  )
+  rows_made = sorted(row for part in made.values() for row in part)
+  assert rows_made == [*range(len(given))]
   assert about['rows'] == {name: len(made[name]) for name in splits.NAMES}
   for name, share in zip(splits.NAMES, shares, strict=True):
     counts = collections.Counter(given[row].labels[0] for row in made[name])
@@ -47,9 +42,8 @@ def test_each_label_has_the_shares_within_a_row(seed, shares):
 def test_labels_of_two_rows_are_in_all_splits_together():
   given = [one(f'{n}', f'{n} {k}') for n in range(500) for k in range(2)]
   made, _ = splits.make(given, splits.SHARES, 0)
-  assert [len(made[name]) for name in splits.NAMES] == pytest.approx(
-    [600, 200, 200], abs=40
-  )
+  sizes = [len(made[name]) for name in splits.NAMES]
+  assert sizes == pytest.approx([600, 200, 200], abs=40)
 
 
 @pytest.mark.parametrize('size', [1, 7])
@@ -72,9 +66,7 @@ def test_a_split_follows_from_seed_and_content_alone():
   again, same = splits.make(mixed, splits.SHARES, 0)
   assert same == about
   for name in splits.NAMES:  # also their order, of which parts are taken
-    assert [given[row] for row in made[name]] == [
-      mixed[row] for row in again[name]
-    ]
+    assert [given[n] for n in made[name]] == [mixed[n] for n in again[name]]
   other, of_seed = splits.make(given, splits.SHARES, 1)
   assert named(other, given) != named(made, given)
   assert of_seed['digest'] != about['digest']

@@ -4,23 +4,48 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
-from tests.dataset_lib.word_rows import (
-  OFFICIAL,
-  SENTEVAL,
-  VOCABULARY,
-  config,
-  opened,
-  probing,
-  read,
-  read_classes,
-  write,
-)
+from tests.dataset_lib import word_rows
+from tests.dataset_lib.batches import build
+from tests.dataset_lib.word_rows import config, opened, probing, read, write
 
+# The third column of four is something that the task was made with.
+SENTEVAL = [
+  'tr\tPRES\tw1 w2', 'tr\tPAST\tseen\tw3 "w4', 'tr\tPRES\tw5',
+  'va\tPAST\tw6', 'te\tPRES\tw7', 'te\tPAST\tw8 w9',
+]  # fmt: skip
+# GLUE's official files: header, rows and their labels.
+OFFICIAL = {
+  'cola': (None, ['gj04\t1\t\tw1 w2', 'gj04\t0\t*\tw3'], [1, 0]),
+  'sst2': ('sentence\tlabel', ['w1 w2\t1', 'w3\t0'], [1, 0]),
+  'mrpc': ('\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String',
+           ['1\t7\t8\tw1\tw2', '0\t9\t10\tw3\tw4'], [1, 0]),
+  'qqp': ('id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate',
+          ['1\t2\t3\tw1\tw2\t1', '2\t2\t3\tw3\tw4\t0'], [1, 0]),
+  'stsb': ('index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\t'
+           'sentence1\tsentence2\tscore',
+           ['0\tg\tf\t2012\t1\tn\tn\tw1\tw2\t4.75',
+            '1\tg\tf\ty\t1\tn\tn\tw3\tw4\t0'], [4.75, 0.0]),
+  'mnli': ('index\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\t'
+           'gold_label',
+           ['0\tg\t(w0)\tw1\tw2\tneutral\tcontradiction',
+            '1\tg\t(w0)\tw3\tw4\tneutral\tentailment'], [2, 0]),
+  'qnli': ('index\tquestion\tsentence\tlabel',
+           ['0\tw1\tw2\tnot_entailment', '1\tw3\tw4\tentailment'], [1, 0]),
+  'rte': ('index\tsentence1\tsentence2\tlabel',
+          ['0\tw1\tw2\tentailment', '1\tw3\tw4\tnot_entailment'], [0, 1]),
+  'wnli': ('index\tsentence1\tsentence2\tlabel',
+           ['0\tw1\tw2\t1', '1\tw3\tw4\t0'], [1, 0]),
+}  # fmt: skip
 FOLDERS = {'sst2': 'SST-2', 'cola': 'CoLA', 'stsb': 'STS-B'}
 PAIR = ['w1 [SEP] w2', 'w3 [SEP] w4']
 SINGLE = ['w1 w2', 'w3']
+
+
+def read_classes(source):
+  """(words, name of the class) of every record."""
+  names = source.info.class_names
+  return [(words, names[label]) for words, label in read(source)]
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
@@ -42,7 +67,7 @@ def test_the_official_files(root, task, end):
     assert read(source) == expected[::-1]
   info = source.info
   assert info.num_classes == max(1, len(info.class_names))
-  assert info.vocab_size == len(VOCABULARY)
+  assert info.vocab_size == len(word_rows.VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +83,7 @@ def test_the_official_files(root, task, end):
   ],
 )  # fmt: skip
 @pytest.mark.parametrize('end', ['', '.gz'])
-def test_named_columns_and_the_source_of_a_row(
-  root, task, header, row, source, end
-):
+def test_named_columns_and_sources(root, task, header, row, source, end):
   bad = row.replace('w1', ' ')
   rows = [*filter(None, [header]), bad, row]
   path = write(root / task / f'train.tsv{end}', rows)
@@ -95,7 +118,7 @@ def test_quotes_and_blank_last_lines_lose_and_add_no_row(root, end):
   source = opened(config(root, 'sst2'))
   texts = ['" w1', 'w2 " w3', '" " w4', 'w5', 'w6 " " "']
   assert read(source) == list(zip(texts, [1, 0, 1, 0, 1], strict=True))
-  assert source.bad_rows == ()
+  assert not source.bad_rows
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
@@ -111,7 +134,7 @@ def test_a_file_of_senteval(root, name, end):
   assert read_classes(train) == rows
   assert train.where(1) == f'{path}, line 2'
   assert train.info.class_names == ('PAST', 'PRES')
-  assert train.info.vocab_size == len(VOCABULARY)
+  assert train.info.vocab_size == len(word_rows.VOCABULARY)
   for split in ('validation', 'dev'):
     assert read_classes(opened(probing(root), split)) == [('w6', 'PAST')]
   test = opened(probing(root), 'test')
@@ -164,20 +187,16 @@ def test_scores(root):
 
 BAD_ROWS = {
   'sst2': {
-    'wrong_columns': 'w1\tw2\t1',
-    'empty_text': ' \u00a0 \t1',
-    'illegal_label': 'w1\t2',
-    'not_utf8': b'w1 \xff\t1',
+    'wrong_columns': 'w1\tw2\t1', 'empty_text': ' \u00a0 \t1',
+    'illegal_label': 'w1\t2', 'not_utf8': b'w1 \xff\t1',
     'too_large': 'w1 ' * 2**19 + '\t1',
   },
   'past_present': {
-    'wrong_columns': 'tr\tPRES',
-    'empty_text': 'tr\tPRES\t \u00a0',
-    'illegal_label': 'tr\t\tw1',
-    'not_utf8': b'tr\tPRES\tw1 \xff',
+    'wrong_columns': 'tr\tPRES', 'empty_text': 'tr\tPRES\t \u00a0',
+    'illegal_label': 'tr\t\tw1', 'not_utf8': b'tr\tPRES\tw1 \xff',
     'unknown_split': 'xx\tFUT\tw1',
   },
-}
+}  # fmt: skip
 
 
 def write_bad(root, task, kinds):
@@ -190,10 +209,6 @@ def write_bad(root, task, kinds):
     path = write(root / 'train.tsv', ['sentence\tlabel', *rows])
     return config(root, task), path, 2
   return probing(root, task), write(root / 'past_present.txt', rows), 1
-
-
-def build(given, train=True, split='train'):
-  return builder.build(given, split=split, train=train, seed=0, batch_size=8)
 
 
 @pytest.mark.parametrize('task', BAD_ROWS)
@@ -289,7 +304,7 @@ def test_texts_are_read_without_labels(root):
     texts = [f'{word} [SEP] w4', f'[SEP] {word}', f'w5 [SEP] {word}']
     source = opened(given, split)
     assert read(source) == [(text, -1) for text in texts]
-    assert source.bad_rows == ()
+    assert not source.bad_rows
   with pytest.raises(ConfigError, match='a split with labels'):
     opened(config(root, 'mnli'), 'ax')
   with pytest.raises(ConfigError, match='TFDS changes the order'):

@@ -119,9 +119,7 @@ def test_truncation_takes_from_the_longer_text(directory, max_length):
   ],
   ids=range(11),
 )  # fmt: skip
-def test_a_part_of_a_long_text_gives_the_same_row(
-  directory, text, is_cut, side
-):
+def test_a_part_of_a_long_text_gives_its_row(directory, text, is_cut, side):
   given = tokenizer.load(directory)
   given.truncation_side = side
   if side == 'left':
@@ -287,9 +285,7 @@ def test_what_cannot_be_encoded(directory):
      '▁in ▁1999 , ▁2,000'),
   ],
 )  # fmt: skip
-def test_published_vocabularies(
-  shared_data, name, size, text, expected, words, pieces
-):
+def test_published(shared_data, name, size, text, expected, words, pieces):
   given = tokenizer.load(shared_data('vocab', name))
   assert (given.vocab_size, given.pad_id) == (size, 0)
   assert ids(given, text) == expected

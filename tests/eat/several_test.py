@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_softmax
 
 from core.errors import ConfigError
-from dataset_lib.tasks import labels_of, tasks_of
+from dataset_lib.source import labels_of, tasks_of
 from eat.chain import EatChain
 from eat.policy import ExitPolicy
 from eat.several import SeveralTasks

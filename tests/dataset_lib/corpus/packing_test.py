@@ -25,8 +25,7 @@ def sentences_of(lengths):
   ('lengths', 'joined', 'expected'),
   [
     # Whole sentences as long as they fit.
-    ([3, 4, 3, 5, 5], [], [10, 20]),
-    ([3, 4, 4, 5], [], [7, 16]),
+    ([3, 4, 3, 5, 5], [], [10, 20]), ([3, 4, 4, 5], [], [7, 16]),
     # One fits: the row takes the beginning of the next one.
     ([8, 9], [], [10, 17]),
     # It is cut at a word: tokens 9 and 10 go on with the word of token 8.
@@ -34,20 +33,14 @@ def sentences_of(lengths):
     # The rest of a sentence that was cut is a sentence.
     ([8, 4, 5, 4], [], [10, 17, 21]),
     # A long sentence is cut at words, or without any inside of one.
-    ([25], [], [10, 20, 25]),
-    ([25], [10, 20], [9, 19, 25]),
+    ([25], [], [10, 20, 25]), ([25], [10, 20], [9, 19, 25]),
     ([25], range(1, 25), [10, 20, 25]),
     # No single token is left at the end.
-    ([10, 1], [], [9, 11]),
-    ([5, 5, 1], [], [9, 11]),
-    ([21], [], [10, 19, 21]),
-    ([21], [18, 19, 20], [10, 17, 21]),
-    ([1], [], []),
-    ([], [], []),
-    ([2], [], [2]),
-    ([1, 1], [], [2]),
+    ([10, 1], [], [9, 11]), ([5, 5, 1], [], [9, 11]), ([21], [], [10, 19, 21]),
+    ([21], [18, 19, 20], [10, 17, 21]), ([1], [], []), ([], [], []),
+    ([2], [], [2]), ([1, 1], [], [2]),
   ],
-)
+)  # fmt: skip
 def test_by_hand(lengths, joined, expected):
   assert pack(lengths, 10, joined) == expected
 

@@ -102,9 +102,8 @@ def test_the_vocabulary_is_trained_from_the_training_split(tmp_path):
   texts = corpora.documents(30, seed=3)
   # The first document is held out; its letters are nowhere else.
   texts[0] = ['Xyzzy xyzzy zyx. ' * 30]
-  out, _ = corpora.prepare(
-    tmp_path, texts, tokenizer='', vocab_size=50, vocab_texts=500
-  )
+  options = dict(tokenizer='', vocab_size=50, vocab_texts=500)
+  out, _ = corpora.prepare(tmp_path, texts, **options)
   given = tokenizer.load(out)
   assert not any('z' in name for name in given.names(range(5, 50)))
   _, arrays = names_of(out, 'validation')
@@ -116,9 +115,8 @@ def test_validation_texts_are_not_trained_on(tmp_path):
   folder = corpora.write(tmp_path / 'in', texts)
   held_out = folder / 'held_out.txt'
   held_out.write_text('w1 w2. W3 w4 w5.\n')
-  out, manifest = corpora.prepare(
-    tmp_path, texts, validation=(str(held_out),), validation_share=0.01
-  )
+  given = dict(validation=(str(held_out),), validation_share=0.01)
+  out, manifest = corpora.prepare(tmp_path, texts, **given)
   assert names_of(out, 'validation')[0] == pieces(['w1 w2. w3 w4 w5.'])
   assert manifest['splits']['train']['documents'] == 12
   out, manifest = corpora.prepare(tmp_path, texts, 'no', validation_share=0.0)

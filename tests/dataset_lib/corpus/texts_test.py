@@ -57,24 +57,20 @@ FAULTS = {
 def places(faults):
   """{kind: (count, place of the first)}; each has an action."""
   assert faults.keys() <= ACTIONS.keys()
-  return {
-    kind: (entry['count'], entry['first'][0]['where'])
-    for kind, entry in faults.items()
-  }
+  return {k: (x['count'], x['first'][0]['where']) for k, x in faults.items()}
 
 
 @pytest.mark.parametrize('name', FAULTS)
 def test_damaged_text_is_repaired_or_left_out_and_named(tmp_path, name):
-  data, expected, kinds = FAULTS[name]
+  data, texts, kinds = FAULTS[name]
   end = '.txt.gz' if name.endswith('gz') else '.txt'
   file, good = tmp_path / f'a{end}', tmp_path / 'b.txt'
   file.write_bytes(data)
   good.write_text('good')
   documents, faults, _ = read(file, good)
-  assert documents == [*expected, ['good']]
-  assert places(faults) == {
-    kind: (count, f'{file}{place}') for kind, (count, place) in kinds.items()
-  }
+  assert documents == [*texts, ['good']]
+  expected = {k: (n, f'{file}{place}') for k, (n, place) in kinds.items()}
+  assert places(faults) == expected
 
 
 def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path):

@@ -5,12 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from core.errors import (
-  BadRecord,
-  ConfigError,
-  InvalidDataError,
-  MissingDataError,
-)
+from core import errors
+from core.errors import BadRecord, InvalidDataError, MissingDataError
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.records import tfds
@@ -27,10 +23,7 @@ SHARDS = (slice(0, 5), slice(5, 6), slice(6, 13))
 
 
 def write(folder, images, kind='tfrecord', labels=LABELS):
-  records = [
-    example_files.example(image, label)
-    for image, label in zip(images, labels, strict=True)
-  ]
+  records = [*map(example_files.example, images, labels)]
   for number, rows in enumerate(SHARDS):
     name = f'train-{number:05}-of-{len(SHARDS):05}.{kind}'
     example_files.write(folder / name, records[rows])
@@ -129,7 +122,7 @@ def test_what_is_not_there(folder, images):
     ('train+dev', r'no files dev-\*\.tfrecord or dev-\*\.array_record in'),
     ('../train', 'split: expected a split or a part'),
   ):
-    with pytest.raises((MissingDataError, ConfigError), match=words):
+    with pytest.raises((MissingDataError, errors.ConfigError), match=words):
       source(folder, split)
   [last] = folder.glob('train-00002*')
   last.unlink()
@@ -152,4 +145,4 @@ def test_a_data_set_in_another_format_is_refused():
   )  # fmt: skip
   words = 'tiny is riegeli: expected tfrecord.* --file_format=array_record'
   with pytest.raises(InvalidDataError, match=words):
-    tfds.Examples(types.SimpleNamespace(info=info), 'train', [])
+    tfds.examples(types.SimpleNamespace(info=info), 'train', [])

@@ -17,19 +17,16 @@ from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.corpus.texts import Faults, Texts
 from dataset_lib.records import tfds
+from dataset_lib.records.sharded import RecordFiles
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 
 load = functools.partial(build, train=False, batch_size=4)
 
-pytestmark = [
-  pytest.mark.slow,
-  pytest.mark.skipif(
-    importlib.util.find_spec('tensorflow') is None
-    or importlib.util.find_spec('tensorflow_datasets') is None,
-    reason='writing TFDS files needs tensorflow and tensorflow_datasets',
-  ),
-]
+pytest.importorskip('tensorflow_datasets')
+writable = importlib.util.find_spec('tensorflow') is not None
+needed = pytest.mark.skipif(not writable, reason='TFDS writes by tensorflow')
+pytestmark = [pytest.mark.slow, needed]
 
 
 @pytest.fixture(scope='module')
@@ -260,14 +257,14 @@ def test_a_bad_row_of_glue_is_counted(data_dir, monkeypatch):
 
 
 def damage(monkeypatch, number):
-  read = tfds.Examples.__getitem__
+  read = RecordFiles.__getitem__
 
   def damaged(examples, row):
     if row == number:
       raise errors.BadRecord('truncated', examples.where(row), 'cut short')
     return read(examples, row)
 
-  monkeypatch.setattr(tfds.Examples, '__getitem__', damaged)
+  monkeypatch.setattr(RecordFiles, '__getitem__', damaged)
 
 
 def texts(data_dir, name, **options):

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 
 from core.errors import ConfigError, InvalidDataError
-from dataset_lib import sentencepiece_model, tokenizer
+from dataset_lib import tokenizer, tokenizer_files
 from tests.dataset_lib import tokenizer_test
 from tests.dataset_lib.tokenizer_test import ids
 
@@ -31,7 +31,7 @@ def text_of(count, seed=0):
 def trained(tmp_path_factory):
   """The path of a small model."""
   path = tmp_path_factory.mktemp('trained') / 'spiece.model'
-  path.write_bytes(sentencepiece_model.train(text_of(300), 80, 10_000))
+  path.write_bytes(tokenizer_files.train(text_of(300), 80, 10_000))
   return path
 
 
@@ -59,7 +59,7 @@ def test_training_gives_alberts_special_tokens_and_no_others(trained):
 )
 def test_a_vocabulary_that_does_not_fit_the_texts(vocab_size, words):
   with pytest.raises(ConfigError, match=words) as error:
-    sentencepiece_model.train(text_of(50), vocab_size, 1000)
+    tokenizer_files.train(text_of(50), vocab_size, 1000)
   assert error.value.field == 'vocab_size'
 
 
@@ -70,17 +70,17 @@ def test_what_is_raised_while_texts_are_read_is_not_about_the_size(kind):
     raise kind
 
   with pytest.raises(kind):
-    sentencepiece_model.train(texts(), 80, 1000)
+    tokenizer_files.train(texts(), 80, 1000)
 
 
 def test_texts_that_grow_when_they_are_normalised_are_not_lost(tmp_path):
   # Each syllable becomes three letters of three bytes.
   path = tmp_path / 'spiece.model'
-  path.write_bytes(sentencepiece_model.train(['각' * 1500], 20, 1000))
+  path.write_bytes(tokenizer_files.train(['각' * 1500], 20, 1000))
   given = tokenizer.load(path)
   assert given.unk_id not in given.encode_plain(['각각'])[0]
   with pytest.raises(InvalidDataError, match='no text'):
-    sentencepiece_model.train(['', ' '], 20, 1000)
+    tokenizer_files.train(['', ' '], 20, 1000)
 
 
 @pytest.mark.parametrize('which', ['trained', 'albert'])
@@ -88,7 +88,7 @@ def test_ids_are_those_of_the_library(which, request, shared_data):
   path = request.getfixturevalue(which)
   given = tokenizer.load(path)
   peer = sentencepiece.SentencePieceProcessor(model_file=str(path))
-  normalizer = sentencepiece_model.normalizer_of()
+  normalizer = tokenizer_files.normalizer_of()
   texts = [*text_of(50, 3), "RESTarting  naïve ``quotes'' ﬁne", 'xyz 日本 ß']
   book = shared_data('corpus_eltec_eng', 'valid.txt.gz')
   if which == 'albert':
@@ -128,10 +128,8 @@ def test_typed_special_tokens_are_text_also_when_saved(trained, tmp_path):
   assert [row[0], row[-1], row.count(3)] == [2, 3, 2]
   # Saved again and again, it does not grow.
   again.save(tmp_path / 'again.json')
-  steps = [
-    json.loads(file.read_text())['pre_tokenizer']
-    for file in (path, tmp_path / 'again.json')
-  ]
+  files = path, tmp_path / 'again.json'
+  steps = [json.loads(file.read_text())['pre_tokenizer'] for file in files]
   assert steps[0] == steps[1]
 
 
@@ -174,7 +172,7 @@ def test_a_model_that_was_cut_short_or_is_of_another_type(trained, tmp_path):
   ],
 )
 def test_pieces_that_begin_a_word(begins, pieces):
-  found = {*map(sentencepiece_model.begins_word, pieces.split())}
+  found = {*map(tokenizer_files.begins_word, pieces.split())}
   assert found == {begins}
 
 
