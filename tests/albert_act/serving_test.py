@@ -18,9 +18,8 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
-from serve_lib.certified import CertificateFile
 from serve_lib.chain import Grid, Group, InputError, Row
-from serve_lib.classifier import read_options
+from serve_lib.classifier import CertificateFile, read_options
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
 from tests import wrong_values
