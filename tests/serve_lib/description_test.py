@@ -3,21 +3,19 @@
 import json
 import pathlib
 import re
-import types
 
-import httpx2
 import jax.numpy as jnp
 import jsonschema
 import pytest
 
 from core import VERSION
-from serve_lib import bundle, http, metrics
+from serve_lib import bundle, metrics
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
 from serve_lib.items import TokenReader
 from serve_lib.programs import Programs
-from tests.serve_lib.http_test import LIMITS
+from tests.serve_lib import toy
 
 pytestmark = pytest.mark.anyio
 ITEM, BAD = {'tokens': [0, 1]}, {'tokens': [99, 1]}
@@ -47,12 +45,8 @@ def engine(request, tmp_path_factory):
 
 @pytest.fixture
 async def client(engine):
-  service = http.Service(engine, types.SimpleNamespace(**LIMITS), 'sst2')
-  service.is_ready = True
-  given = httpx2.ASGITransport(service.app)
-  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+  async with toy.started(engine, 'sst2') as (_, client):
     yield client
-  service.close()
 
 
 async def test_a_server_says_what_it_serves(client):

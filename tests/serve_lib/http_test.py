@@ -8,7 +8,6 @@ import threading
 import types
 
 import cv2
-import httpx2
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,15 +22,11 @@ from tests.serve_lib import toy
 
 pytestmark = pytest.mark.anyio
 GOOD, OTHER, HOLDS = {'tokens': [2, 0]}, {'tokens': [1, 2, 3]}, [5, 5]
-MOST_BYTES, HUGE = 100_000, 10**400
-LIMITS = dict(
-  max_pending=64, max_waiting=64, max_body_bytes=MOST_BYTES, max_seconds=60.0,
-  max_pixels=10_000,
-)  # fmt: skip
+HUGE = 10**400
 
 
 def limited(**limits):
-  return pytest.mark.parametrize('service', [limits], indirect=True, ids=[''])
+  return pytest.mark.parametrize('both', [limits], indirect=True, ids=[''])
 
 
 class Chain(toy.Chain):
@@ -65,25 +60,25 @@ def engine():
 
 
 @pytest.fixture
-async def service(engine, request):
-  """A service that is ready; see `limited`."""
+async def both(engine, request):
+  """A service that is ready, and its client; see `limited`."""
   for event in (engine.policy.open, engine.policy.reached):
     event.clear()
-  limits = LIMITS | getattr(request, 'param', {})
-  service = http.Service(engine, types.SimpleNamespace(**limits))
-  service.is_ready = True
-  yield service
-  engine.policy.open.set()
-  await until(lambda: service._places.taken == 0)
-  assert service._waiting == service._bytes == 0
-  service.close()
+  async with toy.started(engine, **getattr(request, 'param', {})) as both:
+    yield both
+    engine.policy.open.set()
+    await until(lambda: both[0]._places.taken == 0)
+    assert both[0]._waiting == both[0]._bytes == 0
 
 
 @pytest.fixture
-async def client(service):
-  given = httpx2.ASGITransport(service.app)
-  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
-    yield client
+def service(both):
+  return both[0]
+
+
+@pytest.fixture
+def client(both):
+  return both[1]
 
 
 async def until(condition):

@@ -1,13 +1,17 @@
 """A chain of three small stages, its policy, and both again in plain NumPy."""
 
+import contextlib
 import functools
 import math
 import threading
+import types
 
+import httpx2
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from serve_lib import http
 from serve_lib.chain import Encoded, InputError
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -21,6 +25,10 @@ GOOD = ('full', [2, 0])  # runs through all stages
 BREAKS = [1, 0]  # leaves at stage 1, unless the policy breaks
 HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
 WAIT = 20.0
+LIMITS = dict(  # of a `Service`
+  max_pending=64, max_waiting=64, max_body_bytes=100_000, max_seconds=60.0,
+  max_pixels=10_000,
+)  # fmt: skip
 
 
 rng = np.random.default_rng(0)
@@ -195,3 +203,14 @@ def hold(engine):
   future = engine.submit(HOLDS)
   assert engine.policy.reached.wait(WAIT)
   return future
+
+
+@contextlib.asynccontextmanager
+async def started(engine, name='', **limits):
+  """Yields a service that is ready, and its client."""
+  service = http.Service(engine, types.SimpleNamespace(**LIMITS | limits), name)
+  service.is_ready = True
+  given = httpx2.ASGITransport(service.app)
+  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+    yield service, client
+  service.close()
