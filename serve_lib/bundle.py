@@ -47,6 +47,7 @@ Path = str | os.PathLike[str]
 
 MAGIC = b'adaptive-bundle 2 '
 PLATFORMS = ('cpu', 'cuda', 'tpu')
+DRIFT = 'confidences', 'threshold', 'during'  # of a `DriftCheck`
 MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
 # MLIR's bytecode has the names of operations; its text may escape them.
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
@@ -179,11 +180,7 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
     'policy': {n: getattr(policy, n) for n in names if n not in BUILT},
     'reader': policy.reader.recipe,
     'drift': {
-      source: one and {
-        'confidences': one.confidences.tolist(),
-        'threshold': one.threshold,
-        'during': None if one.during is None else one.during.tolist(),
-      }
+      source: one and {name: getattr(one, name) for name in DRIFT}
       for source, one in checks.items()
     },
     'chain': {
@@ -195,8 +192,10 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
   }  # fmt: skip
 
 
-def _plain(value: Any) -> dict[str, Any]:
-  """Returns the fields of a dataclass, of a rule also its class."""
+def _plain(value: Any) -> Any:
+  """Returns an array as a list, or a dataclass's fields, and a rule's class."""
+  if isinstance(value, np.ndarray):
+    return value.tolist()
   if isinstance(value, HaltingRule):
     return registry.described(value)
   return dataclasses.asdict(value)

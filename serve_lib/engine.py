@@ -248,7 +248,7 @@ class Engine:
       'pooled_rows': sum(map(len, pool.groups.values())),
       'pool_bytes': pool.bytes,
       'peak_pool_bytes': pool.peak_bytes,
-      'copies': self._programs.copies,
+      'copies': pool.copies,
     }
 
   def _check_call(self, method: str, items: Any) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -193,7 +194,7 @@ class Pool:
     self._requests = requests
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
-    self.peak_bytes = 0
+    self.peak_bytes = self.copies = 0
 
   def most(self, length: int) -> int:
     """Returns the rows of a length that may share a batch.
@@ -213,9 +214,13 @@ class Pool:
 
   @property
   def bytes(self) -> int:
-    """Device memory of the open batches."""
-    opened = list(self.open.items())
-    return sum(self._programs.batch_bytes(key, one.size) for key, one in opened)
+    """Memory of the open batches."""
+    return sum(map(_bytes, list(self.open.values())))
+
+  @property
+  def widest_bytes(self) -> int:
+    """Most memory of the open batches that one finished batch can create."""
+    return self._programs.widest_bytes
 
   def add(self, batch: Batch) -> None:
     """Adds the remaining rows of a batch; its carry must not be shared.
@@ -242,6 +247,7 @@ class Pool:
     places = np.full(other.size, capacity, np.int32)
     places[other.slots[:count]] = free
     key = 'join', one.group, (other.size, capacity)
+    self.copies += 1
     try:
       one.carry = self._programs.copy(*key, one.carry, other.carry, places)
     except Exception:
@@ -252,10 +258,6 @@ class Pool:
     rest = other.rows[count:], other.slots[count:]
     return one, Batch(other.group, other.size, *rest, other.carry)
 
-  def part(self, batch: Batch) -> None:
-    """Copies a batch that shares its carry with others."""
-    self.copy(batch, self._slots(batch))
-
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
@@ -263,13 +265,15 @@ class Pool:
       self._widen(batch)  # there are programs from and to the full size
       self.copy(batch, size)
 
-  def copy(self, batch: Batch, size: int) -> None:
-    """Copies the rows into the first slots of a batch of `size` slots."""
+  def copy(self, batch: Batch, size: int = 0) -> None:
+    """Copies the rows into the first of `size` slots, by default of all."""
+    size = size or self._slots(batch)
     # Unused slots repeat one, usually of a finished row: a chain may stop early
     # when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
     source = np.full(size, (*left, *batch.slots)[0], np.int32)
     source[: len(batch.rows)] = batch.slots
+    self.copies += 1
     batch.carry = self._programs.copy(
       'gather', batch.group, (batch.size, size), batch.carry, source
     )
@@ -296,12 +300,24 @@ class Pool:
     return self._grid.capacity
 
   def _widen(self, batch: Batch) -> None:
-    if batch.size < (size := self._slots(batch)):
-      self.copy(batch, size)
+    if batch.size < self._slots(batch):
+      self.copy(batch)
 
 
 class HostPool(Pool):
   """Rows between stages in the memory of the host, in batches of any size."""
+
+  _row_bytes = 0.0  # of the largest row so far
+
+  @property
+  def widest_bytes(self) -> int:
+    """Memory of a full batch of the largest rows so far."""
+    return int(self._row_bytes * self._grid.capacity)
+
+  def add(self, batch: Batch) -> None:
+    """Adds the remaining rows of a batch; see `Pool`."""
+    self._row_bytes = max(self._row_bytes, _bytes(batch) / batch.size)
+    super().add(batch)
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
     """Returns a batch of the rows of two; see `Pool`.
@@ -317,6 +333,7 @@ class HostPool(Pool):
   def gathered(self, batches: Sequence[Batch]) -> Batch:
     """Returns a batch of the rows of several, padded to the longest."""
     rows = [row for one in batches for row in one.rows]
+    self.copies += 1
     carries = [one.carry for one in batches]
     carry = self._programs.merge(carries, [one.slots for one in batches])
     group = max(one.group for one in batches)
@@ -327,3 +344,7 @@ class HostPool(Pool):
 
   def _slots(self, batch: Batch) -> int:
     return len(batch.rows)
+
+
+def _bytes(batch: Batch) -> int:
+  return sum(leaf.nbytes for leaf in jax.tree.leaves(batch.carry))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.lax import GatherDimensionNumbers
 from onnx import TensorProto, helper
 
 from serve_lib.onnx import attention
@@ -24,6 +25,8 @@ SAME = {
   'sqrt': 'Sqrt', 'sub': 'Sub', 'tanh': 'Tanh', 'round': 'Round',
 }  # fmt: skip
 ONLY_BOOL = ('and', 'or', 'not', 'reduce_and', 'reduce_or')
+# Two operators, the first element by element.
+PAIRS = {'ne': ('Equal', 'Not'), 'rsqrt': ('Sqrt', 'Reciprocal')}
 IDENTITIES = ('stop_gradient', 'copy', 'copy_p')
 # Primitives that are one operator with options.
 PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
@@ -59,7 +62,11 @@ def translate(
     return graph.elementwise(SAME[name], *given)
   if name in IDENTITIES:
     return given[0].copy()
-  if name not in ('broadcast_in_dim', 'transpose', 'select_n'):
+  if name == 'dim_as_value':
+    return graph.as_int32(graph.reshape(graph.extents([params['dim']]), ()))
+  if name == 'transpose':
+    return graph.transpose(given[0], params['permutation'])
+  if name not in (_WIDE, 'select_n'):
     given = [
       graph.full(one, atom.aval.shape)
       for one, atom in zip(given, eqn.invars, strict=True)
@@ -113,6 +120,9 @@ def _fused(
   if name == 'erfc':
     one = graph.constant(np.float32(1.0))
     return graph.elementwise('Sub', one, graph.elementwise('Erf', first))
+  if pair := PAIRS.get(name):
+    value = graph.elementwise(pair[0], *given)
+    return graph.add(pair[1], value, shape=value.shape)
   return None
 
 
@@ -224,18 +234,12 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first, whole = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
   kept = () if batch else first  # axes of the result before those of places
   inner = len(shape) - len(whole)
-  if (
-    batch not in ((), (0,))
-    or tuple(numbers.start_indices_batching_dims) != batch
-    or tuple(map(int, numbers.start_index_map)) != (axis,)
-    or tuple(map(int, numbers.collapsed_slice_dims)) != (axis,)
-    or sizes[axis + 1 :] != whole
-    or places.shape[-1] != 1
-    or axis != len(kept) + len(batch)
-    or sizes[len(batch) : axis] != kept
-    or (*kept, *places.shape[:-1], *whole) != shape
-    or [*numbers.offset_dims] != [*range(len(kept)), *range(inner, len(shape))]
-  ):
+  offsets = (*range(len(kept)), *range(inner, len(shape)))
+  legal = GatherDimensionNumbers(offsets, (axis,), (axis,), batch, batch)
+  is_legal = numbers == legal and batch in ((), (0,))
+  is_legal &= sizes == (*(1,) * len(batch), *kept, 1, *whole)
+  is_legal &= shape == (*kept, *places.shape[:-1], *whole)
+  if not is_legal or places.shape[-1] != 1:
     raise NotTranslatedError('a gather other than of whole rows')
   if batch:
     where = graph.add('Cast', places, shape=places.shape, to=TensorProto.INT64)
@@ -314,37 +318,17 @@ def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   return graph.reshape(numbers, placed)
 
 
+def _sum(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
+  axes = graph.ints(params['axes'])
+  return graph.add('ReduceSum', *given, axes, shape=shape, keepdims=0)
+
+
 _WIDE = 'broadcast_in_dim'
 _OTHERS: Mapping[str, Callable[..., Any]] = {
-  _WIDE: _broadcast,
-  'argmax': _argmax,
-  'dot_general': _product,
-  'expand_dims': _reshape,
-  'gather': _gather,
-  'dim_as_value': lambda g, given, params, shape: g.as_int32(
-    g.reshape(g.extents([params['dim']]), ())
-  ),
-  'iota': _iota,
-  'ne': lambda g, given, params, shape: g.add(
-    'Not', g.elementwise('Equal', *given), shape=shape
-  ),
-  'pad': _pad,
-  'reduce_and': _reduced('ReduceMin'),
-  'reduce_or': _reduced('ReduceMax'),
-  'reduce_sum': lambda g, given, params, shape: g.add(
-    'ReduceSum', *given, g.ints(params['axes']), shape=shape, keepdims=0
-  ),
-  'reshape': _reshape,
-  'rsqrt': lambda g, given, params, shape: g.add(
-    'Reciprocal', g.elementwise('Sqrt', *given), shape=shape
-  ),
-  'select_n': _select,
-  'slice': _slice,
-  'sort': _sort,
-  'split': _split,
-  'squeeze': _reshape,
+  _WIDE: _broadcast, 'argmax': _argmax, 'dot_general': _product,
+  'expand_dims': _reshape, 'gather': _gather, 'iota': _iota, 'pad': _pad,
+  'reduce_and': _reduced('ReduceMin'), 'reduce_or': _reduced('ReduceMax'),
+  'reduce_sum': _sum, 'reshape': _reshape, 'select_n': _select,
+  'slice': _slice, 'sort': _sort, 'split': _split, 'squeeze': _reshape,
   'top_k': _top,
-  'transpose': lambda g, given, params, shape: g.transpose(
-    given[0], params['permutation']
-  ),
-}
+}  # fmt: skip

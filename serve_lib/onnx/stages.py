@@ -6,7 +6,6 @@ unused rows.
 
 import functools
 import itertools
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ class OnnxStages:
   max_ahead = 0  # a call returns when it has finished
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
-    self.chain, self._lazy, self.copies = chain, lazy, 0
+    self.chain, self._lazy = chain, lazy
     self.loop = loops.loop_of(chain)
     self._started = time.perf_counter()
     longest = grid.lengths[-1]
@@ -60,7 +59,6 @@ class OnnxStages:
     self._like = functools.cache(
       lambda *key: [np.zeros(size, np.int8) for size in chain.sizes(*key)]
     )
-    self._row_bytes = functools.cache(self._count_bytes)
     # A list of programs for each variant, and whether for rows alone.
     self._built: dict[tuple[str, bool], Any] = {}
     self._programs(chain.variants[0], self._alone[0])
@@ -80,13 +78,11 @@ class OnnxStages:
     self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any
   ) -> Any:
     """Copies rows of a carry."""
-    self.copies += 1
     carry, places = arrays
     return jax.tree.map(lambda leaf: leaf.take(places, axis=0), carry)
 
   def merge(self, carries: Sequence[Any], slots: Sequence[Any]) -> Any:
     """Copies the rows at `slots` of each carry into one, padded to its size."""
-    self.copies += 1
 
     def merged(*leaves: np.ndarray) -> np.ndarray:
       shape = np.max([leaf.shape[1:] for leaf in leaves], axis=0, initial=0)
@@ -101,15 +97,6 @@ class OnnxStages:
 
     return jax.tree.map(merged, *carries)
 
-  def batch_bytes(self, group: Group, size: int = 0) -> int:
-    """Returns the memory of one open batch, by default a full one."""
-    return (size or self.grid.capacity) * self._row_bytes(group)
-
-  @property
-  def widest_bytes(self) -> int:
-    """Most memory of the open batches that one finished batch can create."""
-    return max(map(self.batch_bytes, self._groups()), default=0)
-
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
     """Builds the programs of all variants, with `lazy` of the first."""
     if not self._lazy:
@@ -119,34 +106,8 @@ class OnnxStages:
     return WarmUp(
       programs=count,
       seconds=time.perf_counter() - self._started,
-      worst_case_bytes=sum(map(self.batch_bytes, self._groups())),
       backend=self.backend,
     )
-
-  def _groups(self) -> list[Group]:
-    """Returns the groups of rows between stages."""
-    return [
-      Group(stage, variant, length)
-      for variant, alone in self._built
-      if not alone
-      for stage in range(1, self.chain.num_stages)
-      for length in self.grid.lengths
-    ]
-
-  def _count_bytes(self, group: Group) -> int:
-    """Returns the bytes of a row that waits for its next stage."""
-    sizes = 1, group.length, *self.chain.sizes(group.variant, group.length)
-    size = dict(zip(self._names(group.variant), sizes, strict=True))
-    carry = self._programs(group.variant, False)[group.stage - 1].result[0]
-    return sum(
-      leaf.dtype.itemsize * math.prod(size.get(str(n), n) for n in leaf.shape)
-      for leaf in jax.tree.leaves(carry)
-    )
-
-  def _names(self, variant: str) -> list[str]:
-    """Returns the names of batch, length and further sizes of a variant."""
-    sizes = self.chain.sizes(variant, 1)
-    return ['b', 'l', *(f'k{n}' for n, _ in enumerate(sizes))]
 
   def _programs(self, *key: Any) -> Any:
     """Returns the programs of a variant, maybe for rows alone; built once."""
@@ -157,7 +118,8 @@ class OnnxStages:
     return self._built[key]
 
   def _build(self, variant: str, alone: bool) -> Any:
-    names, longest = self._names(variant), self.grid.lengths[-1]
+    further = [f'k{n}' for n, _ in enumerate(self.chain.sizes(variant, 1))]
+    names, longest = ['b', 'l', *further], self.grid.lengths[-1]
     limits = [f'l <= {longest}', f'l >= {min(2, longest)}']
     for other, name in itertools.pairwise(names[1:]):
       limits += [f'{name} <= {other}', f'{name} >= 1']

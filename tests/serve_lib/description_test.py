@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from core import VERSION
-from serve_lib import bundle, metrics
+from serve_lib import bundle, description
 from serve_lib.chain import Grid
 from serve_lib.decisions import ClassifierPolicy, OneStage
 from serve_lib.engine import Engine
@@ -104,6 +104,6 @@ async def test_the_id_of_an_item_comes_back(client):
 def test_the_metrics_of_the_page_exist():
   page = pathlib.Path(__file__).parents[2] / 'docs' / 'serving.md'
   named = {*re.findall(r'`((?:engine|http)_\w+)', page.read_text())}
-  known = {name.partition('{')[0] for name in metrics.METRICS}
+  known = {name.partition('{')[0] for name in description.METRICS}
   known |= {name.replace('drift_', 'drift_by_source_') for name in known}
   assert named <= known | {'http_latency_seconds_bucket'}

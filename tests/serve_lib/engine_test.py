@@ -62,14 +62,11 @@ def test_what_is_wrong_with_an_item_is_said(engine):
   assert "got 'nonsense'" in str(variant.error)
 
 
-@pytest.mark.parametrize(
-  ('stays', 'first', 'later'),
-  [
-    ([1, 1, 1, 1], 16, 16),  # full batches stay whole
-    ([1, 0, 0, 0], 16, 4),  # rows of four batches share one
-    ([0, 1, 1, 1], 16, 12),  # batches that lost a row are filled up
-  ],
-)
+@pytest.mark.parametrize(('stays', 'first', 'later'), [
+  ([1, 1, 1, 1], 16, 16),  # full batches stay whole
+  ([1, 0, 0, 0], 16, 4),  # rows of four batches share one
+  ([0, 1, 1, 1], 16, 12),  # batches that lost a row are filled up
+])  # fmt: skip
 def test_batches_are_full_at_every_stage(stays, first, later):
   policy = toy.Policy()
   items = [('full', [2 if stay else 0, 0, 0]) for stay in stays * 16]
@@ -97,14 +94,11 @@ def test_serving_before_warming_up_is_an_error():
   engine.close()
 
 
-@pytest.mark.parametrize(
-  ('name', 'value'),
-  [
-    ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
-    ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
-    ('max_pool_bytes', -1),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('name', 'value'), [
+  ('lengths', ()), ('lengths', (8, 4)), ('batches', (0, 1)),
+  ('batches', (1, 1)), ('max_pending', 0), ('max_wait', -1.0), ('ahead', 9),
+  ('max_pool_bytes', -1),
+])  # fmt: skip
 def test_illegal_arguments_are_named(name, value):
   with pytest.raises(ConfigError, match=f'engine.{name}: expected'):
     Engine(toy.Chain(), toy.Policy(), **dict(lengths=(4,)) | {name: value})

@@ -15,7 +15,6 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -80,11 +79,9 @@ def text_family(kind, model, variables, options, exits, **more):
 
 
 def bert():
-  model = BertClassifier(**BERT)
-  row, length = jnp.ones((1, 8), jnp.int32), jnp.full(1, 8)
-  abstract = jax.eval_shape(model.init, jax.random.key(0), row, row, length)
+  model, variables = small_eat.randomly(BertClassifier(**BERT))
   return text_family(
-    TextClassification, model, small_eat.randomised(abstract), {},
+    TextClassification, model, variables, {},
     lambda logits, out: logits[None], fields=('truncated',),
   )  # fmt: skip
 
@@ -230,7 +227,6 @@ def put_under_load(family, engine, requests):
   status = other.status()
   assert status['pending'] == status['pool_bytes'] == 0
   assert status['peak_pending'] <= 64
-  assert status['peak_pool_bytes'] <= other.warm_up().worst_case_bytes
 
 
 def test_mixed_requests_from_eight_threads(served):
@@ -253,12 +249,11 @@ def test_an_answer_becomes_json(served):
 
 def test_memory_between_stages_is_bounded(served):
   family, engine = served
-  worst = engine.warm_up().worst_case_bytes
   widest = engine._programs.widest_bytes
-  for limit in (0, 1, widest):
+  for limit in (1, widest):
     with with_programs_of(engine, max_pool_bytes=limit) as other:
       check_all(family, other)
-    assert other.status()['peak_pool_bytes'] <= (widest if limit else worst)
+    assert other.status()['peak_pool_bytes'] <= widest
 
 
 def test_a_model_of_one_stage_is_served_with_its_temperature(tmp_path):

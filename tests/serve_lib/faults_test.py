@@ -1,6 +1,5 @@
 """Faults: affected rows fail, all others are answered."""
 
-import dataclasses
 import sys
 
 import jax
@@ -26,26 +25,24 @@ def check_all(items, answers, failures):
       toy.check(item, answer)
 
 
-@pytest.mark.parametrize(
-  ('items', 'settings', 'failures'),
-  [
-    ([GOOD, ('full', [toy.POISON]), ('pruned', [7, 7])],
-     dict(batches=(1,)), {1: 'stage 0'}),
-    # A batch that cannot be padded costs its other rows nothing.
-    ([GOOD, LEAVES, ('full', [toy.POISON]), GOOD, GOOD], {}, {2: 'stage 0'}),
-    ([('full', [7]), GOOD, LEAVES], {}, {0: 'answer'}),
-    # A program that is missing is an error and not a compilation.
-    ([('full', [1] * 5), GOOD], dict(lengths=(3, 5, 6)), {0: 'stage 0'}),
-  ],
-)  # fmt: skip
-def test_rows_fail_alone(items, settings, failures):
+@pytest.mark.parametrize(('items', 'settings', 'failures', 'words'), [
+  ([GOOD, ('full', [toy.POISON]), ('pruned', [7, 7])],
+   dict(batches=(1,)), {1: 'stage 0'}, ''),
+  # A batch that cannot be padded costs its other rows nothing.
+  ([GOOD, LEAVES, ('full', [toy.POISON]), GOOD, GOOD], {}, {2: 'stage 0'}, ''),
+  ([('full', [7]), GOOD, LEAVES], {}, {0: 'answer'}, ''),
+  ([GOOD, toy.WRONG], {}, {1: 'encode'}, ''),
+  # It would wait for the room that its own item holds.
+  ([toy.ASKS, GOOD], dict(max_pending=1), {0: 'encode'}, 'within encode'),
+  # A program that is missing is an error and not a compilation.
+  ([('full', [1] * 5), GOOD], dict(lengths=(3, 5, 6)), {0: 'stage 0'},
+   'compiled by warm_up()'),
+])  # fmt: skip
+def test_rows_fail_alone(items, settings, failures, words):
   with faulty(**settings) as engine:
     answers = engine.predict(items)
   check_all(items, answers, failures)
-  (error,) = [answers[place].error for place in failures]
-  if 5 in settings.get('lengths', ()):
-    assert isinstance(error, KeyError)
-    assert 'compiled by warm_up()' in str(error)
+  assert all(words in str(answers[place].error) for place in failures)
 
 
 @pytest.mark.parametrize('stage', [0, 1])
@@ -72,34 +69,6 @@ def test_rows_that_run_again_take_turns_with_the_others():
     policy.open.set()
   assert sorted(order) == ['bad'] * 16 + ['good'] * 16
   assert 'good' in order[:8]  # and not after all that run again
-
-
-def test_inputs_that_are_no_arrays_fail_alone(monkeypatch):
-  with faulty() as engine:
-    encode = engine.policy.encode
-
-    def broken(item):
-      encoded = encode(item)
-      return encoded if item == GOOD else dataclasses.replace(encoded, inputs=0)
-
-    monkeypatch.setattr(engine.policy, 'encode', broken)
-    check_all([GOOD] * 2, engine.predict([GOOD, LEAVES]), {1: 'encode'})
-
-
-def test_predict_within_encode_fails_its_item(monkeypatch):
-  """It would wait for the room that its own item holds."""
-  with faulty(max_pending=1) as engine:
-    encode = engine.policy.encode
-
-    def asks_again(item):
-      if item == LEAVES:
-        engine.predict([GOOD])
-      return encode(item)
-
-    monkeypatch.setattr(engine.policy, 'encode', asks_again)
-    answers = engine.predict([LEAVES, GOOD])
-    check_all([LEAVES, GOOD], answers, {0: 'encode'})
-    assert 'within encode' in str(answers[0].error)
 
 
 @pytest.mark.parametrize(('kind', 'rows'), [('gather', 4), ('join', 8)])

@@ -50,13 +50,10 @@ def is_gone(watched):
   return watched() is None
 
 
-@pytest.mark.parametrize(
-  ('tokens', 'during'),
-  [
-    ([2, 0], ''), ([11], 'encode'), ([], 'encode'), ([7], 'answer'),
-    ([toy.POISON], 'stage 0'), ([2, 0], 'engine'),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('tokens', 'during'), [
+  ([2, 0], ''), ([11], 'encode'), ([], 'encode'), ([7], 'answer'),
+  ([toy.POISON], 'stage 0'), ([2, 0], 'engine'),
+])  # fmt: skip
 def test_an_answer_does_not_hold_its_item(monkeypatch, tokens, during):
   def broken(batch, *arguments):
     raise RuntimeError('a defect')

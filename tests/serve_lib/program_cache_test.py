@@ -78,13 +78,10 @@ def link(first, second):
   first.symlink_to(first.with_name('elsewhere'))
 
 
-@pytest.mark.parametrize(
-  ('change', 'compiled_again'),
-  [
-    (lambda *_: None, 0), (exchange_for_that_of_another, 2),
-    (open_to_others, 1), (link, 1),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('change', 'compiled_again'), [
+  (lambda *_: None, 0), (exchange_for_that_of_another, 2),
+  (open_to_others, 1), (link, 1),
+])  # fmt: skip
 def test_only_own_programs_are_executed(tmp_path, change, compiled_again):
   folder = tmp_path / 'programs'
   assert compile_all(folder) == 0

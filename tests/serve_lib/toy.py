@@ -1,10 +1,12 @@
 """A chain of three small stages, its policy, and both again in plain NumPy."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import threading
 import types
+import weakref
 
 import httpx2
 import jax
@@ -24,6 +26,8 @@ POISON = 49  # a token that breaks the host's part of a stage
 GOOD = ('full', [2, 0])  # runs through all stages
 BREAKS = [1, 0]  # leaves at stage 1, unless the policy breaks
 HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
+ASKS = ('full', [8])  # predicts within `encode`
+WRONG = ('full', [9])  # has inputs that are no arrays
 WAIT = 20.0
 LIMITS = dict(  # of a `Service`
   max_pending=64, max_waiting=64, max_body_bytes=100_000, max_seconds=60.0,
@@ -122,7 +126,13 @@ class FaultyPolicy(Policy):
   def __init__(self):
     super().__init__()
     self.reached, self.open = threading.Event(), threading.Event()
-    self.broken_stage = None
+    self.broken_stage = self.engine = None
+
+  def encode(self, item):
+    if item == ASKS:
+      self.engine.predict([GOOD])
+    encoded = super().encode(item)
+    return dataclasses.replace(encoded, inputs=0) if item == WRONG else encoded
 
   def decide(self, stage, rows, outputs):
     contexts = [row.encoded.context for row in rows]
@@ -195,7 +205,9 @@ def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
 
 
 def faulty(**settings):
-  return make_engine(FaultyPolicy(), **settings)
+  engine = make_engine(FaultyPolicy(), **settings)
+  engine.policy.engine = weakref.proxy(engine)
+  return engine
 
 
 def hold(engine):
