@@ -216,7 +216,7 @@ class Programs:
       self._variables, carry
     )
     new, outputs = self._abstract(shapes)
-    if loop and carry != new:
+    if loop and jax.tree.flatten(carry) != jax.tree.flatten(new):
       expected = f'that into it, {_shapes(carry)}, got {_shapes(new)}'
       raise ValueError(f'carry out of {group}, a loop: expected {expected}')
     if 'length' in outputs and not is_last:
