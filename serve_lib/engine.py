@@ -321,9 +321,9 @@ def _onnx_stages(chain: Any, grid: Grid, backend: Backend, lazy: bool) -> Any:
     why = 'the model is not on a CPU'
   else:
     try:
-      from serve_lib.onnx import graph, stages
+      from serve_lib.onnx import graph, program
 
-      return stages.OnnxStages(chain, grid, lazy)
+      return program.OnnxStages(chain, grid, lazy)
     except ImportError:
       why = "onnx and onnxruntime are missing (pip install '.[serve]')"
     except graph.NotTranslatedError as error:

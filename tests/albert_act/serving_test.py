@@ -121,7 +121,7 @@ class Late(ACT):
 )
 def test_packed_by_the_host_equals_masked_form(rule):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  from serve_lib.onnx.stages import OnnxStages
+  from serve_lib.onnx.program import OnnxStages
 
   model, variables = small.build(rule=rule)
   chain = AlbertChain(model, variables, iterations=2)

@@ -57,8 +57,7 @@ def test_a_row_that_breaks_the_policy_fails_alone(stage):
 
 
 def test_rows_that_run_again_take_turns_with_the_others():
-  policy = toy.FaultyPolicy()
-  with toy.make_engine(policy, max_pending=64, ahead=0) as engine:
+  with faulty(max_pending=64, ahead=0) as engine:
     order, broken = [], [('full', [toy.POISON, number]) for number in range(16)]
     hold(engine)
     for kind, items in (('bad', broken), ('good', [GOOD] * 16)):
@@ -66,7 +65,7 @@ def test_rows_that_run_again_take_turns_with_the_others():
         engine.submit(item).add_done_callback(
           lambda _, kind=kind: order.append(kind)
         )
-    policy.open.set()
+    engine.policy.open.set()
   assert sorted(order) == ['bad'] * 16 + ['good'] * 16
   assert 'good' in order[:8]  # and not after all that run again
 
