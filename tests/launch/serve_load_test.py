@@ -1,8 +1,8 @@
 """Attacks on `launch.serve`: what a well-behaved client beside them waits.
 
-  python -m tests.launch.serve_load_test [CHECKOUT] > table.md
+  python -m tests.launch.serve_load_test [CHECKOUT]
 
-prints the table of docs/reliability.md for a checkout, by default this one.
+prints the numbers of docs/reliability.md for a checkout, by default this one.
 """
 
 import base64
@@ -24,6 +24,7 @@ import cv2
 import numpy as np
 import pytest
 
+from eval_lib import report
 from tests.launch import servers
 
 SECONDS = 6.0  # of each attack
@@ -210,17 +211,11 @@ def attacked(name, checkout='.'):
 
 
 def main(checkout='.'):
-  print(
-    '| attack | idle p95, ms | beside a busy process | attacked | answered '
-    '| `/healthz` | memory, MB |\n|---|---|---|---|---|---|---|'
-  )
-  for name, (_, clients, *_) in ATTACKS.items():
-    row = attacked(name, checkout)
-    names = 'idle', 'busy', 'p95', 'healthz'
-    times = [f'{1e3 * row[key]:.0f}' for key in names]
-    times.insert(3, f'{row["answered"]:.0%}')
-    cells = [f'{clients} x {name}', *times, f'{row["memory"] / 1e6:.0f}']
-    print(f'| {" | ".join(cells)} |', flush=True)
+  rows = [
+    {'attack': f'{clients} x {name}', **attacked(name, checkout)}
+    for name, (_, clients, *_) in ATTACKS.items()
+  ]
+  report.print_table('p95 in s, memory in bytes', rows, columns=[*rows[0]])
 
 
 @pytest.mark.nightly

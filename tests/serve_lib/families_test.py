@@ -1,12 +1,4 @@
-"""The same tests of the engine for every family that is served.
-
-| family        | stages                  | rows leave or move by       |
-|---------------|-------------------------|-----------------------------|
-| bert          | one                     | -                           |
-| eat (two)     | one for each head       | exit rule, pruned on device |
-| albert        | a few iterations each   | halting of all tokens       |
-| adatape (two) | read, encode            | tape bucket                 |
-"""
+"""The same tests of the engine for every family that is served."""
 
 import concurrent.futures
 import dataclasses
@@ -42,10 +34,6 @@ TEXTS = DatasetInfo(
   'tokens', (LENGTH,), 'int32', 3, NAMES, 8, vocab_size=40,
   length_buckets=(8, LENGTH),
 )  # fmt: skip
-BERT = dict(
-  num_classes=3, width=16, depth=2, mlp_dim=32, num_heads=2, vocab_size=40,
-  max_positions=64,
-)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -62,35 +50,34 @@ class Family:
   logits: np.ndarray
   heads: Any = lambda prediction: -1
   fields: tuple[str, ...] = ()
-  bad: Any = dataclasses.field(default_factory=lambda: {'tokens': [-1]})
 
 
-def text_family(kind, model, variables, options, exits, **more):
+def text_family(kind, model, variables, options, **more):
   task = small_eat.task(kind, model, TEXTS, dataset={'name': 'fake_text'})
   rows = small_eat.rows(COUNT, low=2, high=LENGTH, vocab_size=40)
   tokens, types, lengths = small_eat.batch(rows, LENGTH)
   logits, out = jax.jit(model.apply)(variables, tokens, 0 * types, lengths)
-  return Family(
-    functools.partial(task.serve, variables, options),
-    [{'tokens': row.tolist()} for row in rows],
-    np.asarray(exits(logits, out)),
-    **more,
-  )
+  serve = functools.partial(task.serve, variables, options)
+  items = [{'tokens': row.tolist()} for row in rows]
+  exits = np.asarray(out.get('exits', logits[None]))
+  return Family(serve, items, exits, **more)
 
 
 def bert():
-  model, variables = small_eat.randomly(BertClassifier(**BERT))
+  model, variables = small_eat.randomly(BertClassifier(
+    num_classes=3, width=16, depth=2, mlp_dim=32, num_heads=2, vocab_size=40,
+    max_positions=64,
+  ))  # fmt: skip
   return text_family(
-    TextClassification, model, variables, {},
-    lambda logits, out: logits[None], fields=('truncated',),
-  )  # fmt: skip
+    TextClassification, model, variables, {}, fields=('truncated',)
+  )
 
 
 def eat(build=small_eat.build):
   model, variables = build(vocab_size=40, exit_mean=True)
   layers = model.heads()
   return text_family(
-    EatTask, model, variables, {'tau': 0.8}, lambda logits, out: out['exits'],
+    EatTask, model, variables, {'tau': 0.8},
     heads=lambda prediction: layers.index(prediction.fields['depth']),
     fields=('depth', 'retention', 'truncated'),
   )  # fmt: skip
@@ -100,7 +87,6 @@ def albert():
   model, variables = small_albert.build(num_classes=3)
   return text_family(
     AlbertTask, model, variables, {'iterations': 3},
-    lambda logits, out: logits[None],
     fields=('depth', 'iterations', 'token_iterations', 'truncated'),
   )  # fmt: skip
 
@@ -112,7 +98,7 @@ def adatape(model, data):
   logits, _ = jax.jit(task.apply)(variables['params'], {}, batch)
   serve = functools.partial(task.serve, variables, {})
   logits = np.asarray(logits)[None]
-  return Family(serve, items, logits, bad=7, fields=('tape_length',))
+  return Family(serve, items, logits, fields=('tape_length',))
 
 
 FAMILIES = {
@@ -203,7 +189,7 @@ def test_in_any_bucket(served):
 def ask(family, engine, requests, seed):
   """Streams random items, some of them bad, and checks every answer."""
   choice = np.random.default_rng(seed).integers(0, COUNT + 2, requests)
-  items = [*family.items, family.bad, None]
+  items = [*family.items, {'tokens': [-1]}, None]
   answers = engine.stream(items[index] for index in choice)
   for index, answer in zip(choice, answers, strict=True):
     if index < COUNT:
