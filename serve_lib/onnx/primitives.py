@@ -157,23 +157,24 @@ def _other(
   graph: Graph, name: str, given: Sequence[Value], params: Any, shape: Any
 ) -> Any:
   """Translates a primitive whose operator takes its parameters as inputs."""
-  first, axis = (*given, None)[0], params.get('axis', params.get('dimension'))
+  first: Any = given[0] if given else None
+  axis = params.get('axis', params.get('dimension'))
   match name:
     case 'reshape' | 'expand_dims' | 'squeeze':
       return graph.reshape(first, shape).copy()
     case 'broadcast_in_dim':
       # Inserts axes of size 1; operators repeat along them by themselves.
       axes = params['broadcast_dimensions']
-      sizes = dict(zip(axes, first.shape, strict=True))
-      placed = [sizes.get(place, 1) for place in range(len(shape))]
+      kept = dict(zip(axes, first.shape, strict=True))
+      placed = [kept.get(place, 1) for place in range(len(shape))]
       return graph.reshape(first, placed).copy()
     case 'transpose':
       return graph.transpose(first, params['permutation'])
     case 'dim_as_value':
       return graph.as_int32(graph.reshape(graph.extents([params['dim']]), ()))
     case 'iota':  # along an axis of symbolic size
-      numbers, kind = graph.numbers(shape[axis]), dtype_of(params['dtype'])
-      numbers = graph.add('Cast', numbers, shape=numbers.shape, to=kind)
+      numbers, dtype = graph.numbers(shape[axis]), dtype_of(params['dtype'])
+      numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype)
       placed = [n if place == axis else 1 for place, n in enumerate(shape)]
       return graph.reshape(numbers, placed)
     case 'select_n' if len(given) == 3:
@@ -198,8 +199,8 @@ def _other(
       return graph.add('Split', first, graph.ints(sizes), **options)
     case 'pad' if _is_plain(params['padding_config']):
       starts, stops, _ = zip(*params['padding_config'], strict=True)
-      ends = graph.extents(starts + stops)
-      return graph.add('Pad', first, ends, given[1], shape=shape)
+      around = graph.extents(starts + stops)
+      return graph.add('Pad', first, around, given[1], shape=shape)
     case 'reduce_sum':
       axes = graph.ints(params['axes'])
       return graph.add('ReduceSum', first, axes, shape=shape, keepdims=0)
