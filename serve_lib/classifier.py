@@ -19,14 +19,8 @@ from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
 from eval_lib import calibration, certificate
 from halting import older
+from serve_lib import items
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, OneStage
-from serve_lib.items import (
-  ImageReader,
-  ItemReader,
-  TextOptions,
-  TextReader,
-  TokenReader,
-)
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
 Serve = Callable[[Any], tuple[Any, Any]]  # from variables to (chain, policy)
@@ -43,7 +37,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
 
 def serve_texts(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
   """Serves a model of texts as one stage; options: `TextOptions`."""
-  limit = read_options(TextOptions, options).max_characters
+  limit = read_options(items.TextOptions, options).max_characters
   lengths = text_lengths(task, run.lengths)
   reader = text_reader(task, lengths[-1], limit)
   return functools.partial(one_stage, task, reader, lengths, run)
@@ -70,18 +64,18 @@ def one_stage(
   return with_files(task, run, 'trained', '', *parts)(variables)
 
 
-def item_reader(task: Any, length: int = 1) -> ItemReader:
+def item_reader(task: Any, length: int = 1) -> items.ItemReader:
   """Returns the reader of items, images or token ids of one length bucket."""
   info = task.info
   if info.input_key == 'tokens':
-    return TokenReader(length, info.input_shape[0], info.vocab_size)
+    return items.TokenReader(length, info.input_shape[0], info.vocab_size)
   if info.input_key != 'image':
     raise ConfigError('task', info.input_key, 'images, tokens or texts')
   size = info.input_shape[0]
   # A data set that does not say has no central crop.
   settings = {'resize_small': size, 'max_pixels': files.MAX_PIXELS}
   settings |= {**task.config['dataset'], **info.preprocessing}
-  return ImageReader(
+  return items.ImageReader(
     length, size, settings['resize_small'], settings['max_pixels']
   )
 
@@ -99,7 +93,9 @@ def text_lengths(task: Any, lengths: Sequence[int] | None) -> tuple[int, ...]:
   return tuple(buckets)
 
 
-def text_reader(task: Any, max_length: int, max_characters: int) -> TextReader:
+def text_reader(
+  task: Any, max_length: int, max_characters: int
+) -> items.TextReader:
   """Returns the reader of texts; of token ids if there is no tokenizer."""
   dataset = task.config['dataset']
   path = dataset.get('tokenizer', '')
@@ -107,7 +103,7 @@ def text_reader(task: Any, max_length: int, max_characters: int) -> TextReader:
   # ignores those that a tokenizer gives.
   types = task.model.type_vocab_size or 2
   count: Any = 1 if types == 1 else num_texts(dataset)
-  return TextReader(
+  return items.TextReader(
     tokenizer.load(path) if path else None, max_length, max_characters,
     num_texts=count, vocab_size=task.model.vocab_size, num_types=types,
   )  # fmt: skip

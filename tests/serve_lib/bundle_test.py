@@ -27,7 +27,7 @@ ITEMS = np.random.default_rng(0).integers(0, 10, (5, 4)).astype(np.int32)
 TABLE = np.random.default_rng(1).normal(size=(10, 3)).astype(np.float32)
 
 
-def write(path):
+def write(path, **fields):
   """Writes the bundle of a table of logits; returns an engine of the same."""
   reader = TokenReader(1, 4, 10)
 
@@ -36,7 +36,8 @@ def write(path):
 
   table = jnp.asarray(TABLE, jnp.bfloat16)
   chain = OneStage(apply, {'used': table, 'unused': table}, reader)
-  policy = ClassifierPolicy(chain, reader, CLASSES, (1,), warnings=('careful',))
+  fields |= {'warnings': ('careful',)}
+  policy = ClassifierPolicy(chain, reader, CLASSES, (1,), **fields)
   programs = Programs(chain, Grid((1,), (1, 4)))
   assert bundle.write(path, programs, policy, {'step': 3}) == 2
   return Engine(chain, policy, (1,), (1, 4))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from serve_lib.chain import Failure, InputError, doubling
+from serve_lib.chain import Failure, doubling
 from serve_lib.engine import Engine
 from tests.compilations import compilations
 from tests.serve_lib import toy
@@ -52,14 +52,6 @@ def test_a_thousand_mixed_requests_from_threads(engine):
   assert {status[name] for name in empty} == {0}
   assert status['peak_pending'] <= 16
   assert 0 < status['peak_pool_bytes'] <= LIMIT
-
-
-def test_what_is_wrong_with_an_item_is_said(engine):
-  empty, longer, _, variant = engine.predict(BAD[:4])
-  assert isinstance(empty.error, InputError)
-  assert 'at least one' in str(empty.error)
-  assert 'expected 1 to 6, the longest bucket, got 7' in str(longer.error)
-  assert "got 'nonsense'" in str(variant.error)
 
 
 @pytest.mark.parametrize(('stays', 'first', 'later'), [

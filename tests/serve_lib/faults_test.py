@@ -32,6 +32,9 @@ def check_all(items, answers, failures):
   ([GOOD, LEAVES, ('full', [toy.POISON]), GOOD, GOOD], {}, {2: 'stage 0'}, ''),
   ([('full', [7]), GOOD, LEAVES], {}, {0: 'answer'}, ''),
   ([GOOD, toy.WRONG], {}, {1: 'encode'}, ''),
+  ([GOOD, ('full', [])], {}, {1: 'encode'}, 'at least one, got none'),
+  ([('full', [1] * 7)], {}, {0: 'encode'}, '1 to 6, the longest bucket, got 7'),
+  ([('nonsense', [1])], {}, {0: 'encode'}, "got 'nonsense'"),
   # It would wait for the room that its own item holds.
   ([toy.ASKS, GOOD], dict(max_pending=1), {0: 'encode'}, 'within encode'),
   # A program that is missing is an error and not a compilation.
@@ -139,15 +142,9 @@ def leave(*arguments):
   sys.exit('a defect')
 
 
-@pytest.mark.parametrize(
-  ('part', 'method', 'broken'),
-  [('_worker', '_go_on', defect), ('_programs', 'run', leave)],
-)
-def test_a_defect_of_the_engine_fails_all_rows(
-  monkeypatch, part, method, broken
-):
+def test_a_program_that_exits_fails_all_rows(monkeypatch):
   engine = faulty()
-  monkeypatch.setattr(getattr(engine, part), method, broken)
+  monkeypatch.setattr(engine._programs, 'run', leave)
   answers = engine.predict([GOOD] * 3)
   assert {answer.during for answer in answers} == {'engine'}
   with pytest.raises(ClosedError):
