@@ -179,6 +179,11 @@ class Batch:
   slots: Int[np.ndarray, ' b']  # index of each row in the carry; rest unused
   carry: Any = None
   outputs: Any = None  # of the stage, on the host; or its error
+  bytes: int = 0  # of the carry, in an open batch
+
+  def count_bytes(self) -> None:
+    """Sets `bytes`."""
+    self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.carry))
 
 
 class Pool:
@@ -195,6 +200,7 @@ class Pool:
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
     self.peak_bytes = self.copies = 0
+    self._row_bytes = 0.0  # of the largest row so far
 
   def most(self, length: int) -> int:
     """Returns the rows of a length that may share a batch.
@@ -215,12 +221,16 @@ class Pool:
   @property
   def bytes(self) -> int:
     """Memory of the open batches."""
-    return sum(map(_bytes, list(self.open.values())))
+    return sum(batch.bytes for batch in list(self.open.values()))
 
   @property
   def widest_bytes(self) -> int:
-    """Most memory of the open batches that one finished batch can create."""
-    return self._programs.widest_bytes
+    """Most memory of the open batches that one finished batch can create.
+
+    Without a compiled grid, that of a full batch of the largest rows so far.
+    """
+    measured = int(self._row_bytes * self._grid.capacity)
+    return self._programs.widest_bytes or measured
 
   def add(self, batch: Batch) -> None:
     """Adds the remaining rows of a batch; its carry must not be shared.
@@ -230,11 +240,14 @@ class Pool:
     one, rest = self.open.get(batch.group, batch), None
     if one is not batch:
       one, rest = self.merge(one, batch)
+    one.count_bytes()
+    self._row_bytes = max(self._row_bytes, one.bytes / one.size)
     self.open[one.group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
     if len(one.rows) == self._grid.capacity:
       self.ready.append(self.open.pop(one.group))
     if rest is not None and rest.rows:
+      rest.count_bytes()
       self.open[rest.group] = rest
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
@@ -307,18 +320,6 @@ class Pool:
 class HostPool(Pool):
   """Rows between stages in the memory of the host, in batches of any size."""
 
-  _row_bytes = 0.0  # of the largest row so far
-
-  @property
-  def widest_bytes(self) -> int:
-    """Memory of a full batch of the largest rows so far."""
-    return int(self._row_bytes * self._grid.capacity)
-
-  def add(self, batch: Batch) -> None:
-    """Adds the remaining rows of a batch; see `Pool`."""
-    self._row_bytes = max(self._row_bytes, _bytes(batch) / batch.size)
-    super().add(batch)
-
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
     """Returns a batch of the rows of two; see `Pool`.
 
@@ -344,7 +345,3 @@ class HostPool(Pool):
 
   def _slots(self, batch: Batch) -> int:
     return len(batch.rows)
-
-
-def _bytes(batch: Batch) -> int:
-  return sum(leaf.nbytes for leaf in jax.tree.leaves(batch.carry))

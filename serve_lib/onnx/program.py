@@ -177,6 +177,7 @@ class OnnxStages:
   # 34 of a MiniLM on 2 cores, and of any width, as both grow with its square.
   padding = 32
   max_ahead = 0  # a call returns when it has finished
+  widest_bytes = 0  # of batches between stages; not known before
 
   def __init__(self, chain: Resizable, grid: Grid, lazy: bool = False):
     self.chain, self._lazy = chain, lazy
