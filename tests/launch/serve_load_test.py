@@ -109,8 +109,7 @@ def reset(port, sent, seconds):
 
 
 def leave(port, body):
-  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
-  reset(port, head.encode() + b'\r\n\r\n' + body, 0.03)
+  reset(port, servers.post(body), 0.03)
 
 
 def slow_header(port, _):

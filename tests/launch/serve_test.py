@@ -12,6 +12,7 @@ import pytest
 
 from launch import serve
 from tests.launch import servers
+from tests.launch.servers import post
 from tests.serve_lib import toy
 from tests.serve_lib.http_test import BAD
 
@@ -27,12 +28,6 @@ serving.load_engine = lambda flags: Engine(
 )
 sys.exit(serve.main(sys.argv[1:]))
 """
-
-
-def post(value):
-  body = value if isinstance(value, bytes) else json.dumps(value).encode()
-  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
-  return head.encode() + b'\r\n\r\n' + body
 
 
 @contextlib.asynccontextmanager

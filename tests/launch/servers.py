@@ -1,6 +1,7 @@
 """`launch.serve` as a process of its own."""
 
 import contextlib
+import json
 import pathlib
 import re
 import subprocess
@@ -24,6 +25,13 @@ class Server(NamedTuple):
     """Bytes of memory of the process."""
     text = pathlib.Path(f'/proc/{self.process.pid}/status').read_text()
     return 1024 * int(re.search(r'VmRSS:\s+(\d+) kB', text)[1])
+
+
+def post(value):
+  """Returns the bytes of a request to /predict."""
+  body = value if isinstance(value, bytes) else json.dumps(value).encode()
+  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
+  return head.encode() + b'\r\n\r\n' + body
 
 
 @contextlib.contextmanager

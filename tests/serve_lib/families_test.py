@@ -186,43 +186,32 @@ def test_in_any_bucket(served):
     check_all(family, other)
 
 
-def ask(family, engine, requests, seed):
-  """Streams random items, some of them bad, and checks every answer."""
-  choice = np.random.default_rng(seed).integers(0, COUNT + 2, requests)
+@pytest.mark.parametrize(
+  'requests', [25, pytest.param(1250, marks=pytest.mark.nightly)]
+)
+def test_mixed_requests_from_eight_threads(served, requests):
+  family, engine = served
   items = [*family.items, {'tokens': [-1]}, None]
-  answers = engine.stream(items[index] for index in choice)
-  for index, answer in zip(choice, answers, strict=True):
-    if index < COUNT:
-      check(family, index, answer)
-    else:
-      assert answer.during == 'encode'
 
+  def ask(seed):
+    choice = np.random.default_rng(seed).integers(0, len(items), requests)
+    answers = other.stream(items[index] for index in choice)
+    for index, answer in zip(choice, answers, strict=True):
+      if index < COUNT:
+        check(family, index, answer)
+      else:
+        assert answer.during == 'encode'
 
-def put_under_load(family, engine, requests):
   with (
     with_programs_of(engine, max_pending=64) as other,
     concurrent.futures.ThreadPoolExecutor(8) as threads,
     compilations() as compiled,
   ):
-    jobs = [
-      threads.submit(ask, family, other, requests, seed) for seed in range(8)
-    ]
-    for job in jobs:
-      job.result()
+    [*threads.map(ask, range(8))]
   assert not compiled
   status = other.status()
   assert status['pending'] == status['pool_bytes'] == 0
   assert status['peak_pending'] <= 64
-
-
-def test_mixed_requests_from_eight_threads(served):
-  put_under_load(*served, 25)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('served', ['eat'], indirect=True)
-def test_ten_thousand_mixed_requests_from_eight_threads(served):
-  put_under_load(*served, 1250)
 
 
 def test_an_answer_becomes_json(served):
