@@ -30,7 +30,7 @@ def engine(request, tmp_path_factory):
 
 @pytest.fixture
 async def client(engine):
-  async with toy.started(engine, 'sst2') as (_, client):
+  async with toy.started(engine, 'sst2') as client:
     yield client
 
 

@@ -156,7 +156,7 @@ async def test_a_long_body_is_freed_when_it_is_no_longer_counted(
 
   monkeypatch.setattr(http, 'bytearray', Body, raising=False)
   engine = toy.make_engine()
-  async with toy.started(engine, max_body_bytes=100) as (_, client):
+  async with toy.started(engine, max_body_bytes=100) as client:
     found = await client.post('/predict', content=chunks())
     assert (found.status_code, made[0]()) == (413, None)
   engine.close()

@@ -219,10 +219,11 @@ def hold(engine):
 
 @contextlib.asynccontextmanager
 async def started(engine, name='', **limits):
-  """Yields a service that is ready, and its client."""
+  """Yields a client of a service, which is ready and an attribute of it."""
   service = http.Service(engine, types.SimpleNamespace(**LIMITS | limits), name)
   service.is_ready = True
   given = httpx2.ASGITransport(service.app)
   async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
-    yield service, client
+    client.service = service
+    yield client
   service.close()
