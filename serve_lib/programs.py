@@ -141,11 +141,8 @@ class Programs:
         disable=not progress or self._lazy,
       ):  # fmt: skip
         job.result()
-    return WarmUp(
-      programs=len(self._compiled),
-      seconds=time.perf_counter() - started,
-      backend=self.backend,
-    )
+    seconds = time.perf_counter() - started
+    return WarmUp(len(self._compiled), seconds, self.backend)
 
   def _compile_column(self, variant: str, length: int, size: int) -> None:
     """Compiles all programs of one variant, length and batch size in order."""

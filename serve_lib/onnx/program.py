@@ -244,11 +244,8 @@ class OnnxStages:
       for one in itertools.product(self.chain.variants, self._alone):
         self._programs(*one)
     count = sum(map(len, self._built.values()))
-    return WarmUp(
-      programs=count,
-      seconds=time.perf_counter() - self._started,
-      backend=self.backend,
-    )
+    seconds = time.perf_counter() - self._started
+    return WarmUp(count, seconds, self.backend)
 
   def _programs(self, *key: Any) -> Any:
     """Returns the programs of a variant, maybe for rows alone; built once."""
