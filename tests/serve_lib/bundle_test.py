@@ -141,18 +141,13 @@ def test_a_policy_of_another_kind_is_not_written(written, tmp_path):
 @pytest.mark.parametrize(('change', 'words'), [
   (lambda old: {'manifest.json': None}, 'manifest'),
   (lambda old: {'manifest.json': of_bytes(b'{')}, 'JSON'),
-  (
-    lambda old: {'manifest.json': of_bytes(b'{}')},
-    'manifest.about: expected',
-  ),
+  (lambda old: {'manifest.json': of_bytes(b'{}')}, 'manifest.about: expected'),
   (lambda old: {'../evil': of_bytes(b'')}, 'unknown arrays'),
   (lambda old: {'program_1': None}, 'program_1'),
   (lambda old: {'program_0': old['program_0'][:9].copy()}, ''),
   (lambda old: {'program_0': old['program_1']}, 'rows in batches of'),
-  (
-    lambda old: {'variables/used': old['variables/used'][:, :2].copy()},
-    'the variables it reads',
-  ),
+  (lambda old: {'variables/used': old['variables/used'][:, :2].copy()},
+   'the variables it reads'),
 ])  # fmt: skip
 def test_other_arrays_are_refused(written, tmp_path, change, words):
   arrays = content(written[0])
