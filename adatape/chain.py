@@ -16,7 +16,7 @@ from jax import export
 from adatape.model import TapeClassifier
 from adatape.policy import Options, TapePolicy
 from core.errors import ConfigError
-from serve_lib import certified, classifier
+from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
 
 # Ten pad a tape of mean T / 2 by a tenth; every bucket takes a program for each
@@ -97,7 +97,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   def chain(variables: Any, others: Any) -> TapeChain:
     return TapeChain(task.model, variables, reader, task.inputs, others)
 
-  return certified.serve(
+  return classifier.with_files(
     task, run, given.setting, VARIANT, lengths, chain, TapePolicy
   )
 

@@ -18,7 +18,7 @@ from albert_act.compaction import Tokens
 from albert_act.model import AlbertClassifier
 from albert_act.policy import HaltingPolicy, Options
 from core.errors import ConfigError
-from serve_lib import certified, classifier
+from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.items import TOKEN_IDS, TextReader
 from serve_lib.loops import Loop
@@ -104,6 +104,6 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     return AlbertChain(task.model, variables, reader, given.iterations, others)
 
   policy = functools.partial(HaltingPolicy, rule=repr(task.model.rule))
-  return certified.serve(
+  return classifier.with_files(
     task, run, given.setting, VARIANT, lengths, chain, policy
   )

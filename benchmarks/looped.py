@@ -145,7 +145,7 @@ def one_row(chain: Any, questions: Any, backend: str) -> Any:
 
 
 def alone_in_onnx(chain: Any) -> Any:
-  from serve_lib.onnx.stages import OnnxStages
+  from serve_lib.onnx.program import OnnxStages
 
   stages, name = OnnxStages(chain, Grid((1,), (1,))), chain.reader.NAME
   start, again = (Group(n, VARIANT, 1) for n in range(2))

@@ -21,9 +21,9 @@ from eval_lib.calibration import CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
 from model_lib.modern_bert import ModernBertClassifier
-from serve_lib import certified, classifier
-from serve_lib.certified import CertificateFile
+from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
+from serve_lib.classifier import CertificateFile
 from serve_lib.decisions import GUARANTEED
 from serve_lib.items import TOKEN_IDS, TextReader
 
@@ -136,7 +136,7 @@ def serve(
   model = as_adaptive(task.model)
   temperatures = file.temperatures(len(task.head_layers), task.head_layers)
   drift, others = file.values.get('drift'), dict[str, Any]()
-  monitor = certified.monitor(file, {'': drift}, run.on_drift)
+  monitor = classifier.monitor(file, {'': drift}, run.on_drift)
   fields: dict[str, Any] = {'monitor': monitor}
   if given.tau == GUARANTEED:
     certificate.check_temperatures(temperatures)
@@ -155,7 +155,7 @@ def serve(
       chain, reader, names, lengths, rule, temperatures=temperatures,
       ensemble_margin=given.ensemble_margin, thresholds=given.thresholds,
       minimum_retention=given.minimum_retention,
-      about=certified.about(task, run), **fields,
+      about=classifier.about(task, run), **fields,
     )  # fmt: skip
     warnings = warnings_of(file, certificate, policy, given, longest)
     policy.warnings = tuple(warnings)

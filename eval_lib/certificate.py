@@ -1,4 +1,4 @@
-"""The certificate of a run, which `serve_lib.certified` reads.
+"""The certificate of a run, which `serve_lib.classifier` reads.
 
 See `eval_lib.risk` for what is certified, and under which conditions.
 """

@@ -137,7 +137,7 @@ class Evaluator(certificate.Evaluator):
   def _entry_of(
     self, record: Record, chosen: Chosen, epsilon: float, delta: float
   ) -> dict[str, Any]:
-    """Returns the content of the file; see `serve_lib.certified`."""
+    """Returns the content of the file; see `serve_lib.classifier`."""
     described = registry.described(chosen.rule)
     stops = stops_of(record, [chosen.rule])
     lost, first = lost_of(record, stops), record.scores[:, 0]

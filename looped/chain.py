@@ -18,7 +18,7 @@ from looped.model import LoopedModel, evidence
 from looped.policy import LoopedPolicy, Options, PuzzleReader
 from looped.puzzle import Puzzle, puzzle_of
 from looped.rules import AnswerRule
-from serve_lib import certified, classifier
+from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.decisions import GUARANTEED
 from serve_lib.loops import Loop
@@ -211,6 +211,6 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     return LoopedChain(model, variables, reader, chosen.iterations, models)
 
   policy = functools.partial(LoopedPolicy, limit=limit, rule=repr(rule))
-  return certified.serve(
+  return classifier.with_files(
     task, run, chosen.setting, VARIANT, (1,), chain, policy
   )

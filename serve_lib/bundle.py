@@ -32,14 +32,9 @@ from core.errors import BadRecord, UserError
 from dataset_lib import contract, tokenizer
 from halting.rule import HaltingRule
 from serve_lib import items
+from serve_lib import manifest as manifests
 from serve_lib.chain import Grid, Stage
 from serve_lib.loops import Loop, loop_of
-from serve_lib.manifest import (
-  BUILT,
-  check_manifest,
-  check_programs,
-  policy_class,
-)
 from serve_lib.monitor import OnDrift, monitor_of
 from serve_lib.programs import Programs, Traced
 
@@ -47,6 +42,7 @@ Path = str | os.PathLike[str]
 
 MAGIC = b'adaptive-bundle 2 '
 PLATFORMS = ('cpu', 'cuda', 'tpu')
+DRIFT = 'confidences', 'threshold', 'during'  # of a `DriftCheck`
 MANIFEST, TOKENIZER = 'manifest.json', 'tokenizer.json'
 # MLIR's bytecode has the names of operations; its text may escape them.
 _BYTECODE, _CALL = b'ML\xefR', b'custom_call'
@@ -100,7 +96,7 @@ def write(
   """
   chain: Any = programs.chain
   kind = registry.name_of(type(policy))
-  policy_class(kind, 'policy')
+  manifests.policy_class(kind, 'policy')
   items.reader_class(policy.reader.recipe['kind'], 'reader')
   names = [
     jax.tree_util.keystr(name, simple=True, separator='/')
@@ -175,15 +171,12 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
   loop = loop_of(chain)
   checks = {'': policy.monitor.drift, **policy.monitor.sources}
   names = [field.name for field in dataclasses.fields(policy)]
+  stored = [name for name in names if name not in manifests.BUILT]
   return {
-    'policy': {n: getattr(policy, n) for n in names if n not in BUILT},
+    'policy': {name: getattr(policy, name) for name in stored},
     'reader': policy.reader.recipe,
     'drift': {
-      source: one and {
-        'confidences': one.confidences.tolist(),
-        'threshold': one.threshold,
-        'during': None if one.during is None else one.during.tolist(),
-      }
+      source: one and {name: getattr(one, name) for name in DRIFT}
       for source, one in checks.items()
     },
     'chain': {
@@ -195,8 +188,10 @@ def _describe(chain: Any, grid: Grid, policy: Any) -> dict[str, Any]:
   }  # fmt: skip
 
 
-def _plain(value: Any) -> dict[str, Any]:
-  """Returns the fields of a dataclass, of a rule also its class."""
+def _plain(value: Any) -> Any:
+  """Returns an array as a list, or a dataclass's fields, and a rule's class."""
+  if isinstance(value, np.ndarray):
+    return value.tolist()
   if isinstance(value, HaltingRule):
     return registry.described(value)
   return dataclasses.asdict(value)
@@ -286,7 +281,7 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   """Builds what `read` returns; the arrays have 'data' and 'shape'."""
   manifest = json.loads(arrays.pop(MANIFEST)['data'])
   manifest = files.with_tuples(manifest)
-  kind = check_manifest(manifest)
+  kind = manifests.check_manifest(manifest)
   recipe = manifest['reader']
   if recipe['kind'] == 'texts':
     vocabulary = arrays.pop(TOKENIZER, None)
@@ -318,5 +313,5 @@ def _build(arrays: dict[str, Any], on_drift: OnDrift | None) -> Any:
   monitor = monitor_of(manifest['drift'], on_drift)
   parts = dict(chain=chain, reader=reader, monitor=monitor)
   policy: Any = registry.build(kind, values, **parts)
-  check_programs(chain, len(policy.class_names))
+  manifests.check_programs(chain, len(policy.class_names))
   return chain, policy, Grid(**manifest['grid'])

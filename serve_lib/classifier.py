@@ -1,27 +1,27 @@
-"""Serves a trained classification; families share the parts.
+"""Serves a trained classification with its calibration and certificate.
 
 `Task.SERVE` names a function of this module, or one of its form of a family:
 `serve(task, options, run)` checks the options and returns a function from the
-variables to (chain, policy). `run` is a `train_lib.task.ServedRun`.
+variables to (chain, policy). `run` is a `train_lib.task.ServedRun`, in whose
+directory `eval_lib.calibration` and `eval_lib.certificate` wrote their files.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from core import fields, files
+import numpy as np
+from absl import logging
+
+from core import fields, files, registry
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
-from serve_lib import certified
-from serve_lib.decisions import ClassifierPolicy, OneStage
-from serve_lib.items import (
-  ImageReader,
-  ItemReader,
-  TextOptions,
-  TextReader,
-  TokenReader,
-)
+from eval_lib import calibration, certificate
+from halting import older
+from serve_lib import items
+from serve_lib.decisions import GUARANTEED, ClassifierPolicy, OneStage
+from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
 Serve = Callable[[Any], tuple[Any, Any]]  # from variables to (chain, policy)
 
@@ -37,7 +37,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
 
 def serve_texts(task: Any, options: Mapping[str, Any], run: Any) -> Serve:
   """Serves a model of texts as one stage; options: `TextOptions`."""
-  limit = read_options(TextOptions, options).max_characters
+  limit = read_options(items.TextOptions, options).max_characters
   lengths = text_lengths(task, run.lengths)
   reader = text_reader(task, lengths[-1], limit)
   return functools.partial(one_stage, task, reader, lengths, run)
@@ -60,23 +60,22 @@ def one_stage(
   def chain(variables: Any, models: Any) -> OneStage:
     return OneStage(apply, variables, reader)
 
-  return certified.serve(
-    task, run, 'trained', '', lengths, chain, ClassifierPolicy
-  )(variables)
+  parts = lengths, chain, ClassifierPolicy
+  return with_files(task, run, 'trained', '', *parts)(variables)
 
 
-def item_reader(task: Any, length: int = 1) -> ItemReader:
+def item_reader(task: Any, length: int = 1) -> items.ItemReader:
   """Returns the reader of items, images or token ids of one length bucket."""
   info = task.info
   if info.input_key == 'tokens':
-    return TokenReader(length, info.input_shape[0], info.vocab_size)
+    return items.TokenReader(length, info.input_shape[0], info.vocab_size)
   if info.input_key != 'image':
     raise ConfigError('task', info.input_key, 'images, tokens or texts')
   size = info.input_shape[0]
   # A data set that does not say has no central crop.
   settings = {'resize_small': size, 'max_pixels': files.MAX_PIXELS}
   settings |= {**task.config['dataset'], **info.preprocessing}
-  return ImageReader(
+  return items.ImageReader(
     length, size, settings['resize_small'], settings['max_pixels']
   )
 
@@ -94,7 +93,9 @@ def text_lengths(task: Any, lengths: Sequence[int] | None) -> tuple[int, ...]:
   return tuple(buckets)
 
 
-def text_reader(task: Any, max_length: int, max_characters: int) -> TextReader:
+def text_reader(
+  task: Any, max_length: int, max_characters: int
+) -> items.TextReader:
   """Returns the reader of texts; of token ids if there is no tokenizer."""
   dataset = task.config['dataset']
   path = dataset.get('tokenizer', '')
@@ -102,7 +103,161 @@ def text_reader(task: Any, max_length: int, max_characters: int) -> TextReader:
   # ignores those that a tokenizer gives.
   types = task.model.type_vocab_size or 2
   count: Any = 1 if types == 1 else num_texts(dataset)
-  return TextReader(
+  return items.TextReader(
     tokenizer.load(path) if path else None, max_length, max_characters,
     num_texts=count, vocab_size=task.model.vocab_size, num_types=types,
   )  # fmt: skip
+
+
+class Certified(NamedTuple):
+  """A certified setting, as serving needs it."""
+
+  tau: float  # of the confidence; infinity never exits early
+  changes: Mapping[str, Any]  # of the fields of the model
+  drift: Mapping[str, Any]  # see `calibration.drift_statistics`
+
+
+class CertificateFile(calibration.ResultFile):
+  """The certificates of a run, by the source of rows; '' for all others."""
+
+  NAME, ENTRY = certificate.FILE, 'certificate'
+
+  def __init__(self, directory: str, step: int | None = None, column: str = ''):
+    """See the base."""
+    self.sources: dict[str, Certified] = {}
+    super().__init__(directory, step, column)
+    try:
+      for source, entry in self.values.get('sources', {}).items():
+        tau = np.inf if entry['tau'] is None else float(entry['tau'])
+        changes = dict(files.with_tuples(entry['model']))
+        self.sources[source] = Certified(tau, changes, dict(entry['drift']))
+        fields.check_value('dataset', entry.get('dataset', {}), dict)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      given, expected = f'{type(error).__name__}: {error}', 'certificates'
+      raise self.error(': sources', given, expected) from error
+
+  def repair(self) -> str:
+    """Returns the command that writes the file, with its bounds if any."""
+    command = super().repair()
+    for source in [*self.sources][:1]:
+      for name in ('risk', 'epsilon', 'delta'):
+        value = self.values['sources'][source].get(name)
+        command += f' --config.evals.{self.entry}.{name}={value}'
+    return command
+
+  def warnings(self) -> Iterator[str]:
+    """Yields a line for each source whose certificate certifies nothing."""
+    for source, one in self.sources.items():
+      if one.tau == np.inf:
+        where = f'source {source!r}: ' if len(self.sources) > 1 else ''
+        why = certificate.emptiness(self.values['sources'][source])
+        yield (
+          f'{where}every row runs at full depth, as the certificate {why}; '
+          f'give it more rows, or a larger epsilon: {self.repair()}'
+        )
+
+  def check_temperatures(self, temperatures: Sequence[float]) -> None:
+    """Raises ConfigError unless the thresholds are for these temperatures."""
+    stored = self.values.get('temperatures', [])
+    if stored != [*temperatures]:
+      expected = f'those of calibration.json, {[*temperatures]}'
+      raise self.error(': temperatures', stored, expected)
+
+  def serve(
+    self, model: Any, first: str, on_drift: OnDrift | None, drift: Any = None
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the certified models by name, and fields of a policy for them.
+
+    `first` is the name of the model as trained, which serves during drift;
+    `drift` are the statistics of sources without a certificate, if any.
+    """
+    models, names, checks = {}, {}, {'': drift}
+    for source, one in self.sources.items():
+      kind: Any = type(model)
+      legal = fields.hints(kind)
+      # Older certificates change a setting of the run's rule.
+      own = {'rule': model.rule} if fields.is_open(legal.get('rule')) else {}
+      changes = older.model_fields({**own, **one.changes}, kind)
+      if own and changes['rule'] is model.rule:
+        del changes['rule']
+      name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
+      if name and 'during' not in one.drift:
+        logging.warning(
+          '%s: no confidences of the model as trained, drift may not end; %s',
+          self.path, self.repair(),
+        )  # fmt: skip
+      names[source], checks[source] = name or first, one.drift
+      for field, value in changes.items():
+        place = f': sources.{source}.model.{field}'
+        if field not in legal or not fields.accepts(legal[field], value):
+          raise self.error(place, value, f'a value of {kind.__name__}')
+        if fields.is_open(legal[field]):
+          try:
+            changes[field] = registry.named(value, field, legal[field])
+          except ConfigError as error:
+            raise self.error(place, value, error.expected) from error
+      if name:
+        models[name] = model.clone(**changes)
+    checked = monitor(self, checks, on_drift)
+    return models, {'certified': names, 'monitor': checked}
+
+
+def about(task: Any, run: Any) -> dict[str, Any]:
+  """Returns `ClassifierPolicy.about` of a task that is served from a run."""
+  kinds = {'model': task.model, 'task': task}
+  names = {key: registry.name_of(type(one)) for key, one in kinds.items()}
+  return names | {'step': run.step}
+
+
+def with_files(
+  task: Any,
+  run: Any,
+  setting: str,
+  first: str,
+  lengths: tuple[int, ...],
+  chain: Callable[[Any, Mapping[str, Any]], Any],
+  policy: Callable[..., Any],
+) -> Callable[[Any], tuple[Any, Any]]:
+  """Returns `Task.serve` of a model with one head and, maybe, certificates.
+
+  `chain` maps variables and the certified models, by name, to a chain whose
+  first variant is `first`. Only with the setting 'guaranteed' there are such.
+  Raises ConfigError for files of other variables, or without a certificate.
+  """
+
+  def serve_variables(variables: Any) -> tuple[Any, Any]:
+    calibrated = calibration.CalibrationFile(run.directory, run.step)
+    calibrated.check_parameters(variables)
+    models: dict[str, Any] = {}
+    scales = calibrated.temperatures(1, task.head_layers)
+    options: dict[str, Any] = {
+      'temperatures': scales, 'about': about(task, run)
+    }  # fmt: skip
+    if setting == GUARANTEED:
+      file = CertificateFile(run.directory, run.step)
+      if not file.sources:
+        raise file.error('', 'no certificate', 'one')
+      file.check_parameters(variables)
+      file.check_temperatures(scales)
+      models, own = file.serve(task.model, first, run.on_drift)
+      options |= own | {'warnings': tuple(file.warnings())}
+    stages = chain(variables, models)
+    return stages, policy(
+      stages, stages.reader, task.label_names, lengths,
+      several=task.MULTI_LABEL, **options,
+    )  # fmt: skip
+
+  return serve_variables
+
+
+def monitor(
+  file: calibration.ResultFile,
+  checks: Mapping[str, Any],
+  on_drift: OnDrift | None,
+) -> Monitor:
+  """Returns `monitor_of` a file's `calibration.drift_statistics`."""
+  try:
+    return monitor_of(checks, on_drift)
+  except (KeyError, TypeError, ValueError) as error:
+    expected = 'confidences and a threshold'
+    raise file.error(': drift', repr(error), expected) from error

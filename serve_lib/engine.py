@@ -44,10 +44,6 @@ Rows = Annotated[int, Interval(ge=1, le=10**7)]
 _END = object()
 
 
-class _Local(threading.local):
-  encodes = False  # True within `encode`
-
-
 class Engine:
   """Serves a chain to any number of threads.
 
@@ -111,7 +107,7 @@ class Engine:
     ]
     self._is_lazy = lazy
     self._warm_up: Any = None
-    self._local = _Local()
+    self._local = threading.local()
 
   def __enter__(self) -> 'Engine':
     self.warm_up()
@@ -252,7 +248,7 @@ class Engine:
       'pooled_rows': sum(map(len, pool.groups.values())),
       'pool_bytes': pool.bytes,
       'peak_pool_bytes': pool.peak_bytes,
-      'copies': self._programs.copies,
+      'copies': pool.copies,
     }
 
   def _check_call(self, method: str, items: Any) -> None:
@@ -271,7 +267,7 @@ class Engine:
   def _blocks_itself(self) -> bool:
     """Returns True in a thread that others need in order to free room."""
     is_worker = threading.current_thread() in self._threads
-    return is_worker or self._local.encodes
+    return is_worker or getattr(self._local, 'encodes', False)
 
   def _enqueue(
     self, items: Sequence[Any], expected: int, flow: Flow
@@ -292,8 +288,8 @@ class Engine:
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """Returns the row of an item; None if it is answered with a failure."""
     now, handled = time.monotonic(), sys.exception()
-    outer = self._local.encodes
-    self._local.encodes = True
+    outer = getattr(self._local, 'encodes', False)
+    self._local.encodes = True  # in this thread
     try:
       encoded = self.policy.encode(item)
       variants = self._programs.chain.variants
@@ -325,9 +321,9 @@ def _onnx_stages(chain: Any, grid: Grid, backend: Backend, lazy: bool) -> Any:
     why = 'the model is not on a CPU'
   else:
     try:
-      from serve_lib.onnx import graph, stages
+      from serve_lib.onnx import graph, program
 
-      return stages.OnnxStages(chain, grid, lazy)
+      return program.OnnxStages(chain, grid, lazy)
     except ImportError:
       why = "onnx and onnxruntime are missing (pip install '.[serve]')"
     except graph.NotTranslatedError as error:

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import prometheus_client
@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core import machine
-from serve_lib import bodies, description, items, metrics, pool, process, turns
+from serve_lib import bodies, description, items, pool, process, turns
 from serve_lib.chain import ClosedError, Failure, InputError
 
 RETRY = {'Retry-After': '1'}  # seconds
@@ -76,7 +76,7 @@ class Service(registry.Collector):
     self._statuses = collections.Counter[int]()
     self._latency = prometheus_client.Histogram(
       'http_latency_seconds', 'seconds from a request to its answer',
-      buckets=metrics.SECONDS, registry=None,
+      buckets=description.SECONDS, registry=None,
     )  # fmt: skip
     self._about = description.about(engine, name)
     self.app = Starlette(
@@ -116,10 +116,10 @@ class Service(registry.Collector):
     return Response(prometheus_client.generate_latest(self), media_type=kind)
 
   def collect(self) -> Iterator[core.Metric]:
-    """Yields the numbers of engine and service; see `serve_lib.metrics`."""
+    """Yields the numbers of engine and service; see `serve_lib.description`."""
     rows, answers = self._waiting, self._statuses
     own = {'http_waiting_rows': rows, 'http_responses': answers}
-    yield from metrics.families(self._engine, own)
+    yield from description.metrics(self._engine, own)
     yield from self._latency.collect()
 
   async def _predict(self, request: Request) -> Response:
@@ -154,16 +154,12 @@ class Service(registry.Collector):
   async def _answer(self, request: Request, body: bytearray) -> Response:
     self._check(self.is_ready)
     tasks: list[asyncio.Task[Any]] = []
-    now, late = asyncio.get_running_loop().time(), (408, 'body')
+    late = 408, 'body'
     try:
-      async with asyncio.timeout_at(now + self._limits.max_seconds) as limit:
+      async with asyncio.timeout(self._limits.max_seconds) as limit:
         await self._read(request, body)
         late = 504, 'deadline_ms'
-
-        def reschedule(own: float) -> None:
-          limit.reschedule(now + min(self._limits.max_seconds, own))
-
-        tasks.append(asyncio.create_task(self._answers(body, reschedule)))
+        tasks.append(asyncio.create_task(self._answers(body, limit)))
         # After the body only the client's leaving is received.
         left: Any = request.receive()
         tasks.append(asyncio.create_task(left))
@@ -199,17 +195,16 @@ class Service(registry.Collector):
     """Returns True above a limit of all, unless a request has a small share."""
     return held > most and own > most // self._requests
 
-  async def _answers(
-    self, body: bytearray, reschedule: Callable[[float], None]
-  ) -> Response:
-    """Returns the answers to a body; `reschedule` gets its deadline."""
+  async def _answers(self, body: bytearray, limit: Any) -> Response:
+    """Returns the answers to a body, whose deadline may be before `limit`."""
     flow = turns.Flow()
     if len(body) <= MAX_INLINE:
       read = bodies.read(body, self._limits)
     else:
       lane, cost = self._lane(len(body) // 16)
       read = await lane.run(flow, cost, bodies.read, body, self._limits)
-    reschedule(read.seconds)
+    earlier = max(self._limits.max_seconds - read.seconds, 0.0)
+    limit.reschedule(limit.when() - earlier)
     work = [one + self._engine.item_work for one in read.work]
     read = read._replace(work=work)
     answers = await self._submit(flow, read, len(body) <= MAX_INLINE)

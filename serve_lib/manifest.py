@@ -118,24 +118,20 @@ def check_programs(chain: Any, classes: int) -> None:
 
   `chain` is a `BundleChain`; `classes` are those of an answer, 0 for a number.
   """
-  end = chain.num_stages - 1
-  ends = {n for (stage, *_), n in chain.numbers.items() if stage == end}
-  sizes = {number: group[-1] for group, number in chain.numbers.items()}
-  loop = loop_of(chain)
-  loops = {n for k, n in chain.numbers.items() if at(loop, k[0])}
-  for number, (read, one) in enumerate(chain.programs):
+  loop, end = loop_of(chain), chain.num_stages - 1
+  for (stage, *_, size), number in chain.numbers.items():
+    read, one = chain.programs[number]
     taken = [(x.shape, x.dtype) for x in one.in_avals]
     variables = [chain.variables[n] for n in read]
     if taken[: len(read)] != [(x.shape, x.dtype) for x in variables]:
       raise ValueError(f'program_{number}: expected the variables it reads')
-    size = sizes.get(number)
     if {shape[:1] for shape, _ in taken[len(read) :]} != {(size,)}:
       raise ValueError(f'program_{number}: expected rows in batches of {size}')
     carry, outputs = jax.tree.unflatten(one.out_tree, one.out_avals)
     carry = [(x.shape, x.dtype) for x in carry]
-    if number in loops and carry != taken[len(read) :]:
+    if at(loop, stage) and carry != taken[len(read) :]:
       raise ValueError(f'program_{number}: expected a carry as it takes')
     logits = outputs['logits'].shape if 'logits' in outputs else None
-    if logits != (size, classes or 1) and (logits or number in ends):
+    if logits != (size, classes or 1) and (logits or stage == end):
       expected = f'shape {(size, classes or 1)}, got {logits}'
       raise ValueError(f'program_{number}: logits: expected {expected}')

@@ -41,7 +41,7 @@ class DriftCheck:
   threshold: float  # rows with confidence >= it are sure
   # Of another model that serves during drift, whose rows are compared with
   # them; a turn empties the window. None: the same model.
-  during: Float[np.ndarray, ' N'] | None = None
+  during: Float[np.ndarray, ' D'] | None = None
   window: int = 512  # rows that are compared
   every: int = 128  # rows from one test of a full window to the next
   significance: float = 1e-4  # probability of a false alarm
@@ -68,12 +68,6 @@ class DriftCheck:
     self._rows = collections.deque[float](maxlen=self.window)
     self._since_test = self._in_a_row = 0
     self._report: dict[str, Any] = {'tests': 0}
-
-  def sure(
-    self, confidences: Float[np.ndarray, ' W']
-  ) -> Bool[np.ndarray, ' W']:
-    """Returns confidences >= threshold, in float32 as the exit rule does."""
-    return confidences.astype(np.float32) >= np.float32(self.threshold)
 
   def add(self, confidence: float) -> None:
     """Adds the first head's confidence of one row, of the model that serves."""
@@ -105,17 +99,19 @@ class DriftCheck:
     # Equal logits differ by rounding, of one softmax in float32.
     both = reference.round(6), confidences.round(6)
     distance, confidence_p = map(float, stats.ks_2samp(*both, method='asymp'))
-    expected, sure = map(self.sure, (reference, confidences))
+    # In float32 as the exit rule does.
+    expected, sure = (
+      x.astype(np.float32) >= np.float32(self.threshold)
+      for x in (reference, confidences)
+    )
     psi, share_p = share_test(expected, sure)
     self._report = {
       'tests': self._report['tests'] + 1,
-      'distance': distance,
-      'confidence_p': confidence_p,
+      'distance': distance, 'confidence_p': confidence_p,
       'sure_share': float(sure.mean()),
       'expected_share': float(expected.mean()),
-      'psi': psi,
-      'share_p': share_p,
-    }
+      'psi': psi, 'share_p': share_p,
+    }  # fmt: skip
     level = self.significance / 2 * (10 if self.drifted else 1)
     drifts = (confidence_p < level and distance >= self.min_distance) or (
       share_p < level and psi >= self.min_psi
@@ -261,11 +257,10 @@ def monitor_of(
   sources: dict[str, Any] = dict.fromkeys(checks)
   for source, values in checks.items():
     if values is not None:
-      confidences, during = values['confidences'], values.get('during')
+      during = values.get('during')
       sources[source] = DriftCheck(
-        np.array(confidences, np.float64), float(values['threshold']),
-        None if during is None else np.array(during, np.float64),
-        source=source, on_drift=on_drift,
+        np.array(values['confidences'], float), float(values['threshold']),
+        during and np.array(during, float), source=source, on_drift=on_drift,
       )  # fmt: skip
   return Monitor(drift=sources.pop('', None), sources=sources)
 

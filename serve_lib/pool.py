@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -178,6 +179,11 @@ class Batch:
   slots: Int[np.ndarray, ' b']  # index of each row in the carry; rest unused
   carry: Any = None
   outputs: Any = None  # of the stage, on the host; or its error
+  bytes: int = 0  # of the carry, in an open batch
+
+  def count_bytes(self) -> None:
+    """Sets `bytes`."""
+    self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.carry))
 
 
 class Pool:
@@ -193,7 +199,8 @@ class Pool:
     self._requests = requests
     self.open: dict[Group, Batch] = {}
     self.ready: collections.deque[Batch] = collections.deque()
-    self.peak_bytes = 0
+    self.peak_bytes = self.copies = 0
+    self._row_bytes = 0.0  # of the largest row so far
 
   def most(self, length: int) -> int:
     """Returns the rows of a length that may share a batch.
@@ -213,9 +220,17 @@ class Pool:
 
   @property
   def bytes(self) -> int:
-    """Device memory of the open batches."""
-    opened = list(self.open.items())
-    return sum(self._programs.batch_bytes(key, one.size) for key, one in opened)
+    """Memory of the open batches."""
+    return sum(batch.bytes for batch in list(self.open.values()))
+
+  @property
+  def widest_bytes(self) -> int:
+    """Most memory of the open batches that one finished batch can create.
+
+    Without a compiled grid, that of a full batch of the largest rows so far.
+    """
+    measured = int(self._row_bytes * self._grid.capacity)
+    return self._programs.widest_bytes or measured
 
   def add(self, batch: Batch) -> None:
     """Adds the remaining rows of a batch; its carry must not be shared.
@@ -225,11 +240,14 @@ class Pool:
     one, rest = self.open.get(batch.group, batch), None
     if one is not batch:
       one, rest = self.merge(one, batch)
+    one.count_bytes()
+    self._row_bytes = max(self._row_bytes, one.bytes / one.size)
     self.open[one.group] = one
     self.peak_bytes = max(self.peak_bytes, self.bytes)
     if len(one.rows) == self._grid.capacity:
       self.ready.append(self.open.pop(one.group))
     if rest is not None and rest.rows:
+      rest.count_bytes()
       self.open[rest.group] = rest
 
   def merge(self, one: Batch, other: Batch) -> tuple[Batch, Batch | None]:
@@ -242,6 +260,7 @@ class Pool:
     places = np.full(other.size, capacity, np.int32)
     places[other.slots[:count]] = free
     key = 'join', one.group, (other.size, capacity)
+    self.copies += 1
     try:
       one.carry = self._programs.copy(*key, one.carry, other.carry, places)
     except Exception:
@@ -252,10 +271,6 @@ class Pool:
     rest = other.rows[count:], other.slots[count:]
     return one, Batch(other.group, other.size, *rest, other.carry)
 
-  def part(self, batch: Batch) -> None:
-    """Copies a batch that shares its carry with others."""
-    self.copy(batch, self._slots(batch))
-
   def shrink(self, batch: Batch) -> None:
     """Copies a batch to the smallest size that holds its rows."""
     size = self._grid.fit_rows(len(batch.rows))
@@ -263,13 +278,15 @@ class Pool:
       self._widen(batch)  # there are programs from and to the full size
       self.copy(batch, size)
 
-  def copy(self, batch: Batch, size: int) -> None:
-    """Copies the rows into the first slots of a batch of `size` slots."""
+  def copy(self, batch: Batch, size: int = 0) -> None:
+    """Copies the rows into the first of `size` slots, by default of all."""
+    size = size or self._slots(batch)
     # Unused slots repeat one, usually of a finished row: a chain may stop early
     # when all rows are done.
     left = np.setdiff1d(np.arange(batch.size), batch.slots)
     source = np.full(size, (*left, *batch.slots)[0], np.int32)
     source[: len(batch.rows)] = batch.slots
+    self.copies += 1
     batch.carry = self._programs.copy(
       'gather', batch.group, (batch.size, size), batch.carry, source
     )
@@ -296,8 +313,8 @@ class Pool:
     return self._grid.capacity
 
   def _widen(self, batch: Batch) -> None:
-    if batch.size < (size := self._slots(batch)):
-      self.copy(batch, size)
+    if batch.size < self._slots(batch):
+      self.copy(batch)
 
 
 class HostPool(Pool):
@@ -317,6 +334,7 @@ class HostPool(Pool):
   def gathered(self, batches: Sequence[Batch]) -> Batch:
     """Returns a batch of the rows of several, padded to the longest."""
     rows = [row for one in batches for row in one.rows]
+    self.copies += 1
     carries = [one.carry for one in batches]
     carry = self._programs.merge(carries, [one.slots for one in batches])
     group = max(one.group for one in batches)

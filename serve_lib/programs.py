@@ -40,7 +40,6 @@ class WarmUp(NamedTuple):
 
   programs: int
   seconds: float
-  worst_case_bytes: int  # memory if every group had a full open batch
   backend: str  # that runs them, 'xla' or 'onnxruntime'
 
 
@@ -76,7 +75,6 @@ class Programs:
     cache_directory: str = '',
   ):
     self.chain, self.grid, self.loop = chain, grid, loops.loop_of(chain)
-    self.copies = 0  # of rows between batches
     leaves = jax.tree.leaves(chain.variables)
     devices = [
       d for x in leaves if isinstance(x, jax.Array) for d in x.devices()
@@ -105,7 +103,6 @@ class Programs:
     self, kind: str, group: Group, sizes: tuple[int, int], *arrays: Any
   ) -> Any:
     """Copies rows with `_gather` or `_join`, from and to batches of `sizes`."""
-    self.copies += 1
     return self._find(kind, group, sizes)(*arrays)
 
   def _find(self, *key: Any) -> Any:
@@ -117,21 +114,16 @@ class Programs:
           self._add(*key)
     return self._table[key]
 
-  def batch_bytes(self, group: Group, size: int = 0) -> int:
-    """Returns the device memory of one open batch, which is always full."""
-    return self.grid.capacity * self._row_bytes.get(group, 0)
-
   @property
   def widest_bytes(self) -> int:
-    """Most memory of the open batches that one finished batch can create."""
+    """Most memory of full open batches that one finished batch can create."""
     sizes: collections.Counter[Any] = collections.Counter()
-    for group in list(self._row_bytes):
+    for group, count in list(self._row_bytes.items()):
       moved = (group.stage - 1, group.variant) in self._moving
-      count = self.batch_bytes(group)
       if self.loop and group.stage == self.loop.stage + 1:  # or stay in it
         group = group._replace(stage=self.loop.stage)
       sizes[group[:2] if moved else group] += count
-    return max(sizes.values(), default=0)
+    return self.grid.capacity * max(sizes.values(), default=0)
 
   def compile(self, progress: bool = True, threads: int = 1) -> WarmUp:
     """Compiles the whole grid, with `lazy` nothing; see `Engine`."""
@@ -149,12 +141,8 @@ class Programs:
         disable=not progress or self._lazy,
       ):  # fmt: skip
         job.result()
-    return WarmUp(
-      programs=len(self._compiled),
-      seconds=time.perf_counter() - started,
-      worst_case_bytes=sum(map(self.batch_bytes, self._row_bytes)),
-      backend=self.backend,
-    )
+    seconds = time.perf_counter() - started
+    return WarmUp(len(self._compiled), seconds, self.backend)
 
   def _compile_column(self, variant: str, length: int, size: int) -> None:
     """Compiles all programs of one variant, length and batch size in order."""
@@ -224,14 +212,14 @@ class Programs:
     traced, shapes = jax.make_jaxpr(stage, return_shape=True)(
       self._variables, carry
     )
-    new, outputs = shapes
-    if loop:
-      if _typed(carry) != _typed(new):
-        expected = f'that into it, {_typed(carry)}, got {_typed(new)}'
-        raise ValueError(f'carry out of {group}, a loop: expected {expected}')
-      if 'length' in outputs:  # its rows move to other lengths of itself too
-        before = loop.stage - 1, group.variant
-        self._moving.setdefault(before, _row_shapes(new))
+    new, outputs = self._abstract(shapes)
+    if loop and jax.tree.flatten(carry) != jax.tree.flatten(new):
+      expected = f'that into it, {_shapes(carry)}, got {_shapes(new)}'
+      raise ValueError(f'carry out of {group}, a loop: expected {expected}')
+    if 'length' in outputs and not is_last:
+      # Rows of a loop move to other lengths of itself, too.
+      for number in (group.stage, group.stage - bool(loop)):
+        self._moving.setdefault((number, group.variant), _row_shapes(new))
     # Each argument of a call takes 0.3 microseconds, so only the variables that
     # the stage reads are passed (this can differ between shapes).
     used = {id(one) for eqn in traced.jaxpr.eqns for one in eqn.invars}
@@ -251,11 +239,9 @@ class Programs:
 
     # XLA reuses the memory of a carry for a new one of the same shapes.
     reused = group.stage > 0 and not is_last and _shapes(carry) == _shapes(new)
-    if 'length' in outputs and not is_last:
-      self._moving.setdefault(group[:2], _row_shapes(new))
     result = Traced(
-      run, tuple(read), [leaves[number] for number in read], carry,
-      self._abstract(new), (1,) * reused, (step, times, is_last, *read),
+      run, tuple(read), [leaves[number] for number in read], carry, new,
+      (1,) * reused, (step, times, is_last, *read),
     )  # fmt: skip
     return self._traced.setdefault((group, size), result)
 
@@ -328,10 +314,6 @@ def _join(pool: Any, carry: Any, places: Any) -> Any:
   return jax.tree.map(
     lambda old, new: old.at[places].set(new, mode='drop'), pool, carry
   )
-
-
-def _typed(tree: Any) -> Any:
-  return jax.tree.map(lambda leaf: (*leaf.shape, leaf.dtype.name), tree)
 
 
 def _shapes(tree: Any) -> list[tuple[Any, str]]:

@@ -214,5 +214,5 @@ class Scheduler:
     """Returns True if one more batch could exceed `max_pool_bytes`."""
     if not self.max_pool_bytes:
       return False
-    opened = (len(self.flights) + 1) * self.programs.widest_bytes
+    opened = (len(self.flights) + 1) * self.pool.widest_bytes
     return self.pool.bytes + opened > self.max_pool_bytes

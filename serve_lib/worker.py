@@ -182,28 +182,21 @@ class Worker:
     following: Int[np.ndarray, ' b'],
   ) -> None:
     """Moves the rows that stay to their next stages, by length bucket."""
-    now, group = time.monotonic(), batch.group
-    if batch.rows[0].alone:
-      (row,) = batch.rows
-      row.since = now
-      group = Group(int(following[0]), group.variant, row.length)
-      batch = Batch(group, batch.size, [row], batch.slots, batch.carry)
-      self.pool.ready.append(batch)
-      return
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups, now = dict[Group, list[int]](), time.monotonic()
     for number in np.flatnonzero(stays).tolist():
-      place = int(following[number]), batch.rows[number].length
-      groups.setdefault(place, []).append(number)
-    for (stage, length), numbers in sorted(groups.items()):
-      group = Group(stage, batch.group.variant, length)
+      row = batch.rows[number]
+      row.since = now
+      group = Group(int(following[number]), batch.group.variant, row.length)
+      groups.setdefault(group, []).append(number)
+    for group, numbers in sorted(groups.items()):
       rows = [batch.rows[number] for number in numbers]
-      for row in rows:
-        row.since = now
-      slots = batch.slots[numbers]
-      moved = Batch(group, batch.size, rows, slots, batch.carry)
+      moved = Batch(group, batch.size, rows, batch.slots[numbers], batch.carry)
+      if rows[0].alone:
+        self.pool.ready.append(moved)
+        continue
       try:
         if len(groups) > 1:  # several groups use the carry
-          self.pool.part(moved)
+          self.pool.copy(moved)
         self.pool.add(moved)
       except Exception as error:
         self._retry(moved.rows, error, group.stage)

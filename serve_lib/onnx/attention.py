@@ -88,15 +88,12 @@ def fuse_rotation(graph: Graph, given: Sequence[Value]) -> Value | None:
   if any(name != 'mul' for name, *_ in products):
     return None
   (first, cos), (second, sin), *others = [inputs for _, inputs, _ in products]
-  if [[a.name, b.name] for a, b in others] != [
-    [second.name, cos.name], [first.name, sin.name]
-  ]:  # fmt: skip
-    return None
+  crossed = [[second.name, cos.name], [first.name, sin.name]]
   halves = [one.made for one in (first, second)]
-  if [(n, p.get('output')) for n, _, p in halves] != [
-    ('split', 0),
-    ('split', 1),
-  ]:
+  ends = [(name, part.get('output')) for name, _, part in halves]
+  if [[a.name, b.name] for a, b in others] != crossed:
+    return None
+  if ends != [('split', 0), ('split', 1)]:
     return None
   (heads,), (rows, length, _, half) = halves[0][1], cos.shape
   batch, _, count, size = heads.shape

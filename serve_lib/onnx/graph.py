@@ -14,12 +14,8 @@ OPSET = 17
 OWN = 'com.microsoft'  # ONNX Runtime's own operators
 # Of sizes; quotients are of positive numbers.
 _ARITHMETIC = {
-  'Add': 'Add',
-  'Sub': 'Sub',
-  'Mult': 'Mul',
-  'floordiv': 'Div',
-  'min': 'Min',
-}
+  'Add': 'Add', 'Sub': 'Sub', 'Mult': 'Mul', 'floordiv': 'Div', 'min': 'Min',
+}  # fmt: skip
 
 
 class NotTranslatedError(ValueError):

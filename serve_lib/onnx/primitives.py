@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax.lax import GatherScatterMode
+from jax.lax import GatherDimensionNumbers, GatherScatterMode
 from onnx import TensorProto, helper
 
 from serve_lib.onnx import attention
@@ -25,6 +25,8 @@ SAME = {
   'sqrt': 'Sqrt', 'sub': 'Sub', 'tanh': 'Tanh', 'round': 'Round',
 }  # fmt: skip
 ONLY_BOOL = ('and', 'or', 'not', 'reduce_and', 'reduce_or')
+# Two operators, the first element by element.
+PAIRS = {'ne': ('Equal', 'Not'), 'rsqrt': ('Sqrt', 'Reciprocal')}
 IDENTITIES = ('stop_gradient', 'copy', 'copy_p')
 # Primitives that are one operator with options.
 PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
@@ -34,6 +36,13 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
   'reduce_min': ('ReduceMin', lambda p: dict(axes=p['axes'], keepdims=0)),
   'rem': ('Mod', lambda p: dict(fmod=1)),
 }
+# What `_other` does not translate of a primitive.
+FORMS = {
+  'select_n': ' of more than two cases', 'top_k': ' of another axis',
+  'sort': ' of several arrays or of another axis',
+  'pad': ' between elements, or a crop',
+}  # fmt: skip
+_WIDE = 'broadcast_in_dim'
 ROOT = np.float32(np.sqrt(0.5))  # of GELU
 
 
@@ -60,7 +69,7 @@ def translate(
     return graph.elementwise(SAME[name], *given)
   if name in IDENTITIES:
     return given[0].copy()
-  if name not in ('broadcast_in_dim', 'transpose', 'select_n'):
+  if name not in (_WIDE, 'transpose', 'select_n'):
     given = [
       graph.full(one, atom.aval.shape)
       for one, atom in zip(given, eqn.invars, strict=True)
@@ -68,9 +77,13 @@ def translate(
   if name in PLAIN:
     kind, options = PLAIN[name]
     return graph.add(kind, *given, shape=shape, **options(params))
-  if translated := _OTHERS.get(name):
-    return translated(graph, given, params, shape)
-  raise NotTranslatedError(f'primitive {name}')
+  if name == 'dot_general':
+    return _product(graph, given, params, shape)
+  if name == 'gather':
+    return _gather(graph, given, params, shape)
+  if name == 'scatter':
+    return _scatter(graph, given, params, shape)
+  return _other(graph, name, given, params, shape)
 
 
 def _fused(
@@ -114,6 +127,9 @@ def _fused(
   if name == 'erfc':
     one = graph.constant(np.float32(1.0))
     return graph.elementwise('Sub', one, graph.elementwise('Erf', first))
+  if pair := PAIRS.get(name):
+    value = graph.elementwise(pair[0], *given)
+    return graph.add(pair[1], value, shape=value.shape)
   return None
 
 
@@ -139,53 +155,72 @@ def _last_sum(value: Value) -> Value | None:
   return whole if keeps and value.shape == (*whole.shape[:-1], 1) else None
 
 
-def _broadcast(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  """Inserts axes of size 1; operators repeat along them by themselves."""
-  sizes = dict(zip(params['broadcast_dimensions'], given[0].shape, strict=True))
-  placed = [sizes.get(axis, 1) for axis in range(len(shape))]
-  return graph.reshape(given[0], placed).copy()
+def _other(
+  graph: Graph, name: str, given: Sequence[Value], params: Any, shape: Any
+) -> Any:
+  """Translates a primitive whose operator takes its parameters as inputs."""
+  first: Any = given[0] if given else None
+  axis = params.get('axis', params.get('dimension'))
+  match name:
+    case 'reshape' | 'expand_dims' | 'squeeze':
+      return graph.reshape(first, shape).copy()
+    case 'broadcast_in_dim':
+      # Inserts axes of size 1; operators repeat along them by themselves.
+      axes = params['broadcast_dimensions']
+      kept = dict(zip(axes, first.shape, strict=True))
+      placed = [kept.get(place, 1) for place in range(len(shape))]
+      return graph.reshape(first, placed).copy()
+    case 'transpose':
+      return graph.transpose(first, params['permutation'])
+    case 'dim_as_value':
+      return graph.as_int32(graph.reshape(graph.extents([params['dim']]), ()))
+    case 'iota':  # along an axis of symbolic size
+      numbers, dtype = graph.numbers(shape[axis]), dtype_of(params['dtype'])
+      numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype)
+      placed = [n if place == axis else 1 for place, n in enumerate(shape)]
+      return graph.reshape(numbers, placed)
+    case 'select_n' if len(given) == 3:
+      return graph.elementwise('Where', first, given[2], given[1])
+    case 'slice':
+      steps = params['strides'] or [1] * len(shape)
+      ends = params['start_indices'], params['limit_indices']
+      parts = map(graph.extents, (*ends, range(len(shape)), steps))
+      return graph.add('Slice', first, *parts, shape=shape)
+    case 'sort' | 'top_k' if len(given) == 1 and axis == len(shape) - 1:
+      is_top, count = name == 'top_k', graph.extents(shape[-1:])
+      options: Any = dict(shape=[shape, shape], largest=int(is_top))
+      values, places = graph.add('TopK', first, count, **options)
+      return [values, graph.as_int32(places)] if is_top else values
+    case 'argmax':
+      options = dict(axis=params['axes'][0], keepdims=0)
+      return graph.as_int32(graph.add('ArgMax', first, shape=shape, **options))
+    case 'split':
+      sizes = [*map(int, params['sizes'])]
+      shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
+      options = dict(shape=shapes, axis=axis)
+      return graph.add('Split', first, graph.ints(sizes), **options)
+    case 'pad' if _is_plain(params['padding_config']):
+      starts, stops, _ = zip(*params['padding_config'], strict=True)
+      around = graph.extents(starts + stops)
+      return graph.add('Pad', first, around, given[1], shape=shape)
+    case 'reduce_sum':
+      axes = graph.ints(params['axes'])
+      return graph.add('ReduceSum', first, axes, shape=shape, keepdims=0)
+    case 'reduce_and' | 'reduce_or':  # as those of integers
+      kind = 'ReduceMin' if name == 'reduce_and' else 'ReduceMax'
+      options = dict(shape=shape, axes=params['axes'], keepdims=0)
+      found = graph.add(kind, graph.as_int32(first), **options)
+      return graph.add('Cast', found, shape=shape, to=TensorProto.BOOL)
+  raise NotTranslatedError(f'primitive {name}' + FORMS.get(name, ''))
 
 
-def _reshape(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  return graph.reshape(given[0], shape).copy()
-
-
-def _select(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  which, *cases = given
-  if len(cases) != 2:
-    raise NotTranslatedError('select_n of more than two cases')
-  return graph.elementwise('Where', which, cases[1], cases[0])
-
-
-def _slice(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  starts, ends = params['start_indices'], params['limit_indices']
-  steps = params['strides'] or [1] * len(shape)
-  axes = range(len(shape))
-  parts = map(graph.extents, (starts, ends, axes, steps))
-  return graph.add('Slice', *given, *parts, shape=shape)
-
-
-def _sort(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  if len(given) > 1 or params['dimension'] != len(shape) - 1:
-    raise NotTranslatedError('sort of several arrays or of another axis')
-  found = graph.add(
-    'TopK', *given, graph.extents(shape[-1:]), shape=[shape, shape], largest=0
+def _is_plain(padding: Any) -> bool:
+  """Returns True without padding between elements, or cropping."""
+  # Symbolic sizes are of `model_lib.local_attention`.
+  first, last, within = zip(*padding, strict=True)
+  return not any(within) and not any(
+    n < 0 for n in first + last if isinstance(n, int)
   )
-  return found[0]
-
-
-def _top(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
-  if params['axis'] != len(given[0].shape) - 1:
-    raise NotTranslatedError('top_k of another axis')
-  count = graph.ints([params['k']])
-  best, places = graph.add('TopK', *given, count, shape=[shape, shape])
-  return [best, graph.as_int32(places)]
-
-
-def _argmax(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  (axis,) = params['axes']
-  options = dict(axis=axis, keepdims=0)
-  return graph.as_int32(graph.add('ArgMax', *given, shape=shape, **options))
 
 
 def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
@@ -225,18 +260,12 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first, whole = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
   kept = () if batch else first  # axes of the result before those of places
   inner = len(shape) - len(whole)
-  if (
-    batch not in ((), (0,))
-    or tuple(numbers.start_indices_batching_dims) != batch
-    or tuple(map(int, numbers.start_index_map)) != (axis,)
-    or tuple(map(int, numbers.collapsed_slice_dims)) != (axis,)
-    or sizes[axis + 1 :] != whole
-    or places.shape[-1] != 1
-    or axis != len(kept) + len(batch)
-    or sizes[len(batch) : axis] != kept
-    or (*kept, *places.shape[:-1], *whole) != shape
-    or [*numbers.offset_dims] != [*range(len(kept)), *range(inner, len(shape))]
-  ):
+  offsets = (*range(len(kept)), *range(inner, len(shape)))
+  legal = GatherDimensionNumbers(offsets, (axis,), (axis,), batch, batch)
+  is_legal = numbers == legal and batch in ((), (0,))
+  is_legal &= sizes == (*(1,) * len(batch), *kept, 1, *whole)
+  is_legal &= shape == (*kept, *places.shape[:-1], *whole)
+  if not is_legal or places.shape[-1] != 1:
     raise NotTranslatedError('a gather other than of whole rows')
   if batch:
     where = graph.add('Cast', places, shape=places.shape, to=TensorProto.INT64)
@@ -293,74 +322,3 @@ def _taken(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   first = graph.add('Cast', place, shape=(1,), to=TensorProto.INT64)
   last = graph.elementwise('Add', first, graph.extents([sizes[axis]]))
   return graph.add('Slice', table, first, last, graph.ints(axes), shape=shape)
-
-
-def _split(graph: Graph, given: Any, params: Any, shape: Any) -> Any:
-  sizes, axis = [*map(int, params['sizes'])], params['axis']
-  shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
-  return graph.add('Split', *given, graph.ints(sizes), shape=shapes, axis=axis)
-
-
-def _pad(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  first, last, within = zip(*params['padding_config'], strict=True)
-  ends = first + last  # symbolic ones are of `model_lib.local_attention`
-  if any(within) or any(n < 0 for n in ends if isinstance(n, int)):
-    raise NotTranslatedError('a pad between elements, or a crop')
-  return graph.add('Pad', given[0], graph.extents(ends), given[1], shape=shape)
-
-
-def _reduced(kind: str) -> Callable[..., Value]:
-  """Translates a reduction of booleans, as the one of integers."""
-
-  def translated(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-    numbers, axes = graph.as_int32(given[0]), params['axes']
-    found = graph.add(kind, numbers, shape=shape, axes=axes, keepdims=0)
-    return graph.add('Cast', found, shape=shape, to=TensorProto.BOOL)
-
-  return translated
-
-
-def _iota(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
-  """Translates numbers along an axis of symbolic size."""
-  axis, dtype = params['dimension'], params['dtype']
-  numbers = graph.numbers(shape[axis])
-  numbers = graph.add('Cast', numbers, shape=numbers.shape, to=dtype_of(dtype))
-  placed = [length if n == axis else 1 for n, length in enumerate(shape)]
-  return graph.reshape(numbers, placed)
-
-
-_WIDE = 'broadcast_in_dim'
-_OTHERS: Mapping[str, Callable[..., Any]] = {
-  _WIDE: _broadcast,
-  'argmax': _argmax,
-  'dot_general': _product,
-  'expand_dims': _reshape,
-  'gather': _gather,
-  'dim_as_value': lambda g, given, params, shape: g.as_int32(
-    g.reshape(g.extents([params['dim']]), ())
-  ),
-  'iota': _iota,
-  'ne': lambda g, given, params, shape: g.add(
-    'Not', g.elementwise('Equal', *given), shape=shape
-  ),
-  'pad': _pad,
-  'reduce_and': _reduced('ReduceMin'),
-  'reduce_or': _reduced('ReduceMax'),
-  'reduce_sum': lambda g, given, params, shape: g.add(
-    'ReduceSum', *given, g.ints(params['axes']), shape=shape, keepdims=0
-  ),
-  'reshape': _reshape,
-  'rsqrt': lambda g, given, params, shape: g.add(
-    'Reciprocal', g.elementwise('Sqrt', *given), shape=shape
-  ),
-  'scatter': _scatter,
-  'select_n': _select,
-  'slice': _slice,
-  'sort': _sort,
-  'split': _split,
-  'squeeze': _reshape,
-  'top_k': _top,
-  'transpose': lambda g, given, params, shape: g.transpose(
-    given[0], params['permutation']
-  ),
-}

@@ -18,8 +18,8 @@ from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
-from serve_lib.certified import CertificateFile
 from serve_lib.chain import Grid, Group, InputError, Row
+from serve_lib.classifier import CertificateFile
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
 from tests.albert_act import small
@@ -120,7 +120,7 @@ class Late(ACT):
 )
 def test_packed_by_the_host_equals_masked_form(rule):
   pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
-  from serve_lib.onnx.stages import OnnxStages
+  from serve_lib.onnx.program import OnnxStages
 
   model, variables = small.build(rule=rule)
   chain = AlbertChain(model, variables, iterations=2)

@@ -27,16 +27,16 @@ def build(**changes):
   At initialisation LayerNorm gives every token the same norm, and which
   tokens are pruned would hang on rounding.
   """
-  return _randomly(EatClassifier(**(FIELDS | changes)))
+  return randomly(EatClassifier(**(FIELDS | changes)))
 
 
 @functools.cache
 def build_modern(**changes):
   """The same of a ModernBERT, whose blocks 1 and 4 attend to all tokens."""
-  return _randomly(EatModernBert(**(MODERN | changes)))
+  return randomly(EatModernBert(**(MODERN | changes)))
 
 
-def _randomly(model):
+def randomly(model):
   rows = jnp.ones((1, 8), jnp.int32)
   length = jnp.full((1,), 8, jnp.int32)
   abstract = jax.eval_shape(model.init, jax.random.key(0), rows, rows, length)

@@ -14,9 +14,9 @@ import pytest
 from core.errors import ConfigError, InvalidDataError
 from eval_lib import risk
 from halting.row_rules import Confidence
-from serve_lib import certified
-from serve_lib.certified import CertificateFile
+from serve_lib import classifier
 from serve_lib.chain import Encoded, Row
+from serve_lib.classifier import CertificateFile
 from serve_lib.decisions import ClassifierPolicy
 from tests.contexts import evaluator_of
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
@@ -132,7 +132,7 @@ def test_what_an_empty_certificate_needs_is_told_where_it_is_served(tmp_path):
   task = types.SimpleNamespace(
     model=parts, head_layers=(), label_names=('a', 'b'), MULTI_LABEL=False
   )
-  _, policy = certified.serve(
+  _, policy = classifier.with_files(
     task, ServedRun(str(tmp_path)), 'guaranteed', 'first', (1,),
     lambda variables, models: parts, ClassifierPolicy,
   )(other)  # fmt: skip

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from core.errors import ConfigError
-from serve_lib.certified import CertificateFile
+from serve_lib.classifier import CertificateFile
 from tests.contexts import evaluator_of
 from tests.dataset_lib import corpora, word_rows
 from tests.eval_lib.calibration_test import VARIABLES

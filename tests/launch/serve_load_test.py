@@ -1,16 +1,17 @@
 """Attacks on `launch.serve`: what a well-behaved client beside them waits.
 
-  python -m tests.launch.serve_load_test [CHECKOUT] > table.md
+  python -m tests.launch.serve_load_test [CHECKOUT]
 
-prints the table of docs/reliability.md for a checkout, by default this one.
+prints the numbers of docs/reliability.md for a checkout, by default this one.
 """
 
 import base64
+import concurrent.futures
 import contextlib
 import http.client
 import json
+import multiprocessing
 import pathlib
-import re
 import socket
 import struct
 import subprocess
@@ -22,6 +23,9 @@ import time
 import cv2
 import numpy as np
 import pytest
+
+from eval_lib import report
+from tests.launch import servers
 
 SECONDS = 6.0  # of each attack
 LATER = 0.5  # seconds; without turns it is 30
@@ -65,24 +69,6 @@ def build(flags):
 serving.load_engine = build
 sys.exit(serve.main(sys.argv[1:]))
 """
-# Sends small requests for some seconds, one after the other; their latencies.
-CLIENT = """
-import http.client, json, sys, time
-port, seconds, path, body = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
-end, found = time.monotonic() + seconds, []
-while (start := time.monotonic()) < end:
-  status = 0
-  try:
-    one = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
-    one.request('POST' if body else 'GET', path, body or None)
-    status = one.getresponse().status
-    one.close()
-  except OSError:
-    pass
-  found.append((time.monotonic() - start, status))
-  time.sleep(0.02)
-print(json.dumps(found))
-"""
 
 
 def photo(side):
@@ -95,37 +81,39 @@ def batch(items):
   return json.dumps({'items': items}).encode()
 
 
-def post(port, body, seconds=60.0):
-  """Sends a body; returns the status, 0 if the connection fails."""
+def request(port, path, body):
+  """Sends a request; returns the status, 0 if the connection fails."""
   with contextlib.suppress(OSError, http.client.HTTPException):
-    one = http.client.HTTPConnection('127.0.0.1', port, timeout=seconds)
+    one = http.client.HTTPConnection('127.0.0.1', port, timeout=60.0)
     with contextlib.closing(one):
-      one.request('POST', '/predict', body)
+      one.request('POST' if body else 'GET', path, body)
       with one.getresponse() as answer:
         return answer.status
   return 0
 
 
-def leave(port, body):
-  """Sends a body and resets the connection."""
-  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
+def post(port, body):
+  request(port, '/predict', body)
+
+
+def reset(port, sent, seconds):
+  """Sends bytes, waits, and resets the connection."""
   with (
     contextlib.suppress(OSError),
     socket.create_connection(('127.0.0.1', port)) as one,
   ):
-    one.sendall(head.encode() + b'\r\n\r\n' + body)
-    time.sleep(0.03)
-    reset = struct.pack('ii', 1, 0)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    one.sendall(sent)
+    time.sleep(seconds)
+    at_once = struct.pack('ii', 1, 0)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+
+def leave(port, body):
+  reset(port, servers.post(body), 0.03)
 
 
 def slow_header(port, _):
-  with (
-    contextlib.suppress(OSError),
-    socket.create_connection(('127.0.0.1', port)) as one,
-  ):
-    one.sendall(b'POST /predict HTTP/1.1\r\n')
-    time.sleep(SECONDS)
+  reset(port, b'POST /predict HTTP/1.1\r\n', SECONDS)
 
 
 WRONG = [{'tokens': [2, 5, 3], 'token_types': [0, 7, 0]}] * 64
@@ -142,140 +130,91 @@ ATTACKS = {
   '4 MiB of empty lists': ('texts', 4, post, LISTS),
   '4 MiB of empty objects': ('texts', 4, post, OBJECTS),
   'headers without end': ('texts', 50, slow_header, b''),
-  '10 photos of 88 megapixels': ('photos', 12, post, None),
-  '1 photo of 88 megapixels': ('photos', 4, post, None),
+  '10 photos of 88 megapixels': ('photos', 12, post, 10),
+  '1 photo of 88 megapixels': ('photos', 4, post, 1),
 }  # fmt: skip
 
 
-def body_of(name):
-  body = ATTACKS[name][3]
-  if body is None:
-    body = batch([{'image': photo(9400)}] * int(name.split()[0]))
-  return body
-
-
 @contextlib.contextmanager
-def served(kind, checkout):
-  """Yields the port of a server, and a function of its resident bytes."""
+def attackable(kind, checkout):
+  """Yields a server of texts or of photos."""
   with tempfile.TemporaryDirectory() as folder:
-    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', '.', 'a', 'film']
-    words += ['long', 'gripping']
-    place = pathlib.Path(folder)
-    (place / 'vocab.txt').write_text('\n'.join(words))
-    log = place / 'log'
-    with log.open('wb') as file:
-      process = subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, '--port=0', '--log_every=0',
-         f'--workdir={folder if kind == "texts" else kind}',
-         '--compilation_cache=none'],
-        stderr=file, cwd=checkout,
-      )  # fmt: skip
-    try:
-      while not (found := re.search(r'listening on .*:(\d+)', log.read_text())):
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.1)
-      port = int(found[1])
-      while measured(port, 0.05, '/readyz')[0][1] != 200:
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.2)
-
-      def resident():
-        text = pathlib.Path(f'/proc/{process.pid}/status').read_text()
-        return 1024 * int(re.search(r'VmRSS:\s+(\d+) kB', text)[1])
-
-      yield port, resident
-    finally:
-      process.kill()
-      process.wait()
+    words = '[PAD] [UNK] [CLS] [SEP] [MASK] . a film long gripping'
+    path = pathlib.Path(folder) / 'vocab.txt'
+    path.write_text('\n'.join(words.split()))
+    workdir = folder if kind == 'texts' else kind
+    flags = f'--workdir={workdir}'
+    with servers.served(PROGRAM, flags, cwd=checkout) as server:
+      yield server
 
 
-def measured(port, seconds, path, body=''):
-  command = [sys.executable, '-c', CLIENT, str(port), str(seconds), path, body]
-  return json.loads(subprocess.check_output(command))
+def ask(port, seconds, path, body):
+  """Sends requests, one after the other; returns latencies and statuses."""
+  end, found = time.monotonic() + seconds, []
+  while (start := time.monotonic()) < end:
+    status = request(port, path, body)
+    found.append((time.monotonic() - start, status))
+    time.sleep(0.02)
+  return found
 
 
 def beside(port, seconds, body):
   """Returns seconds and statuses of small requests, and of /healthz."""
-  found = {}
-
-  def client(path, sent):
-    found[path] = measured(port, seconds, path, sent)
-
-  pairs = ('/predict', body), ('/healthz', '')
-  threads = [threading.Thread(target=client, args=pair) for pair in pairs]
-  for one in threads:
-    one.start()
-  for one in threads:
-    one.join()
-  return found
-
-
-@contextlib.contextmanager
-def burner():
-  """A process that uses a core, as the attackers do."""
-  process = subprocess.Popen([sys.executable, '-c', 'while True: pass'])
-  try:
-    yield
-  finally:
-    process.kill()
-    process.wait()
-
-
-def p95(found):
-  return float(np.percentile([seconds for seconds, _ in found], 95))
+  sent = {'/predict': body, '/healthz': ''}
+  own = multiprocessing.get_context('spawn')  # not beside attacking threads
+  with concurrent.futures.ProcessPoolExecutor(2, own) as clients:
+    jobs = {
+      path: clients.submit(ask, port, seconds, path, one)
+      for path, one in sent.items()
+    }
+    return {path: job.result() for path, job in jobs.items()}
 
 
 def attacked(name, checkout='.'):
   """Returns what a small request and /healthz take, idle and attacked."""
-  kind, clients, act, _ = ATTACKS[name]
-  small = '{"text": "a gripping film"}'
+  kind, clients, act, body = ATTACKS[name]
+  small, done = '{"text": "a gripping film"}', threading.Event()
   if kind == 'photos':
     small = json.dumps({'image': photo(200)})
-  body, done = body_of(name), threading.Event()
-  with served(kind, checkout) as (port, resident):
+    body = batch([{'image': photo(9400)}] * body)
+  with attackable(kind, checkout) as server:
+    port = server.port
     beside(port, 1.0, small)
-    idle, before = beside(port, IDLE, small), resident()
-    with burner():
+    idle, before = beside(port, IDLE, small), server.resident()
+    endless = [sys.executable, '-c', 'while True: pass']  # as attackers are
+    with servers.ended(subprocess.Popen(endless)):
       busy = beside(port, IDLE, small)
 
     def attack():
       while not done.is_set():
         act(port, body)
 
-    threads = [
-      threading.Thread(target=attack, daemon=True) for _ in range(clients)
-    ]
-    for one in threads:
-      one.start()
-    time.sleep(0.5)
-    found = beside(port, SECONDS, small)
-    done.set()
-    for one in threads:
-      one.join(60.0)
+    with concurrent.futures.ThreadPoolExecutor(clients) as threads:
+      for _ in range(clients):
+        threads.submit(attack)
+      time.sleep(0.5)
+      found = beside(port, SECONDS, small)
+      done.set()
     time.sleep(PAUSE)
-    after = resident()
-  return dict(
-    idle=p95(idle['/predict']),
-    busy=p95(busy['/predict']),
-    p95=p95(found['/predict']),
-    healthz=p95(found['/healthz']),
-    answered=np.mean([status == 200 for _, status in found['/predict']]),
-    memory=after - before,
-  )
+    after = server.resident()
+  answered = np.mean([status == 200 for _, status in found['/predict']])
+  times = {
+    'idle': idle['/predict'], 'busy': busy['/predict'],
+    'p95': found['/predict'], 'healthz': found['/healthz'],
+  }  # fmt: skip
+  p95 = {
+    key: float(np.percentile([seconds for seconds, _ in measured], 95))
+    for key, measured in times.items()
+  }
+  return p95 | {'answered': answered, 'memory': after - before}
 
 
 def main(checkout='.'):
-  print(
-    '| attack | idle p95, ms | beside a busy process | attacked | answered '
-    '| `/healthz` | memory, MB |\n|---|---|---|---|---|---|---|'
-  )
-  for name, (_, clients, *_) in ATTACKS.items():
-    row = attacked(name, checkout)
-    names = 'idle', 'busy', 'p95', 'healthz'
-    times = [f'{1e3 * row[key]:.0f}' for key in names]
-    times.insert(3, f'{row["answered"]:.0%}')
-    cells = [f'{clients} x {name}', *times, f'{row["memory"] / 1e6:.0f}']
-    print(f'| {" | ".join(cells)} |', flush=True)
+  rows = [
+    {'attack': f'{clients} x {name}', **attacked(name, checkout)}
+    for name, (_, clients, *_) in ATTACKS.items()
+  ]
+  report.print_table('p95 in s, memory in bytes', rows, columns=[*rows[0]])
 
 
 @pytest.mark.nightly

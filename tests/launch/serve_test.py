@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import json
-import pathlib
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 
-import httpx2
 import pytest
 
 from launch import serve
+from tests.launch import servers
+from tests.launch.servers import post
 from tests.serve_lib import toy
-from tests.serve_lib.http_test import BAD, MOST_BYTES
+from tests.serve_lib.http_test import BAD
 
 CONNECTIONS = 50
 # The command, with a small engine instead of that of a run.
@@ -30,12 +28,6 @@ serving.load_engine = lambda flags: Engine(
 )
 sys.exit(serve.main(sys.argv[1:]))
 """
-
-
-def post(value):
-  body = value if isinstance(value, bytes) else json.dumps(value).encode()
-  head = f'POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}'
-  return head.encode() + b'\r\n\r\n' + body
 
 
 @contextlib.asynccontextmanager
@@ -55,12 +47,8 @@ async def connected(port):
     writer.transport.abort()
 
 
-def get(port, path):
-  return httpx2.get(f'http://127.0.0.1:{port}{path}')
-
-
-def metric(port, name):
-  text = get(port, '/metrics').text
+def metric(server, name):
+  text = server.get('/metrics').text
   return float(re.search(rf'^{name} (.*)$', text, re.M)[1])
 
 
@@ -114,9 +102,9 @@ async def idle(port):
   writer.close()
 
 
-async def load(port, requests):
+async def load(server, requests):
   """Answers, refusals, clients that leave, and one that does not read."""
-  each = requests // CONNECTIONS
+  each, port = requests // CONNECTIONS, server.port
   tasks = [use(port, number, each) for number in range(CONNECTIONS)]
   tasks += [leave(port, number) for number in range(requests // 100)]
   slow = asyncio.create_task(never_read(port))
@@ -124,17 +112,17 @@ async def load(port, requests):
   assert slow.cancel()  # it waits still
   async with asyncio.timeout(60.0):
     for name in ('http_waiting_rows', 'engine_pending'):
-      while metric(port, name):
+      while metric(server, name):
         await asyncio.sleep(0.05)
 
 
-async def end(port, process):
+async def end(server):
   """Ends the server under load; returns the answers that clients got then."""
   answers, torn = 0, []
 
   async def ask_until_closed():
     nonlocal answers
-    async with connected(port) as (ask, _):
+    async with connected(server.port) as (ask, _):
       try:
         while True:
           assert (await ask(post({'tokens': [2, 0]})))[0] == 200
@@ -145,57 +133,35 @@ async def end(port, process):
   tasks = [asyncio.create_task(ask_until_closed()) for _ in range(CONNECTIONS)]
   while answers < 200:
     await asyncio.sleep(0.01)
-  process.send_signal(signal.SIGTERM)
+  server.process.send_signal(signal.SIGTERM)
   await asyncio.gather(*tasks)
   assert not any(torn)
   return answers
-
-
-def resident(process):
-  """Bytes of memory of a process."""
-  text = pathlib.Path(f'/proc/{process.pid}/status').read_text()
-  return 1024 * int(re.search(r'VmRSS:\s+(\d+) kB', text)[1])
 
 
 @pytest.mark.parametrize('requests', [
   pytest.param(2_000, marks=pytest.mark.slow),
   pytest.param(100_000, marks=pytest.mark.nightly),
 ])  # fmt: skip
-def test_under_load_nothing_is_lost(requests, tmp_path):
-  log = tmp_path / 'log'
-  command = [
-    sys.executable, '-c', PROGRAM, '--workdir=none', '--port=0',
-    '--max_pending=64', '--max_waiting=10000', '--compilation_cache=none',
-    f'--max_body_bytes={MOST_BYTES}', '--log_every=0', '--max_seconds=600',
-    '--max_pixels=10000', '--keep_alive=3',
-  ]  # fmt: skip
-
-  async def talk(process):
-    while not (found := re.search(r'listening on .*:(\d+)', log.read_text())):
-      assert process.poll() is None, log.read_text()
-      await asyncio.sleep(0.1)
-    port = int(found[1])
-    assert get(port, '/healthz').status_code == 200
-    while get(port, '/readyz').status_code == 503:
-      await asyncio.sleep(0.1)
-    await load(port, requests // 2)
-    before = resident(process)
-    await load(port, requests // 2)
-    assert resident(process) - before < 50e6
+def test_under_load_nothing_is_lost(requests):
+  async def talk(server):
+    await load(server, requests // 2)
+    before = server.resident()
+    await load(server, requests // 2)
+    assert server.resident() - before < 50e6
     async with asyncio.timeout(60.0):  # --max_seconds and the default are more
-      await idle(port)
-    answered = metric(port, 'engine_answers_total')
-    return answered + await end(port, process)
+      await idle(server.port)
+    answered = metric(server, 'engine_answers_total')
+    return answered + await end(server)
 
-  with log.open('wb') as file:
-    process = subprocess.Popen(command, stderr=file)
-  try:
-    answers = asyncio.run(talk(process))
-    assert process.wait(60.0) == 0
-  finally:
-    process.kill()
-  # All that the engine answered has reached the clients.
-  assert json.loads(log.read_text().splitlines()[-1])['answers'] == answers
+  limits = toy.LIMITS | dict(max_waiting=10_000, max_seconds=600, keep_alive=3)
+  flags = [f'--{name}={value}' for name, value in limits.items()]
+  with servers.served(PROGRAM, '--workdir=none', *flags) as server:
+    answers = asyncio.run(talk(server))
+    assert server.process.wait(60.0) == 0
+    # All that the engine answered has reached the clients.
+    last = server.log.read_text().splitlines()[-1]
+    assert json.loads(last)['answers'] == answers
 
 
 def test_a_decoder_does_not_keep_the_process():

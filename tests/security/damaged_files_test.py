@@ -12,7 +12,7 @@ from dataset_lib.corpus import preparation
 from dataset_lib.records import tfds
 from eval_lib import calibration, report
 from launch import evaluate
-from serve_lib import bundle, certified
+from serve_lib import bundle, classifier
 from tests.security.files_test import (
   within,
   write_loop,
@@ -30,7 +30,7 @@ READERS = {
   'result.json': report.read_result,
   'sweep.csv': lambda folder: budgets._read_sweep(folder / 'sweep.csv'),
   'calibration.json': lambda folder: calibration.CalibrationFile(str(folder)),
-  'certificate.json': lambda folder: certified.CertificateFile(str(folder)),
+  'certificate.json': lambda folder: classifier.CertificateFile(str(folder)),
   'checkpoints/5/manifest.json': checkpoint_io.find,
   'checkpoints/5': checkpoint_io.find,
   'checkpoints': checkpoint_io.find,

@@ -48,13 +48,10 @@ async def drip(writer):
     await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-  ('begin', 'requests', 'drips'),
-  [
-    (b'', 0, False), (b'', 0, True), (REQUEST + b'A: ', 0, True),
-    (b'G', 1, False), (REQUEST + b'A: ', 2, True),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(('begin', 'requests', 'drips'), [
+  (b'', 0, False), (b'', 0, True), (REQUEST + b'A: ', 0, True),
+  (b'G', 1, False), (REQUEST + b'A: ', 2, True),
+])  # fmt: skip
 async def test_headers_without_end_are_closed(
   connected, begin, requests, drips
 ):

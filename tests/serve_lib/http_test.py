@@ -8,7 +8,6 @@ import threading
 import types
 
 import cv2
-import httpx2
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,15 +22,11 @@ from tests.serve_lib import toy
 
 pytestmark = pytest.mark.anyio
 GOOD, OTHER, HOLDS = {'tokens': [2, 0]}, {'tokens': [1, 2, 3]}, [5, 5]
-MOST_BYTES, HUGE = 100_000, 10**400
-LIMITS = dict(
-  max_pending=64, max_waiting=64, max_body_bytes=MOST_BYTES, max_seconds=60.0,
-  max_pixels=10_000,
-)  # fmt: skip
+HUGE = 10**400
 
 
 def limited(**limits):
-  return pytest.mark.parametrize('service', [limits], indirect=True, ids=[''])
+  return pytest.mark.parametrize('client', [limits], indirect=True, ids=[''])
 
 
 class Chain(toy.Chain):
@@ -65,25 +60,15 @@ def engine():
 
 
 @pytest.fixture
-async def service(engine, request):
-  """A service that is ready; see `limited`."""
+async def client(engine, request):
+  """A client of a service that is ready; see `limited`."""
   for event in (engine.policy.open, engine.policy.reached):
     event.clear()
-  limits = LIMITS | getattr(request, 'param', {})
-  service = http.Service(engine, types.SimpleNamespace(**limits))
-  service.is_ready = True
-  yield service
-  engine.policy.open.set()
-  await until(lambda: service._places.taken == 0)
-  assert service._waiting == service._bytes == 0
-  service.close()
-
-
-@pytest.fixture
-async def client(service):
-  given = httpx2.ASGITransport(service.app)
-  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+  async with toy.started(engine, **getattr(request, 'param', {})) as client:
     yield client
+    engine.policy.open.set()
+    await until(lambda: client.service._places.taken == 0)
+    assert client.service._waiting == client.service._bytes == 0
 
 
 async def until(condition):
@@ -174,25 +159,25 @@ def test_no_string_of_a_request_is_taken_for_a_path():
   assert type(bodies.read_item({'image': '/etc/pas'})['image']) is bytes
 
 
-async def test_other_paths_readiness_and_the_end_of_an_engine(client, service):
+async def test_other_paths_readiness_and_the_end_of_an_engine(client):
   async def ask(*request):
     found = await client.request(*request, json=GOOD)
     return found.status_code, found.json().get('error'), found.headers
 
   found = {'/predict': 405, '/predict/': 404, '/etc': 404, '/readyz': 200}
   assert {path: (await ask('GET', path))[0] for path in found} == found
-  service.is_ready = False
+  client.service.is_ready = False
   assert (await ask('GET', '/healthz'))[0] == 200
   for request in (('GET', '/readyz'), ('POST', '/predict')):
     status, error, headers = await ask(*request)
     assert (status, headers['Retry-After']) == (503, '1')
     assert 'being compiled' in error
-  service.is_ready = True
+  client.service.is_ready = True
 
   def refuse(*_):
     raise ClosedError('the engine is closed')
 
-  service._engine = types.SimpleNamespace(submit_all=refuse, item_work=0)
+  client.service._engine = types.SimpleNamespace(submit_all=refuse, item_work=0)
   for request in (('POST', '/predict'), ('GET', '/healthz')):
     assert (await ask(*request))[:2] == (503, 'the engine is closed')
 
@@ -209,13 +194,11 @@ async def held(client, policy):
 
 
 @limited(max_pending=4, max_waiting=4)
-async def test_overload_is_refused_and_others_are_answered(
-  client, service, engine
-):
+async def test_overload_is_refused_and_others_are_answered(client, engine):
   first = await held(client, engine.policy)
   rows = {'items': [GOOD, OTHER]}
   tasks = [send(client, rows) for _ in range(3)]
-  await until(lambda: service._waiting == 3)  # of 4 + 4 rows, 4 run
+  await until(lambda: client.service._waiting == 3)  # of 4 + 4 rows, 4 run
   await until(lambda: engine.status()['pending'] == 4)
   refused = await send(client, rows)
   assert (refused.status_code, refused.headers['Retry-After']) == (503, '1')
@@ -228,9 +211,7 @@ async def test_overload_is_refused_and_others_are_answered(
 
 @limited(max_pending=2)
 @pytest.mark.parametrize('how', ['late', 'left'])
-async def test_rows_of_an_ended_request_leave_every_line(
-  how, client, service, engine
-):
+async def test_rows_of_an_ended_request_leave_every_line(how, client, engine):
   policy = engine.policy
   first, before = await held(client, policy), engine.monitor.snapshot()
   encoded = policy.encoded
@@ -245,8 +226,8 @@ async def test_rows_of_an_ended_request_leave_every_line(
       await until(lambda: engine.status()['pending'] == 2)
       task.cancel()
     await until(lambda: engine.status()['pending'] == 1)
-    assert service._waiting == 0
-  await until(lambda: service._places.taken == 1)
+    assert client.service._waiting == 0
+  await until(lambda: client.service._places.taken == 1)
   policy.open.set()
   assert (await first).status_code == 200
   assert policy.encoded == encoded + 3  # those in the line are not read
@@ -276,8 +257,8 @@ async def test_a_small_request_is_not_behind_a_large_one(client, engine):
   assert order.count(GOOD['tokens']) == 8
 
 
-async def test_a_small_request_needs_no_thread_that_reads(client, service):
-  lane, end = service._quick, threading.Event()
+async def test_a_small_request_needs_no_thread_that_reads(client):
+  lane, end = client.service._quick, threading.Event()
   lane._yields = bool  # it has threads of low priority, too
   for _ in range(lane.places):
     lane.start(0, end.wait, toy.WAIT)
@@ -291,20 +272,18 @@ async def test_a_small_request_needs_no_thread_that_reads(client, service):
 
 
 @limited(max_pending=2, max_waiting=2)
-async def test_a_small_request_is_accepted_above_the_limit(client, service):
-  service._waiting, service._requests = 4, 1
+async def test_a_small_request_is_accepted_above_the_limit(client):
+  client.service._waiting, client.service._requests = 4, 1
   many = {'items': [GOOD] * 2}
   assert (await send(client, GOOD)).status_code == 200
   assert (await send(client, many)).status_code == 200
-  service._requests = 2  # with itself 3: 4 / 3 rows each
+  client.service._requests = 2  # with itself 3: 4 / 3 rows each
   assert (await send(client, many)).status_code == 503
-  service._waiting = service._requests = 0
+  client.service._waiting = client.service._requests = 0
 
 
 @limited(max_body_bytes=100, max_seconds=0.5)
-async def test_bodies_are_limited_in_time_and_together(
-  monkeypatch, client, service
-):
+async def test_bodies_are_limited_in_time_and_together(monkeypatch, client):
   monkeypatch.setattr(http, 'MAX_BODIES', 2)
   opened = asyncio.Event()
 
@@ -314,7 +293,7 @@ async def test_bodies_are_limited_in_time_and_together(
 
   posts = (client.post('/predict', content=slow()) for _ in range(2))
   tasks = [*map(asyncio.create_task, posts)]
-  await until(lambda: service._bytes == 180)
+  await until(lambda: client.service._bytes == 180)
   stated = {'Content-Length': '101'}  # refused before it has come
   assert (await client.post('/predict', headers=stated)).status_code == 413
   third = await client.post('/predict', content=b' ' * 90)

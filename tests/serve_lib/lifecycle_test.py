@@ -71,9 +71,7 @@ def test_a_single_request_gets_in_between_a_long_list():
 
 @pytest.mark.parametrize('small', [GOOD, ('full', [2, 0, 0, 0])])
 def test_a_row_gets_in_between_those_of_a_long_list(small):
-  policy = toy.FaultyPolicy()
-  settings = dict(batches=(1,), max_pending=64, ahead=0)
-  with toy.make_engine(policy, **settings) as engine:
+  with faulty(batches=(1,), max_pending=64, ahead=0) as engine:
     hold(engine)
     order, flow = [], turns.Flow(16)
     for number in range(0, 16, 4):
@@ -81,7 +79,7 @@ def test_a_row_gets_in_between_those_of_a_long_list(small):
         future.add_done_callback(lambda _, n=number: order.append(n))
     time.sleep(0.01)  # they are older, and of another length
     engine.submit(small).add_done_callback(lambda _: order.append('small'))
-    policy.open.set()
+    engine.policy.open.set()
   assert order.index('small') <= 1
 
 
@@ -90,15 +88,15 @@ def test_long_calls_fill_no_batches_while_small_ones_come(
   monkeypatch, pause, most
 ):
   monkeypatch.setattr(pool, 'PAUSE', pause)
-  policy = toy.FaultyPolicy()
-  with toy.make_engine(policy, max_pending=64, ahead=0) as engine:
+  with faulty(max_pending=64, ahead=0) as engine:
     engine._programs.padding = 1  # tokens; a batch has 8 times that
     hold(engine)
     futures = engine.submit_all([GOOD] * 16)
-    policy.open.set()
+    engine.policy.open.set()
     for future in futures:
       toy.check(GOOD, future.result(WAIT))
-  assert max(rows for stage, rows in policy.decided if stage == 0) == most
+  decided = engine.policy.decided
+  assert max(rows for stage, rows in decided if stage == 0) == most
 
 
 def test_new_small_calls_do_not_hold_up_a_long_one_for_ever():
@@ -124,8 +122,7 @@ def test_new_small_calls_do_not_hold_up_a_long_one_for_ever():
 
 @pytest.mark.parametrize('batches', [(1,), (1, 2, 4)])
 def test_a_cancelled_row_leaves_the_engine(batches):
-  policy = toy.FaultyPolicy()
-  with toy.make_engine(policy, batches=batches, max_pending=9) as engine:
+  with faulty(batches=batches, max_pending=9) as engine:
     held = hold(engine)
     futures = [engine.submit(item) for item in [GOOD, ('pruned', [2, 0])] * 4]
     assert held.cancel()  # it is computed now; its answer is dropped
@@ -133,43 +130,42 @@ def test_a_cancelled_row_leaves_the_engine(batches):
     assert not concurrent.futures.wait(futures[2:], WAIT).not_done
     assert engine.status()['pending'] == 2
     more = engine.submit_all([GOOD] * 7, timeout=0.0)  # there is room
-    policy.open.set()
+    engine.policy.open.set()
     for future in (*futures[::8], *more):
       toy.check(GOOD, future.result(WAIT))
     assert futures[1].result(WAIT)['depth'] == 3
   assert engine.status()['pending'] == 0
   assert engine.monitor.snapshot()['answers'] == 9
-  assert sum(rows for stage, rows in policy.decided if not stage) <= 10
+  assert sum(rows for stage, rows in engine.policy.decided if not stage) <= 10
 
 
 @pytest.mark.parametrize('place', ['open', 'ready', 'retried'])
 def test_a_cancelled_row_leaves_the_pool(monkeypatch, place):
-  policy = toy.FaultyPolicy()
-  settings = dict(max_wait=60.0, ahead=0)
-  with toy.make_engine(policy, **settings) as engine:
-    scheduler = engine._worker.scheduler
+  with faulty(max_wait=60.0, ahead=0) as engine:
+    scheduler, futures, seen = engine._worker.scheduler, [], []
     rows = {'open': 2, 'ready': 4, 'retried': 3}[place]
-    futures, seen = [], []
     take = scheduler.next
 
     def next_batch():
       waits = {
-        'open': sum(map(len, scheduler.pool.groups.values())),
-        'ready': sum(len(one.rows) for one in scheduler.pool.ready),
-        'retried': len(scheduler.retried),
-      }[place]
-      if waits and not seen:
-        seen.append(waits)
+        'open': scheduler.pool.open,
+        'ready': scheduler.pool.ready,
+        'retried': scheduler.retried,
+      }
+      if waits[place] and not seen:
+        seen.append(True)
         futures[0].cancel()
       return take()
 
     monkeypatch.setattr(scheduler, 'next', next_batch)
-    policy.broken_stage = 0 if place == 'retried' else None
-    bad = [('full', toy.BREAKS)] if place == 'retried' else []
+    good, bad = [GOOD] * rows, []
+    if place == 'retried':
+      engine.policy.broken_stage = 0
+      good, bad = good[1:], [('full', toy.BREAKS)]
     engine._requests.expect(1)  # one batch of all
-    futures += engine.submit_all([GOOD] * (rows - len(bad)) + bad)
+    futures += engine.submit_all(good + bad)
     engine._requests.expect(-1)
-    for future in futures[1 : rows - len(bad)]:
+    for future in futures[1 : len(good)]:
       toy.check(GOOD, future.result(WAIT))
   assert seen
   assert futures[0].cancelled()
@@ -239,22 +235,7 @@ def test_a_stream_is_in_order_and_raises_what_its_source_raises(error):
     assert threading.active_count() == before
 
 
-def test_a_stream_answers_while_its_source_waits():
-  first_answer = threading.Event()
-
-  def source():
-    yield ('full', [1])
-    assert first_answer.wait(WAIT)
-    yield ('full', [2])
-
-  with faulty() as engine:
-    answers = engine.stream(source(), window=5)
-    assert next(answers)['tokens'] == [1]
-    first_answer.set()
-    assert [answer['tokens'] for answer in answers] == [[2]]
-
-
-def test_a_stream_reads_ahead_no_further_than_its_window():
+def test_a_stream_answers_while_its_source_waits_within_its_window():
   read, threads, go = [], threading.active_count(), threading.Event()
 
   def source():
@@ -272,7 +253,8 @@ def test_a_stream_reads_ahead_no_further_than_its_window():
     for _ in range(2):
       next(answers)
     wait_until(lambda: len(read) >= 9)
-    answers.close()  # does not wait for the source
+    next(answers)  # while the source waits
+    answers.close()  # does not wait for it
     go.set()
   wait_until(lambda: threading.active_count() <= threads)
   assert len(read) == 9

@@ -149,9 +149,10 @@ def test_too_few_rows_of_a_kind_prove_nothing():
 
 
 def test_sure_is_float32_as_the_exit_rule():
-  at, below = np.float32(0.9), np.nextafter(np.float32(0.9), np.float32(0))
-  values = np.array([float(at), float(below)])
-  assert make().sure(values).tolist() == [True, False]
+  at = np.float32(0.9)  # less than 0.9 in float64
+  check = make(window=2, every=2)
+  feed(check, [at, np.nextafter(at, np.float32(0))])
+  assert check.report()['sure_share'] == 0.5
 
 
 def test_no_drift_is_found_where_there_is_none():

@@ -1,13 +1,19 @@
 """A chain of three small stages, its policy, and both again in plain NumPy."""
 
+import contextlib
+import dataclasses
 import functools
 import math
 import threading
+import types
+import weakref
 
+import httpx2
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from serve_lib import http
 from serve_lib.chain import Encoded, InputError
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -20,7 +26,13 @@ POISON = 49  # a token that breaks the host's part of a stage
 GOOD = ('full', [2, 0])  # runs through all stages
 BREAKS = [1, 0]  # leaves at stage 1, unless the policy breaks
 HOLDS = ('full', [5, 5])  # holds the worker until the policy opens
+ASKS = ('full', [8])  # predicts within `encode`
+WRONG = ('full', [9])  # has inputs that are no arrays
 WAIT = 20.0
+LIMITS = dict(  # of a `Service`
+  max_pending=64, max_waiting=64, max_body_bytes=100_000, max_seconds=60.0,
+  max_pixels=10_000,
+)  # fmt: skip
 
 
 rng = np.random.default_rng(0)
@@ -114,7 +126,13 @@ class FaultyPolicy(Policy):
   def __init__(self):
     super().__init__()
     self.reached, self.open = threading.Event(), threading.Event()
-    self.broken_stage = None
+    self.broken_stage = self.engine = None
+
+  def encode(self, item):
+    if item == ASKS:
+      self.engine.predict([GOOD])
+    encoded = super().encode(item)
+    return dataclasses.replace(encoded, inputs=0) if item == WRONG else encoded
 
   def decide(self, stage, rows, outputs):
     contexts = [row.encoded.context for row in rows]
@@ -187,7 +205,9 @@ def make_engine(policy=None, lengths=(3, 6), batches=(1, 2, 4), **settings):
 
 
 def faulty(**settings):
-  return make_engine(FaultyPolicy(), **settings)
+  engine = make_engine(FaultyPolicy(), **settings)
+  engine.policy.engine = weakref.proxy(engine)
+  return engine
 
 
 def hold(engine):
@@ -195,3 +215,15 @@ def hold(engine):
   future = engine.submit(HOLDS)
   assert engine.policy.reached.wait(WAIT)
   return future
+
+
+@contextlib.asynccontextmanager
+async def started(engine, name='', **limits):
+  """Yields a client of a service, which is ready and an attribute of it."""
+  service = http.Service(engine, types.SimpleNamespace(**LIMITS | limits), name)
+  service.is_ready = True
+  given = httpx2.ASGITransport(service.app)
+  async with httpx2.AsyncClient(transport=given, base_url='http://a') as client:
+    client.service = service
+    yield client
+  service.close()

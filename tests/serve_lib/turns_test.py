@@ -11,16 +11,13 @@ from serve_lib import turns
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(
-  ('places', 'costs', 'expected'),
-  [
-    # Flows with the costs of what they take, one after the other.
-    (1, {'a': [1] * 4, 'b': [1]}, 'abaaa'),
-    (1, {'a': [1] * 3, 'b': [1] * 3}, 'ababab'),
-    (4, {'a': [4] * 2, 'b': [1] * 3}, 'ababb'),
-    (2, {'a': [9, 9], 'b': [1]}, 'aba'),  # at most all places
-  ],
-)
+@pytest.mark.parametrize(('places', 'costs', 'expected'), [
+  # Flows with the costs of what they take, one after the other.
+  (1, {'a': [1] * 4, 'b': [1]}, 'abaaa'),
+  (1, {'a': [1] * 3, 'b': [1] * 3}, 'ababab'),
+  (4, {'a': [4] * 2, 'b': [1] * 3}, 'ababb'),
+  (2, {'a': [9, 9], 'b': [1]}, 'aba'),  # at most all places
+])  # fmt: skip
 async def test_flows_take_turns(places, costs, expected):
   line, order = turns.Turns(places), []
   await line.take(turns.Flow(), places)
