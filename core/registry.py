@@ -25,8 +25,6 @@ from core.files import Path
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
 _EXPECTED = "'package.module:Name' of a class that can be imported"
-# Modules whose classes saved runs name, and where they are now.
-MOVED = {'dataset_lib.tfds': 'dataset_lib.records.tfds'}
 _trusted: set[str] = set()  # packages
 _folders: set[pathlib.Path] = set()
 
@@ -74,7 +72,6 @@ def locate(
     legal = f'{expected}, of this project or of a package that you trust: '
     here = f"--trust={package} (in Python: core.registry.trust('{package}'))"
     raise ConfigError(field, name, legal + here)
-  module = MOVED.get(module, module)
   try:
     _check_places(module, package)
     target = getattr(importlib.import_module(module), attribute)
@@ -87,13 +84,6 @@ def locate(
     missing = ', '.join(sorted(abstract.__abstractmethods__))
     raise ConfigError(field, name, f'{expected}, which defines {missing}')
   return target
-
-
-def with_moved(text: str) -> str:
-  """Returns JSON with the names that classes of `MOVED` modules have now."""
-  for old, new in MOVED.items():
-    text = text.replace(f'"{old}:', f'"{new}:')
-  return text
 
 
 def build(cls: type, values: Any, **others: Any) -> Any:

@@ -12,7 +12,6 @@ from absl import logging
 from core import fields, files, registry
 from core.errors import ConfigError
 from eval_lib import calibration, certificate
-from halting import older
 from serve_lib.decisions import GUARANTEED
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
 
@@ -83,11 +82,7 @@ class CertificateFile(calibration.ResultFile):
     for source, one in self.sources.items():
       kind: Any = type(model)
       legal = fields.hints(kind)
-      # Older certificates change a setting of the run's rule.
-      own = {'rule': model.rule} if fields.is_open(legal.get('rule')) else {}
-      changes = older.model_fields({**own, **one.changes}, kind)
-      if own and changes['rule'] is model.rule:
-        del changes['rule']
+      changes = dict(one.changes)
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
       if name and 'during' not in one.drift:
         logging.warning(

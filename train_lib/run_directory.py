@@ -21,12 +21,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from core import fields, files, registry
+from core import fields, files
 from core.errors import ConfigError, InvalidDataError, UserError
 from core.files import Path, writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
-from train_lib import phases
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -139,14 +138,12 @@ class RunDirectory(contextlib.ExitStack):
           f'{path} is missing, so the configuration of the checkpoints {steps} '
           'cannot be compared: put it back, or use another workdir.'
         )
-      saved = read_config(path)
+      saved = files.read_object(path)
       self._refuse(
         'with another configuration', changes(saved, self._config),
         'Use the saved values, use another workdir, or edit '
         f'{path} to resume with the new ones deliberately.',
       )  # fmt: skip
-      # Checkpoints of older runs know their phase by its name.
-      self._config = {**self._config, 'phases': saved.get('phases', ())}
     if self._info and (trained := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else contract.ROWS
       others = contract.differences(trained, self._info, (*contract.ALL, *rows))
@@ -241,12 +238,6 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
   return '', 'a process that is just starting'
 
 
-def read_config(path: Path) -> dict[str, Any]:
-  """Returns the configuration of a run; errors are those of `damage_of`."""
-  with files.damage_of(path):
-    return phases.of_older(files.read_object(path))
-
-
 def load_info(workdir: Path) -> DatasetInfo:
   """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
@@ -297,10 +288,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   with contextlib.suppress(ConfigError, InvalidDataError):
     saved = config_schema.validate(saved).to_dict()
-  old, new = (
-    _flat(json.loads(registry.with_moved(files.dumps(one))))
-    for one in (saved, given)
-  )
+  old, new = (_flat(json.loads(files.dumps(x))) for x in (saved, given))
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
     for k in sorted(old.keys() | new.keys())

@@ -23,7 +23,6 @@ from jaxtyping import Array, Float, Key, Shaped
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from halting import older
 from train_lib.phases import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
@@ -302,7 +301,6 @@ def complete_model(
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
   model_check.check_module(module, takes_keys)
-  settings = older.model_fields(settings, module)
   legal = fields.hints(module)
   known = {name: value for name, value in known.items() if name in legal}
   settings = known | settings
@@ -325,7 +323,7 @@ def construct(config: Config, num_classes: int) -> Any:
     return model.module.clone(**sizes)
   settings = dict(model)
   module = registry.locate(settings.pop('name'), 'model.name', nn.Module)
-  return registry.build(module, older.model_fields(settings, module), **sizes)
+  return registry.build(module, settings, **sizes)
 
 
 @contextlib.contextmanager

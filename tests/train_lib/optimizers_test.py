@@ -13,7 +13,7 @@ from core import fields
 from core.errors import ConfigError
 from model_lib.bert import BertClassifier
 from train_lib import config_schema, optimizers
-from train_lib.phases import Phase, knob_value, of_older, plan
+from train_lib.phases import Phase, knob_value, plan
 from train_lib.task import Task
 from train_lib.text_classification import TextClassification
 
@@ -262,18 +262,15 @@ def check(**given):
   return Phase(**fields.check(Phase, given, 'phases.0'))
 
 
-def test_phases_follow_each_other_and_were_once_ordered_by_name():
-  older = {'stages': {
-    'stage10': {'epochs': 1.5},
-    'stage1': {'steps': 10, 'knobs': {'prune': 0.0}},
-    'stage2': {'steps': 5, 'knobs': {'prune': ('linear', 0, 0.4)}},
-  }}  # fmt: skip
-  phases = plan([check(**one) for one in of_older(older)['phases']], 10)
-  first, second, third = phases
+def test_phases_follow_each_other():
+  first, second, third = phases = plan([
+    check(steps=10, knobs={'prune': 0.0}),
+    check(name='b', steps=5, knobs={'prune': ('linear', 0, 0.4)}),
+    check(epochs=1.5),
+  ], 10)  # fmt: skip
   assert [(p.label, p.index, p.start, p.stop) for p in phases] == [
-    ('stage1', 0, 0, 10), ('stage2', 1, 10, 15), ('stage10', 2, 15, 30),
+    ('phase 0', 0, 0, 10), ('b', 1, 10, 15), ('phase 2', 2, 15, 30),
   ]  # fmt: skip
-  assert plan([Phase(steps=1)], 10)[0].label == 'phase 0'
   values = [float(second.knob_values(step)['prune']) for step in (10, 12, 14)]
   assert values == pytest.approx([0.0, 0.2, 0.4])
   assert float(first.knob_values(9)['prune']) == 0.0

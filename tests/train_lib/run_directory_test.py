@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core import files, registry
+from core import files
 from core.errors import InvalidDataError, WriteError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
@@ -245,13 +245,6 @@ def test_a_saved_configuration_that_is_no_longer_legal_is_compared_as_it_is(
   old['warm_start']['workdir'] = '/gone'
   changed = 'warm_start.workdir: saved "/gone", given ""'
   assert run_directory.changes(old, given) == [changed]
-
-
-@pytest.mark.parametrize(('old', 'new'), registry.MOVED.items())
-def test_a_class_that_has_moved_is_no_change(old, new):
-  old, new = ({'dataset': {'name': f'{name}:Kind'}} for name in (old, new))
-  assert not run_directory.changes(old, new)
-  assert run_directory.changes(old, {'dataset': {'name': 'other:Kind'}})
 
 
 def test_without_its_contract_a_run_has_that_of_its_checkpoint(tmp_path):
