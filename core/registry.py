@@ -90,7 +90,7 @@ def build(cls: type, values: Any, **others: Any) -> Any:
   """Returns an object with checked fields; builds those that name a class."""
   hints = fields.hints(cls)
   made = {
-    name: _made(value, name, hints[name])
+    name: named(value, name, hints[name])
     if fields.is_open(hints[name])
     else value
     for name, value in dict(values).items()
@@ -102,14 +102,8 @@ def named(values: Any, field: str, base: type) -> Any:
   """Returns the object that `described` describes, or raises ConfigError."""
   if isinstance(values, base):
     return values
-  return _made(check_named(values, field, base), field, base)
-
-
-def _made(values: Any, field: str, base: type) -> Any:
-  if isinstance(values, base):
-    return values
   kind, given = _named(values, field, base)
-  return build(kind, given)
+  return build(kind, fields.check(kind, given, field))
 
 
 def check_named(values: Any, field: str, base: type) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   with contextlib.suppress(ConfigError, InvalidDataError):
     saved = config_schema.validate(saved).to_dict()
-  old, new = (_flat(json.loads(files.dumps(x))) for x in (saved, given))
+  old, new = map(_flat, (saved, given))
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
     for k in sorted(old.keys() | new.keys())
@@ -296,13 +296,10 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
-  if isinstance(tree, list) and tree and isinstance(tree[0], dict):
-    tree = dict(enumerate(tree))
-  if not isinstance(tree, dict) or (prefix and not tree):
-    return {prefix[:-1]: files.dumps(tree)}
-  parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
-  return {key: text for part in parts for key, text in part.items()}
+def _flat(config: Any) -> dict[str, str]:
+  """Returns the JSON of each field, by its dotted name."""
+  plain = files.with_tuples(json.loads(files.dumps(config)))
+  return {name: files.dumps(value) for name, value in fields.flat(plain)}
 
 
 def versions() -> dict[str, Any]:

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import pathlib
 import pkgutil
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -284,10 +283,10 @@ class Model(Mapping[str, Any]):
 def complete_model(
   model: Mapping[str, Any],
   kind: type[nn.Module] = nn.Module,
-  known: Mapping[str, Any] = types.MappingProxyType({}),
+  known: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda *_: {},
   takes_keys: bool = True,
 ) -> Model:
-  """Completes `config.model` with `known` values of its fields, and defaults.
+  """Completes `config.model` with `known(module, model)`, and defaults.
 
   Its module must subclass `kind`; `takes_keys`: the task calls it with
   `row_keys`.
@@ -302,8 +301,8 @@ def complete_model(
   module = registry.locate(name, 'model.name', kind, expected)
   model_check.check_module(module, takes_keys)
   legal = fields.hints(module)
-  known = {name: value for name, value in known.items() if name in legal}
-  settings = known | settings
+  found = known(module, settings).items()
+  settings = {name: x for name, x in found if name in legal} | settings
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):
