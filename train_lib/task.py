@@ -1,7 +1,6 @@
 """The Task contract between an objective and the trainer.
 
 A task owns a model, terms and metrics; the trainer owns steps, devices, files.
-An objective is a `Task` and a configuration; `train_lib.terms` has an example.
 """
 
 import abc
