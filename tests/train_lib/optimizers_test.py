@@ -45,57 +45,33 @@ def test_schedules_by_hand(fields, expected):
 
 
 SIZE = dict(num_classes=3, width=8, mlp_dim=8, num_heads=2)
-VIT = SIZE | dict(depth=2, patch_size=8)
-IMAGE = (jnp.zeros((1, 16, 16, 3)),)
-BLOCK = (
-  'attention/query', 'attention/key', 'attention/value', 'attention/out',
-  'mlp/hidden', 'mlp/out',
+VIT = SIZE | dict(depth=2, patch_size=8, query_dim=4)
+IMAGE, WORDS = jnp.zeros((1, 16, 16, 3)), jnp.zeros((1, 4), jnp.int32)
+SPARED = {'tokens/positions/embedding', 'tokens/cls'}
+
+
+@pytest.mark.parametrize(
+  ('model', 'inputs', 'others'),
+  [
+    (AdaTapeViT(bank='learnable', bank_size=60, **VIT), (IMAGE,),
+     SPARED | {'tape_bank/tokens'}),
+    (AdaTapeViT(bank='input', bank_patch_size=2, **VIT), (IMAGE,),
+     SPARED | {'tape_bank/positions/embedding'}),
+    (BertClassifier(**SIZE, depth=1, vocab_size=9),
+     (WORDS, WORDS, jnp.full(1, 4)), set()),
+  ],
 )  # fmt: skip
-DENSE = {f'encoder/block_{i}/{name}' for i in (0, 1) for name in BLOCK} | {
-  'head', 'tokens/patch_embed/projection'
-}  # fmt: skip
-READ = {f'encoder/read_network/{name}' for name in ('hidden', 'gated', 'out')}
-BANK = {'tape_bank/patch_embed/projection', 'tape_bank/projection'}
-POSITIONS = 'tokens/positions/embedding'
-# (model, what is decayed: the kernel of each, and nothing else, some others).
-MODELS = {
-  'learnable': (
-    AdaTapeViT(bank='learnable', bank_size=60, query_dim=4, **VIT),
-    DENSE | READ, {POSITIONS, 'tape_bank/tokens'},
-  ),
-  'input': (
-    AdaTapeViT(bank='input', bank_patch_size=2, query_dim=4, **VIT),
-    DENSE | READ | BANK, {POSITIONS, 'tape_bank/positions/embedding'},
-  ),
-}  # fmt: skip
-
-
-def decayed(model, *inputs):
-  """Names of the parameters, and whether they are decayed."""
+def test_decay_spares_biases_norms_and_what_no_kernel_has(
+  model, inputs, others
+):
   shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
   mask = optimizers.trainable_mask(shapes['params'], TextClassification.DECAY)
-  return {
+  decayed = {
     optimizers.path_name(path): on
     for path, on in jax.tree_util.tree_leaves_with_path(mask)
   }
-
-
-@pytest.mark.parametrize('name', MODELS)
-def test_decay_on_the_real_models(name):
-  model, kernels, kept = MODELS[name]
-  mask = decayed(model, *IMAGE)
-  on = {path for path, value in mask.items() if value}
-  assert on == {f'{dense}/kernel' for dense in kernels}
-  assert kept <= mask.keys() - on
-
-
-def test_decay_on_bert_spares_only_biases_and_norms():
-  model = BertClassifier(**SIZE, depth=1, vocab_size=9)
-  row = jnp.zeros((1, 4), jnp.int32)
-  mask = decayed(model, row, row, jnp.full(1, 4))
-  kept = {name for name in mask if name.endswith(('/bias', '/scale'))}
-  assert {name for name, on in mask.items() if not on} == kept
-  assert mask['embeddings/token_type/embedding']
+  spared = {name for name in decayed if name.endswith(('/bias', '/scale'))}
+  assert {name for name, on in decayed.items() if not on} == spared | others
 
 
 def constant(**fields):

@@ -16,8 +16,6 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from core import files
@@ -299,20 +297,6 @@ def test_damaged_lines_are_removed(tmp_path):
     with pytest.warns(UserWarning, match='line 2 is damaged'):
       run.truncate_log(30)
     assert steps_of(path) == [1, 30]
-
-
-def test_values_become_text_files():
-  rest = [{'b': None}, math.nan, math.inf, -math.inf, np.float32('nan')]
-  value = {'a': (np.int64(3), jnp.float32(0.5)), 4: rest}
-  names = ['NaN', 'Infinity', '-Infinity', 'NaN']
-  found = files.loads(files.dumps(value))
-  assert found == {'a': [3, 0.5], '4': [{'b': None}, *names]}
-  with pytest.raises(TypeError):
-    files.dumps({'a': np.zeros(2)})
-  deep, twice = '[' * 100_000, '{"b": {"a": 1, "a": 1}}'
-  for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{', deep, twice):
-    with pytest.raises(ValueError):
-      files.loads(text)
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path):
