@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from core import fields, files, registry
 from core.errors import ConfigError
@@ -84,11 +83,6 @@ class CertificateFile(calibration.ResultFile):
       legal = fields.hints(kind)
       changes = dict(one.changes)
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
-      if name and 'during' not in one.drift:
-        logging.warning(
-          '%s: no confidences of the model as trained, drift may not end; %s',
-          self.path, self.repair(),
-        )  # fmt: skip
       names[source], checks[source] = name or first, one.drift
       for field, value in changes.items():
         place = f': sources.{source}.model.{field}'

@@ -4,6 +4,7 @@ A task owns a model, terms and metrics; the trainer owns steps, devices, files.
 """
 
 import abc
+import collections
 import contextlib
 import dataclasses
 import math
@@ -255,28 +256,20 @@ def with_model(config: Config, changes: Config) -> dict[str, Any]:
   return plain | {'model': model} if changes else plain
 
 
-class Model(Mapping[str, Any]):
+class Model(collections.UserDict[str, Any]):
   """The checked fields of `config.model`, also as attributes.
 
   `module` is what they describe, with two classes; see `construct`.
   """
 
   def __init__(self, values: Mapping[str, Any], module: Any):
-    self._values, self.module = dict(values), module
-
-  def __getitem__(self, name: str) -> Any:
-    return self._values[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._values)
-
-  def __len__(self) -> int:
-    return len(self._values)
+    super().__init__(values)
+    self.module = module
 
   def __getattr__(self, name: str) -> Any:
-    if name.startswith('_'):
+    if name.startswith('_') or name == 'data':  # of a copy being made
       raise AttributeError(name)
-    return getattr(ml_collections.FrozenConfigDict(self._values), name)
+    return getattr(ml_collections.FrozenConfigDict(self.data), name)
 
 
 def complete_model(

@@ -42,8 +42,7 @@ INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
         ('mean', [0.5, 0.5]), ('label_dtype', 'object'), ('input_shape', []))
       ))),
     ('config.json', loading.load_config,
-     ('{"task": "x"}',
-      '{"warm_start": {}, "loss": {}, "dataset": {}, "evals": 1}')),
+     ('{"task": "x"}', '{"warm_start": {}, "loss": {}, "dataset": 1}')),
   ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path, file, load, contents):
