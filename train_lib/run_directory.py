@@ -130,8 +130,6 @@ class RunDirectory(contextlib.ExitStack):
       raise InvalidDataError(f'{checkpoints} {line}')
     for name in WRITTEN:
       files.check_no_link(self.workdir / name)
-    if path.is_dir():
-      raise InvalidDataError(f'{path} is damaged (it is a directory)')
     if steps := steps_in(checkpoints):
       if not path.exists():
         raise ConfigChangedError(

@@ -221,12 +221,6 @@ def test_scales_multiply_the_rates_of_the_parameters_they_name():
   )  # fmt: skip
 
 
-@pytest.mark.parametrize('scale', ['exit', 'exit->', 'exit->-1', '(->2', '->2'])
-def test_illegal_scales_are_named(scale):
-  with pytest.raises(ConfigError, match=r"scales: expected a tuple of 'patt"):
-    fields.check(config_schema.Optimizer, {'scales': (scale,)}, 'optimizer')
-
-
 def test_a_scale_that_names_no_parameter_is_refused():
   params = {'head': {'kernel': jnp.ones(2)}}
   optimizers.check_patterns((), ('^head/->2',), params)
