@@ -4,14 +4,7 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -175,7 +168,7 @@ def _log(
   )  # fmt: skip
 
 
-def _size(arrays: Iterable[Any]) -> str:
+def _size(arrays: Collection[Any]) -> str:
   count = sum(array.size for array in arrays)
   return f'{count / 1e6:.1f} M' if count >= 50_000 else f'{count:,}'
 
@@ -183,8 +176,8 @@ def _size(arrays: Iterable[Any]) -> str:
 def _modules(tree: Mapping[str, Any], names: Collection[str]) -> list[str]:
   """Returns the largest modules with no other parameters, and their sizes."""
 
-  def parents(name: str) -> Iterator[str]:
-    return itertools.accumulate(name.split('/'), '{}/{}'.format)
+  def parents(name: str) -> list[str]:
+    return [*itertools.accumulate(name.split('/'), '{}/{}'.format)]
 
   others = {x for name in {*tree} - {*names} for x in parents(name)}
   found = collections.defaultdict(list)

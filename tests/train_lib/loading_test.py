@@ -16,13 +16,7 @@ from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.launch import toy_runs
 from tests.train_lib import build_test
-from train_lib import (
-  checkpoint_io,
-  config_schema,
-  loading,
-  sharding,
-  trainer,
-)
+from train_lib import checkpoint_io, config_schema, loading, sharding, trainer
 from train_lib.build import build_dataset
 from train_lib.checkpoint import Checkpointer
 from train_lib.phases import Phase
