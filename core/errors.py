@@ -59,22 +59,21 @@ def _shown(given: Any) -> str:
   return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}...'
 
 
-class MissingDataError(UserError, FileNotFoundError):
+class DataError(UserError):
+  """A data set, or a file, that cannot be used."""
+
+  exit_code = 4
+
+  def __init__(self, message: str):
+    super().__init__(shortened(message))
+
+
+class MissingDataError(DataError, FileNotFoundError):
   """The data set, or one of its splits, is not where it should be."""
 
-  exit_code = 4
 
-  def __init__(self, message: str):
-    super().__init__(shortened(message))
-
-
-class InvalidDataError(UserError, ValueError):
+class InvalidDataError(DataError, ValueError):
   """The data set as a whole is not usable: its layout, index or class list."""
-
-  exit_code = 4
-
-  def __init__(self, message: str):
-    super().__init__(shortened(message))
 
 
 class WriteError(UserError, OSError):

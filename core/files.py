@@ -21,6 +21,7 @@ import numpy as np
 
 from core.errors import (
   BadRecord,
+  DataError,
   InvalidDataError,
   MissingDataError,
   WriteError,
@@ -198,7 +199,7 @@ def damage_of(path: Path) -> Iterator[None]:
   """Turns `DAMAGE` into MissingDataError or InvalidDataError of a file."""
   try:
     yield
-  except (MissingDataError, InvalidDataError):
+  except DataError:
     raise
   except FileNotFoundError as error:
     raise MissingDataError(f'{path} is missing') from error

@@ -25,8 +25,6 @@ from core.files import Path
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'(?:[\w.]+=)?((\w+)(?:\.\w+)*:\w+)')  # also of KEY=NAME
 _EXPECTED = "'package.module:Name' of a class that can be imported"
-# Modules whose classes saved runs name, and where they are now.
-MOVED = {'dataset_lib.tfds': 'dataset_lib.records.tfds'}
 _trusted: set[str] = set()  # packages
 _folders: set[pathlib.Path] = set()
 
@@ -74,7 +72,6 @@ def locate(
     legal = f'{expected}, of this project or of a package that you trust: '
     here = f"--trust={package} (in Python: core.registry.trust('{package}'))"
     raise ConfigError(field, name, legal + here)
-  module = MOVED.get(module, module)
   try:
     _check_places(module, package)
     target = getattr(importlib.import_module(module), attribute)
@@ -89,18 +86,11 @@ def locate(
   return target
 
 
-def with_moved(text: str) -> str:
-  """Returns JSON with the names that classes of `MOVED` modules have now."""
-  for old, new in MOVED.items():
-    text = text.replace(f'"{old}:', f'"{new}:')
-  return text
-
-
 def build(cls: type, values: Any, **others: Any) -> Any:
   """Returns an object with checked fields; builds those that name a class."""
   hints = fields.hints(cls)
   made = {
-    name: _made(value, name, hints[name])
+    name: named(value, name, hints[name])
     if fields.is_open(hints[name])
     else value
     for name, value in dict(values).items()
@@ -112,14 +102,8 @@ def named(values: Any, field: str, base: type) -> Any:
   """Returns the object that `described` describes, or raises ConfigError."""
   if isinstance(values, base):
     return values
-  return _made(check_named(values, field, base), field, base)
-
-
-def _made(values: Any, field: str, base: type) -> Any:
-  if isinstance(values, base):
-    return values
   kind, given = _named(values, field, base)
-  return build(kind, given)
+  return build(kind, fields.check(kind, given, field))
 
 
 def check_named(values: Any, field: str, base: type) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 
 from core import fields, registry
 from core.errors import ConfigError
-from halting import older
 from halting.row_rules import (
   ClassRule,
   Confidence,
@@ -32,6 +31,7 @@ from serve_lib.decisions import GUARANTEED, ClassifierPolicy, source_of
 from serve_lib.items import Count, TextOptions
 
 PRUNED, UNPRUNED = 'pruned', 'unpruned'  # variants of a chain
+_RULES = 'confidence', 'entropy', 'margin', 'patience', 'combined', 'never'
 # Options that are fields of many rules.
 _BESIDE = 'tau', 'patience', 'tolerance', 'veto_margin'
 
@@ -224,8 +224,8 @@ def check_rows(rule: RowRule, classes: int) -> None:
 
 
 def _class_of(name: str) -> type[RowRule]:
-  expected = f"one of {', '.join(older.EXITS)}, or 'package.module:Class'"
-  full = older.EXITS.get(name, name)
+  expected = f"one of {', '.join(_RULES)}, or 'package.module:Class'"
+  full = f'halting.row_rules:{name.title()}' if name in _RULES else name
   return registry.locate(full, 'serve.rule', RowRule, expected)
 
 

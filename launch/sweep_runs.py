@@ -117,7 +117,7 @@ def read_config(
   plain = config.to_dict()
   saved = pathlib.Path(flags.workdir, named, run_directory.CONFIG)
   if named and saved.is_file():
-    before = run_directory.read_config(saved)
+    before = files.read_object(saved)
     if changed := run_directory.changes(before, plain):
       raise command_line.UsageError(
         f'@{named} was run with another configuration, give this one another '

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from core import fields, files, registry
 from core.errors import ConfigError
 from dataset_lib import tokenizer
 from dataset_lib.text_tasks import num_texts
 from eval_lib import calibration, certificate
-from halting import older
 from serve_lib import items
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy, OneStage
 from serve_lib.monitor import Monitor, OnDrift, monitor_of
@@ -175,17 +173,8 @@ class CertificateFile(calibration.ResultFile):
     for source, one in self.sources.items():
       kind: Any = type(model)
       legal = fields.hints(kind)
-      # Older certificates change a setting of the run's rule.
-      own = {'rule': model.rule} if fields.is_open(legal.get('rule')) else {}
-      changes = older.model_fields({**own, **one.changes}, kind)
-      if own and changes['rule'] is model.rule:
-        del changes['rule']
+      changes = dict(one.changes)
       name = ', '.join(f'{k}={value}' for k, value in one.changes.items())
-      if name and 'during' not in one.drift:
-        logging.warning(
-          '%s: no confidences of the model as trained, drift may not end; %s',
-          self.path, self.repair(),
-        )  # fmt: skip
       names[source], checks[source] = name or first, one.drift
       for field, value in changes.items():
         place = f': sources.{source}.model.{field}'

@@ -135,8 +135,7 @@ class Setup(Plan):
     info, steps = self.dataset.info, self.dataset.steps_per_epoch
     if saved := run_directory.trained_on(workdir):
       # The schedule of a run is kept where its data have grown.
-      own = max(1, saved.num_examples // config.batch_size)
-      steps = saved.steps_per_epoch or own
+      steps = saved.steps_per_epoch or steps
     self.info = dataclasses.replace(info, steps_per_epoch=steps)
     super().__init__(config, self.info, steps)
     config = self.config

@@ -24,7 +24,7 @@ from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
 from model_lib import sizes
 from train_lib import mixup
-from train_lib.task import Task, complete_model, construct
+from train_lib.task import Task, complete_model, construct, model_errors
 from train_lib.terms import Batch, Forward, Metrics, Term
 
 TOP = 5  # classes of the metric `top5_accuracy`
@@ -40,7 +40,7 @@ class Classification(Task):
   SERVE = 'serve_lib.classifier:serve'
   MODEL: ClassVar[type[nn.Module]] = nn.Module  # required base class
   MULTI_LABEL: ClassVar[bool] = False  # rows of the data have several labels
-  # Variants, and defaults of the fields that a checkpoint determines.
+  # Of a model without its own: variants, and what a checkpoint determines.
   SIZES: ClassVar[sizes.Sizes] = sizes.VIT
 
   @dataclasses.dataclass(frozen=True)
@@ -56,13 +56,21 @@ class Classification(Task):
     """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
     takes_keys = cls.apply is Task.apply
-    model = dict(config['model'])
-    directory = model.pop('from_checkpoint', '')
-    known = checkpoint_fields(directory, cls.SIZES.defaults)
-    config['model'] = complete_model(model, cls.MODEL, known, takes_keys)
+    given = config['model'], cls.MODEL, cls._known_fields, takes_keys
+    config['model'] = complete_model(*given)
     alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')
+
+  @classmethod
+  def _known_fields(cls, module: Any, model: dict[str, Any]) -> dict[str, Any]:
+    """Returns sizes of a variant or `from_checkpoint`, which is taken out."""
+    own, known = getattr(module, 'SIZES', None), dict[str, Any]()
+    if own and model.get('variant'):
+      with model_errors(model):
+        known = own.fields(model['variant'])
+    names = (own or cls.SIZES).defaults
+    return known | checkpoint_fields(model.pop('from_checkpoint', ''), names)
 
   @property
   def rows_together(self) -> int:

@@ -173,7 +173,6 @@ def validate(
   read checkpoints or data for sizes of the model. Raises ConfigError for the
   first illegal field.
   """
-  _refuse_stages(config, overrides)
   run = fields.check(Run, fields.override(Run, config, overrides), '')
   if run['batch_size'] % run['num_micro']:
     expected = f'a divisor of {run["batch_size"]} rows'
@@ -201,16 +200,6 @@ def validate(
   for index, phase in enumerate(run['phases']):
     _check_phase(f'phases.{index}', phase, run, task)
   return ml_collections.ConfigDict(run).lock()
-
-
-def _refuse_stages(config: Any, overrides: Sequence[str]) -> None:
-  """Raises ConfigError for the phases as they were before they had an order."""
-  old = [text for text in overrides if re.match(r'stages\b', text)]
-  old += ['stages'] if 'stages' in config else []
-  if old:
-    expected = 'phases, a tuple in their order: c.phases = (dict(steps=100), '
-    expected += 'dict(steps=50)); --config.phases.0.steps=100 for the first'
-    raise ConfigError('stages', old[0], expected)
 
 
 def check_weights(run: ml_collections.ConfigDict) -> None:

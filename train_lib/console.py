@@ -34,11 +34,7 @@ class Console(contextlib.ExitStack):
   """
 
   def __init__(
-    self,
-    setup: Setup,
-    run: RunDirectory,
-    start: int,
-    carried: Mapping[str, Any],
+    self, setup: Setup, run: RunDirectory, start: int, carried: dict[str, Any]
   ):
     super().__init__()
     self._setup, self._run, self._start = setup, run, start

@@ -22,9 +22,10 @@ from train_lib.run_directory import (
   Path,
   load_info,
   parse_info,
-  read_config,
 )
 from train_lib.task import ServedRun, Task, build_task
+
+OLDER = '; a run of an older version is read by commit 87a76c19: train it again'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +71,12 @@ def load_config(
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
   with files.damage_of(path):
-    values, own = read_config(path), path.with_name(TOKENIZER)
+    values, own = files.read_object(path), path.with_name(TOKENIZER)
     values['warm_start']['workdir'] = ''
     if 'teacher' in values['loss']:
       values['loss']['teacher'] = ''
     if 'tokenizer' in values['dataset'] and own.is_file():
       values['dataset']['tokenizer'] = str(own)
-    for group in ('model', 'evals', 'dataset'):
-      if not isinstance(values.get(group, {}), dict):
-        raise TypeError(f'{group}: expected a group of fields')
     has_contract = path.with_name(DATASET_INFO).exists()
     # Lengths of the train rows, which may be gone.
     if has_contract and values['dataset'].get('max_length') == 0:
@@ -93,8 +91,9 @@ def load_config(
       data = dataclasses.replace(info, preprocessing=prepared)
       contract.check(info, data, [*info.preprocessing], 'dataset')
   except ConfigError as error:
-    field = f'{key}: {path}: {error.field}'
-    raise ConfigError(field, error.given, error.expected) from error
+    field, expected = f'{key}: {path}: {error.field}', error.expected
+    expected += OLDER if expected.startswith('no such field') else ''
+    raise ConfigError(field, error.given, expected) from error
   return config
 
 
@@ -111,8 +110,7 @@ def restore(
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
   with files.damage_of(saved.path / MANIFEST):
-    kept = saved.extra.get('contract')  # none in older ones
-    trained = info if kept is None else parse_info(kept)
+    trained = parse_info(saved.extra['contract'])
   for one in contract.differences(trained, info, is_copy=True):
     change = f'was changed after step {saved.step}: {one}; restore it'
     raise InvalidDataError(f'{pathlib.Path(workdir) / DATASET_INFO} {change}')
@@ -121,14 +119,11 @@ def restore(
     prepared = tokenizer.load(path).preprocessing(0)
     own = dataclasses.replace(info, preprocessing=prepared)
     contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
-  # Older checkpoints have a name; see `phases.of_older`.
-  names = [one.name for one in config.phases]
-  phase = saved.extra.get('phase', saved.extra.get('stage'))
-  index = names.index(phase) if phase in names else phase
-  if index not in range(len(names)):
-    raise ConfigError('phases', names, f'that of the checkpoint, {phase}')
-  task = build_task(config, info, config.phases[index].model)
-  return Trained(saved, task, mesh)
+  index, phases = saved.extra.get('phase'), config.phases
+  if index not in range(len(phases)):
+    names = [one.name for one in phases]
+    raise ConfigError('phases', names, f'that of the checkpoint, {index}')
+  return Trained(saved, build_task(config, info, phases[index].model), mesh)
 
 
 def serve(

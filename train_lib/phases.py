@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -109,20 +109,3 @@ def plan(phases: Iterable[Phase], steps_per_epoch: int) -> tuple[Planned, ...]:
     planned.append(place)
     start = stop
   return tuple(planned)
-
-
-def of_older(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the configuration of a run; phases were `stages`, a group by name.
-
-  They ran in the order of names, stage2 before stage10. Checkpoints name them.
-  """
-  current = dict(config)
-  if (stages := current.pop('stages', None)) is None:
-    return current
-  phases = [{'name': n, **stages[n]} for n in sorted(stages, key=_natural)]
-  return {'phases': phases, **current}
-
-
-def _natural(name: str) -> list[Any]:
-  parts = re.split(r'(\d+)', name)
-  return [int(part) if part.isdigit() else part for part in parts]

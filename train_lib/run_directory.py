@@ -21,12 +21,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from core import fields, files, registry
+from core import fields, files
 from core.errors import ConfigError, InvalidDataError, UserError
 from core.files import Path, writing
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
-from train_lib import phases
 
 CHECKPOINTS = 'checkpoints'
 CONFIG = 'config.json'
@@ -131,22 +130,18 @@ class RunDirectory(contextlib.ExitStack):
       raise InvalidDataError(f'{checkpoints} {line}')
     for name in WRITTEN:
       files.check_no_link(self.workdir / name)
-    if path.is_dir():
-      raise InvalidDataError(f'{path} is damaged (it is a directory)')
     if steps := steps_in(checkpoints):
       if not path.exists():
         raise ConfigChangedError(
           f'{path} is missing, so the configuration of the checkpoints {steps} '
           'cannot be compared: put it back, or use another workdir.'
         )
-      saved = read_config(path)
+      saved = files.read_object(path)
       self._refuse(
         'with another configuration', changes(saved, self._config),
         'Use the saved values, use another workdir, or edit '
         f'{path} to resume with the new ones deliberately.',
       )  # fmt: skip
-      # Checkpoints of older runs know their phase by its name.
-      self._config = {**self._config, 'phases': saved.get('phases', ())}
     if self._info and (trained := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else contract.ROWS
       others = contract.differences(trained, self._info, (*contract.ALL, *rows))
@@ -241,12 +236,6 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
   return '', 'a process that is just starting'
 
 
-def read_config(path: Path) -> dict[str, Any]:
-  """Returns the configuration of a run; errors are those of `damage_of`."""
-  with files.damage_of(path):
-    return phases.of_older(files.read_object(path))
-
-
 def load_info(workdir: Path) -> DatasetInfo:
   """Returns the contract of a run; errors are those of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
@@ -297,10 +286,7 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
   with contextlib.suppress(ConfigError, InvalidDataError):
     saved = config_schema.validate(saved).to_dict()
-  old, new = (
-    _flat(json.loads(registry.with_moved(files.dumps(one))))
-    for one in (saved, given)
-  )
+  old, new = map(_flat, (saved, given))
   return [
     f'{k}: saved {old.get(k, "nothing")}, given {new.get(k, "nothing")}'
     for k in sorted(old.keys() | new.keys())
@@ -308,13 +294,10 @@ def changes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _flat(tree: Any, prefix: str = '') -> dict[str, str]:
-  if isinstance(tree, list) and tree and isinstance(tree[0], dict):
-    tree = dict(enumerate(tree))
-  if not isinstance(tree, dict) or (prefix and not tree):
-    return {prefix[:-1]: files.dumps(tree)}
-  parts = [_flat(value, f'{prefix}{key}.') for key, value in tree.items()]
-  return {key: text for part in parts for key, text in part.items()}
+def _flat(config: Any) -> dict[str, str]:
+  """Returns the JSON of each field, by its dotted name."""
+  plain = files.with_tuples(json.loads(files.dumps(config)))
+  return {name: files.dumps(value) for name, value in fields.flat(plain)}
 
 
 def versions() -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """The Task contract between an objective and the trainer.
 
 A task owns a model, terms and metrics; the trainer owns steps, devices, files.
-An objective is a `Task` and a configuration; `train_lib.terms` has an example.
 """
 
 import abc
+import collections
 import contextlib
 import dataclasses
 import math
 import pathlib
 import pkgutil
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +22,6 @@ from jaxtyping import Array, Float, Key, Shaped
 from core import fields, registry
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
-from halting import older
 from train_lib.phases import Config
 from train_lib.terms import Batch, Forward, Metrics, Targets, Term, Tree, total
 
@@ -258,37 +256,29 @@ def with_model(config: Config, changes: Config) -> dict[str, Any]:
   return plain | {'model': model} if changes else plain
 
 
-class Model(Mapping[str, Any]):
+class Model(collections.UserDict[str, Any]):
   """The checked fields of `config.model`, also as attributes.
 
   `module` is what they describe, with two classes; see `construct`.
   """
 
   def __init__(self, values: Mapping[str, Any], module: Any):
-    self._values, self.module = dict(values), module
-
-  def __getitem__(self, name: str) -> Any:
-    return self._values[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._values)
-
-  def __len__(self) -> int:
-    return len(self._values)
+    super().__init__(values)
+    self.module = module
 
   def __getattr__(self, name: str) -> Any:
-    if name.startswith('_'):
+    if name.startswith('_') or name == 'data':  # of a copy being made
       raise AttributeError(name)
-    return getattr(ml_collections.FrozenConfigDict(self._values), name)
+    return getattr(ml_collections.FrozenConfigDict(self.data), name)
 
 
 def complete_model(
   model: Mapping[str, Any],
   kind: type[nn.Module] = nn.Module,
-  known: Mapping[str, Any] = types.MappingProxyType({}),
+  known: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda *_: {},
   takes_keys: bool = True,
 ) -> Model:
-  """Completes `config.model` with `known` values of its fields, and defaults.
+  """Completes `config.model` with `known(module, model)`, and defaults.
 
   Its module must subclass `kind`; `takes_keys`: the task calls it with
   `row_keys`.
@@ -302,10 +292,9 @@ def complete_model(
     expected = "'package.module:Name' of a Linen module"
   module = registry.locate(name, 'model.name', kind, expected)
   model_check.check_module(module, takes_keys)
-  settings = older.model_fields(settings, module)
   legal = fields.hints(module)
-  known = {name: value for name, value in known.items() if name in legal}
-  settings = known | settings
+  found = known(module, settings).items()
+  settings = {name: x for name, x in found if name in legal} | settings
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):
@@ -325,7 +314,7 @@ def construct(config: Config, num_classes: int) -> Any:
     return model.module.clone(**sizes)
   settings = dict(model)
   module = registry.locate(settings.pop('name'), 'model.name', nn.Module)
-  return registry.build(module, older.model_fields(settings, module), **sizes)
+  return registry.build(module, settings, **sizes)
 
 
 @contextlib.contextmanager

@@ -1,21 +1,9 @@
 """Terms: a loss is a list of them, each a weight times a mean.
 
-A new objective is one file, a Task whose `terms` reads what a `Forward` has:
-
-  class Sure(Classification):
-    @dataclasses.dataclass(frozen=True)
-    class Loss(Classification.Loss):
-      entropy_weight: Weight = 0.1  # a field of `loss` in the configuration
-
-    KNOBS = ('entropy_weight',)  # which a phase may schedule
-
-    def terms(self, forward):
-      entropy = entr(jax.nn.softmax(forward.logits)).sum(-1)
-      term = Term(entropy, 'entropy_weight', name='entropy')
-      return *super().terms(forward), term
-
-Denominators are those of the whole batch: micro-batches and devices add up.
-`Classification.target_loss` mixes and smooths the labels, for any logits.
+A new objective is one file, a Task whose `terms` reads what a `Forward` has, as
+`patient` of CONTRIBUTING.md. Denominators are those of the whole batch, so that
+micro-batches and devices add up. `Classification.target_loss` mixes and smooths
+the labels, for any logits.
 """
 
 import dataclasses

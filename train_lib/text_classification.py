@@ -5,15 +5,13 @@ logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import pathlib
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from core import registry
 from eval_lib.metrics import Average
-from train_lib.classification import Classification, checkpoint_fields
-from train_lib.task import model_errors
+from model_lib import sizes
+from train_lib.classification import Classification
 from train_lib.terms import Batch, Forward, Metrics
 
 
@@ -24,25 +22,9 @@ class TextClassification(Classification):
   """
 
   SERVE = 'serve_lib.classifier:serve_texts'
+  SIZES = sizes.BERT
   # BERT's recipe excludes only biases and LayerNorm.
   DECAY = r'(^|/)kernel$|(^|/)embeddings/(word|position|token_type)/embedding$'
-
-  @classmethod
-  def validate_config(cls, config: dict[str, Any]) -> None:
-    """Also takes sizes from the checkpoint or the variant."""
-    from model_lib.bert import TextEncoder
-
-    model, known = dict(config['model']), dict[str, Any]()
-    directory = model.pop('from_checkpoint', '')
-    kind = registry.locate(model.get('name', ''), 'model.name')
-    sizes = (kind if issubclass(kind, TextEncoder) else TextEncoder).SIZES
-    if model.get('variant'):
-      with model_errors(model):
-        known = sizes.fields(model['variant'])
-    if directory:
-      known |= checkpoint_fields(directory, sizes.defaults)
-    config['model'] = known | model
-    super().validate_config(config)
 
   def save_assets(self, directory: pathlib.Path) -> None:
     """Writes the tokenizer to the directory of the run."""

@@ -4,14 +4,7 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +37,8 @@ def start_from(setup: Setup) -> Any:
   _check_source(config, task)
   source = config.workdir, config.renames, config.skip
   try:
-    found = _values(shapes.params, *source, task.config['model'], task.info)
+    of_task = task.config['model'], task.info
+    found = warm_start(shapes.params, *source, *of_task)
     model_state: Any = None
     if jax.tree.leaves(shapes.model_state):  # as the start of a looped model
       own = checkpoint_io.find(config.workdir)
@@ -53,7 +47,10 @@ def start_from(setup: Setup) -> Any:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
   state: Any = setup.init()
-  params = _replaced(state.params, found)
+  params = jax.tree.map(
+    lambda own, new: new if isinstance(new, jax.Array) else own,
+    state.params, found,
+  )  # fmt: skip
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
   model_state = model_state or state.model_state
@@ -105,7 +102,8 @@ def warm_start(
   is logged.
 
   Args:
-    params: their structure and shardings are kept.
+    params: arrays or their shapes, which stay where no array replaces them;
+      structure and shardings are kept.
     directory: of the run, its checkpoints or a published model, or its file.
     renames: 'old->new', applied in turn to the names by `re.sub`.
     skip: regular expressions, e.g. `^head/`, searched in the (new) names and
@@ -116,27 +114,6 @@ def warm_start(
   Raises ValueError if a rename or a skip matches nothing, parameters are left
   over on either side or differ in shape or dtype, or no file can be used.
   """
-  found = _values(params, directory, renames, skip, model, info)
-  return _replaced(params, found)
-
-
-def _replaced(params: Any, found: Mapping[str, Any]) -> Any:
-  """Returns the parameters with the arrays `found`, placed as they are."""
-  fresh = checkpoint_io.flatten(params)
-  for name, array in found.items():
-    fresh[name] = jax.device_put(array, fresh[name].sharding)
-  return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
-
-
-def _values(
-  params: Any,
-  directory: Path,
-  renames: Sequence[str],
-  skip: Sequence[str],
-  model: Any,
-  info: DatasetInfo | None,
-) -> dict[str, Any]:
-  """Returns the arrays of `warm_start` by name; `params` may be abstract."""
   source, fit = _read(directory, params, info)
   saved, fresh = map(checkpoint_io.flatten, (source.params, params))
   saved, skipped = _selected(saved, fresh, directory, renames, skip)
@@ -155,7 +132,9 @@ def _values(
   _check_fields(directory, source.fields, dict(model), layouts[0] == layouts[1])
   checkpoint_io.check_layout(directory, *layouts)
   _log(directory, used, fresh, saved, source.ignored)
-  return used
+  for name, array in used.items():
+    fresh[name] = jax.device_put(array, fresh[name].sharding)
+  return jax.tree.unflatten(jax.tree.structure(params), list(fresh.values()))
 
 
 def _check_fields(
@@ -189,7 +168,7 @@ def _log(
   )  # fmt: skip
 
 
-def _size(arrays: Iterable[Any]) -> str:
+def _size(arrays: Collection[Any]) -> str:
   count = sum(array.size for array in arrays)
   return f'{count / 1e6:.1f} M' if count >= 50_000 else f'{count:,}'
 
@@ -197,8 +176,8 @@ def _size(arrays: Iterable[Any]) -> str:
 def _modules(tree: Mapping[str, Any], names: Collection[str]) -> list[str]:
   """Returns the largest modules with no other parameters, and their sizes."""
 
-  def parents(name: str) -> Iterator[str]:
-    return itertools.accumulate(name.split('/'), '{}/{}'.format)
+  def parents(name: str) -> list[str]:
+    return [*itertools.accumulate(name.split('/'), '{}/{}'.format)]
 
   others = {x for name in {*tree} - {*names} for x in parents(name)}
   found = collections.defaultdict(list)

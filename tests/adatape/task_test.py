@@ -69,7 +69,7 @@ def test_mixup_is_of_the_cross_entropy_and_the_tape(case):
 )
 def test_flops_of_a_row_are_those_of_its_depth(model, counted):
   config = command_line.load_config(
-    f'configs/adatape/images.py:tfds=cifar10,size=32,model={model}', []
+    f'configs/images.py:tfds=cifar10,size=32,model={model}', []
   )
   task = build_task(config, DatasetInfo('image', IMAGE, 'uint8', 10, (), 0))
   halts = {'depth': jnp.array([1, 2]), 'steps': jnp.array([0.5, 1.75])}

@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -293,13 +292,3 @@ def test_the_answer_has_label_depth_and_reason(words):
   assert found['reasons'] == {'all tokens halted': 1, 'last iteration': 1}
   # Shares of the six iterations: 3 and (6 + 1 + 2) / 3.
   assert found['retention']['p50'] == pytest.approx(0.5)
-
-
-def test_an_older_certificate_changes_the_rule_of_its_run(tmp_path):
-  drift = {'confidences': [0.5], 'threshold': 0.5, 'during': [0.5]}
-  entry = {'tau': None, 'model': {'epsilon': 0.2}, 'drift': drift}
-  content = {'sources': {'': entry}, 'temperatures': [1.0]}
-  (tmp_path / 'certificate.json').write_text(json.dumps(content))
-  model, _ = small.build(rule=StraightThrough(0.1))
-  models, _ = CertificateFile(str(tmp_path)).serve(model, 'first', None)
-  assert [one.rule for one in models.values()] == [StraightThrough(0.2)]

@@ -141,12 +141,13 @@ def made(tmp_path_factory, name, halting='act'):
 
   def make(path):
     info = builder.build_source(config.dataset, 'train').info
+    contract = dataclasses.asdict(info)
     with RunDirectory(path, config.to_dict()) as run:
-      run.write('dataset_info.json', dataclasses.asdict(info))
+      run.write('dataset_info.json', contract)
       build.build_task(config, info).save_assets(run.workdir)
     with Checkpointer(path / 'checkpoints') as checkpointer:
       state = {'params': parameters(kind, halting)}
-      checkpointer.save(STEP, state, {'phase': 0})
+      checkpointer.save(STEP, state, {'phase': 0, 'contract': contract})
 
   return _once(tmp_path_factory, f'made_{name}_{halting}', make)
 

@@ -116,7 +116,7 @@ def test_texts_must_not_depend_on_their_padding(tmp_path, flag, found):
 
 
 def test_images_that_are_not_here_are_drawn(tmp_path, capsys):
-  given = f'configs/adatape/images.py:root={tmp_path},size=16,variant=Ti/16'
+  given = f'configs/images.py:data={tmp_path},size=16,variant=Ti/16'
   small = ('depth=1', 'width=16', 'num_heads=2', 'mlp_dim=16', 'patch_size=8')
   assert check.main([
     f'--config={given},model=vit', *(f'--config.model.{s}' for s in small)

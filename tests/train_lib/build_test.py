@@ -180,11 +180,6 @@ def test_rows_and_words_beyond_the_tables_of_a_model_are_named(folders):
       build_task(config, info, changes)
 
 
-def test_stages_are_now_phases():
-  with pytest.raises(ConfigError, match=r'^stages: .*c\.phases = \(dict'):
-    config_schema.validate({'stages': {'stage1': {'steps': 9}}})
-
-
 class WithoutOutputs(Classification):
   """A task that defines none."""
 

@@ -16,11 +16,11 @@ from dataset_lib.source import DatasetInfo
 from launch import command_line
 from tests.launch import toy_runs
 from tests.train_lib import build_test
-from train_lib import checkpoint_io, loading, sharding, trainer
+from train_lib import checkpoint_io, config_schema, loading, sharding, trainer
 from train_lib.build import build_dataset
 from train_lib.checkpoint import Checkpointer
 from train_lib.phases import Phase
-from train_lib.run_directory import ConfigChangedError, RunDirectory
+from train_lib.run_directory import RunDirectory
 from train_lib.task import Task
 
 INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
@@ -36,8 +36,7 @@ INFO = DatasetInfo('tokens', (64,), 'int32', 1, (), 10, 30, 'float32', (32, 64))
         ('mean', [0.5, 0.5]), ('label_dtype', 'object'), ('input_shape', []))
       ))),
     ('config.json', loading.load_config,
-     ('{"task": "x"}',
-      '{"warm_start": {}, "loss": {}, "dataset": {}, "evals": 1}')),
+     ('{"task": "x"}', '{"warm_start": {}, "loss": {}, "dataset": 1}')),
   ],
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path, file, load, contents):
@@ -87,37 +86,29 @@ def test_a_run_needs_its_own_directory_only(tmp_path):
   assert config.dataset.length_buckets == (8, 16)
 
 
-def test_a_run_of_named_stages_is_resumed_and_keeps_their_names(tmp_path):
+def test_a_run_of_an_older_version_is_refused(tmp_path):
+  older = dict(loss={}, dataset={}, warm_start={}, stages={'one': {}})
+  files.write_json(tmp_path / 'config.json', older)
+  with pytest.raises(ConfigError, match=r'stages: .*; .* by commit 87a76c19:'):
+    loading.load_config(tmp_path)
+
+
+def test_a_checkpoint_names_its_phase(tmp_path):
   config = build_test.load()
   phases = Phase(steps=2), Phase(steps=3, model={'mlp_dim': 24})
-  current = config.to_dict() | {'phases': phases}
-  older = {k: v for k, v in current.items() if k != 'phases'}
-  stages = zip(('stage10', 'stage2'), map(vars, phases[::-1]), strict=True)
-  older['stages'] = {
-    name: {k: v for k, v in one.items() if k != 'name'} for name, one in stages
-  }
+  config = config_schema.validate(config.to_dict() | {'phases': phases})
   info = build_dataset(config).info
-  with RunDirectory(tmp_path, older, info=info):
+  with RunDirectory(tmp_path, config.to_dict(), info=info):
     pass
-  with Checkpointer(tmp_path / 'checkpoints') as checkpointer:
-    for step, name in ((1, 'stage2'), (4, 'stage10')):
-      extra = {'stage': name, 'contract': dataclasses.asdict(info)}
+  with Checkpointer(tmp_path / 'checkpoints', keep=3) as checkpointer:
+    for step, phase in ((1, 0), (4, 1), (5, 2)):
+      extra = {'phase': phase, 'contract': dataclasses.asdict(info)}
       checkpointer.save(step, {'params': {'w': jnp.ones(4)}}, extra)
-  for _ in range(2):
-    read = loading.load_config(tmp_path)
-    assert [one.name for one in read.phases] == ['stage2', 'stage10']
-    for step, size in ((1, 16), (4, 24)):
-      task = loading.restore(tmp_path, read, step).task
-      assert task.model.mlp_dim == size
-    with RunDirectory(tmp_path, current, info=info):  # resumed
-      pass
-  changed = current | {'phases': (phases[0], Phase(steps=4))}
-  with pytest.raises(ConfigChangedError, match=r'phases\.1\.steps: saved 3'):
-    RunDirectory(tmp_path, changed, info=info).__enter__()
-  older['stages'].pop('stage10')
-  (tmp_path / 'config.json').write_text(files.dumps(older))
+  read = loading.load_config(tmp_path)
+  for step, size in ((1, 16), (4, 24)):
+    assert loading.restore(tmp_path, read, step).task.model.mlp_dim == size
   with pytest.raises(ConfigError, match='phases: expected that of the check'):
-    loading.restore(tmp_path, loading.load_config(tmp_path), 4)
+    loading.restore(tmp_path, read, 5)
 
 
 @pytest.mark.nightly

@@ -1,26 +1,24 @@
-"""The sigmoid loss and precision@1 by hand, and a run on records."""
+"""Precision@1 by hand, what does not fit, and several labels when served."""
 
 import dataclasses
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adatape.task import PonderMultiLabel, TapeMultiLabel
 from benchmarks import adaptivity, tape_report
 from benchmarks.tape_report import Tapes
 from core.errors import ConfigError
-from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from serve_lib import bundle
 from serve_lib.chain import Grid
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
-from tests.dataset_lib import example_files
+from tests import fakes
+from tests.golden import adapter
 from train_lib import config_schema
 from train_lib.build import Setup
 from train_lib.multi_label import MultiLabel
@@ -29,6 +27,7 @@ MODEL = dict(
   name='model_lib.vit:ViT', width=8, depth=1, mlp_dim=8, num_heads=2,
   patch_size=8,
 )  # fmt: skip
+PLAIN = dict(name='tests.fakes:FakeImages', image_size=16)
 LABELS = [[0, 3], [3], [], [2, 1, 0], [1, 1]]
 
 
@@ -49,23 +48,12 @@ def batch_of(mask):
   return {'label': jnp.array(label), 'mask': jnp.array(mask)}
 
 
-def test_the_loss_is_the_sum_over_the_classes():
-  logits = np.random.default_rng(0).normal(size=(5, 4)) * 9
-  logits = jnp.asarray(logits, jnp.bfloat16)
-  loss = hand().cross_entropy(logits, batch_of([1.0] * 5))
-  assert loss.dtype == jnp.float32
-  for row, labels in enumerate(LABELS):
-    expected = sum(
-      math.log1p(math.exp(-z if k in labels else z))
-      for k, z in enumerate(logits[row].astype(float).tolist())
-    )
-    assert float(loss[row]) == pytest.approx(expected, rel=1e-2)
-
-
 def test_precision_at_1_by_hand():
   # The largest logits are those of classes 3, 0, 0, 2, 1.
   logits = jax.nn.one_hot(jnp.array([3, 0, 0, 2, 1]), 4)
   task = hand()
+  half = task.cross_entropy(logits.astype(jnp.bfloat16), batch_of([1.0] * 5))
+  assert half.dtype == jnp.float32
   task.apply = lambda *_: (logits, {})
   task.cross_entropy = lambda *_: jnp.arange(5.0)
   for mask, right, mean in (
@@ -78,34 +66,18 @@ def test_precision_at_1_by_hand():
     assert metrics['cross_entropy'].compute() == pytest.approx(mean)
 
 
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-  """A run on 16 images of 5 classes in two shards."""
-  pytest.importorskip('tensorflow_datasets')
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  records = [
-    example_files.example(example_files.jpeg(15 * i), LABELS[i % 5])
-    for i in range(16)
-  ]
-  for shard in range(2):
-    path = tmp_path / 'data' / f'train-{shard}.tfrecord'
-    example_files.write(path, records[8 * shard :][:8])
-  return dict(
-    task='train_lib.multi_label:MultiLabel',
-    model=MODEL,
-    batch_size=16,
-    num_micro=2,
-    mesh=dict(data=4),
-    loss=dict(mixup=0.2),
-    loader=dict(num_threads=0),
-    dataset=dict(
-      name='records', directory=str(tmp_path / 'data'), num_classes=5,
-      max_labels=3, image_size=16,
-      augment=('inception_crop', 'flip', 'randaugment'),
-    ),
-    phases=(dict(steps=3),),
-    evals=dict(val=dict(type='classification', split='train[75%:]')),
-  )  # fmt: skip
+@dataclasses.dataclass(kw_only=True, eq=False)
+class SeveralLabels(fakes.FakeImages):
+  """Images with up to `max_labels` classes."""
+
+  max_labels: int = 3
+
+  def __post_init__(self):
+    super().__post_init__()
+    kind = 'classes' if self.max_labels else 'class'
+    self.info = dataclasses.replace(
+      self.info, max_labels=self.max_labels, label_kind=kind
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,52 +87,34 @@ def config(tmp_path, monkeypatch):
      'loss.label_smoothing: expected 0: a sigmoid'),
     ({'task': 'train_lib.classification:Classification'},
      'dataset.max_labels: expected 0, one label a row, for Classification'),
-    ({'dataset': {'max_labels': 0}},
+    ({'dataset': PLAIN},
      'dataset.max_labels: expected >= 1 for MultiLabel'),
     ({'batch_size': 8},
      'batch_size: expected a multiple of 16: .*num_micro=2 times 2 rows'),
   ],
 )  # fmt: skip
-def test_what_does_not_fit(config, changes, message):
-  for name, value in changes.items():
-    both = isinstance(value, dict)
-    config[name] = {**config[name], **value} if both else value
+def test_what_does_not_fit(changes, message):
+  name = 'tests.train_lib.multi_label_test:SeveralLabels'
+  config = dict(
+    task='train_lib.multi_label:MultiLabel', model=MODEL, batch_size=16,
+    num_micro=2, mesh=dict(data=4), loss=dict(mixup=0.2),
+    dataset=dict(name=name, image_size=16), phases=(dict(steps=3),),
+  )  # fmt: skip
   with pytest.raises(ConfigError, match=message):
-    Setup(config_schema.validate(config))
+    Setup(config_schema.validate(config | changes))
 
 
-TAPE = dict(
-  name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
-  patch_size=8, bank='learnable', bank_size=20, tokens_per_step=2, max_steps=4,
-  query_dim=8,
-)  # fmt: skip
-
-
-STEPS = MODEL | dict(name='adatape.universal:UniversalViT', max_steps=2)
-del STEPS['depth']
-
-
-@pytest.fixture(scope='module', params=[
-  (MultiLabel, MODEL), (TapeMultiLabel, TAPE), (PonderMultiLabel, STEPS),
-], ids=['vit', 'tape', 'steps'])  # fmt: skip
-def served(request):
-  """(task, variables, images) with random weights."""
-  kind, model = request.param
-  data = dict(name='tests.fakes:FakeImages', image_size=16, num_classes=4)
-  loss = dict(label_smoothing=0.0, tape_weight=0.0, ponder_weight=0.0)
+@pytest.fixture(
+  scope='module', params=['table7 3ffn', 'table1 learn', 'table1 uvit']
+)
+def served(request, folders):
+  """(task, variables, images) of a family with its own loss or none."""
+  flag, overrides = adapter.configs()[request.param]
   # ONNX Runtime, if it is installed, needs 'gap' under the type checks here.
-  model = model | {'pool': 'gap'}
-  config = dict(model=model, loss=loss, dtype='float32', dataset=data)
-  info = dataclasses.replace(
-    builder.build_source(data, 'test').info, max_labels=3
-  )
-  task, rng = kind(config, info), np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda leaf: leaf + rng.normal(size=leaf.shape).astype('f'),
-    nn.unbox(task.init(jax.random.key(0))[0]),
-  )
-  images = rng.integers(256, size=(6, 16, 16, 3)).astype(np.uint8)
-  return task, {'params': params, 'model_state': {}}, images
+  config = adapter.load(flag, [*overrides, 'model.pool=gap'], folders)
+  task, batch = adapter.first_batch(config)
+  params, state = adapter.initial_parameters(task)
+  return task, {'params': params, 'model_state': state}, batch['image'][:6]
 
 
 @pytest.mark.parametrize('backend', ['xla', 'auto', 'bundle'])

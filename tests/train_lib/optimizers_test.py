@@ -13,7 +13,7 @@ from core import fields
 from core.errors import ConfigError
 from model_lib.bert import BertClassifier
 from train_lib import config_schema, optimizers
-from train_lib.phases import Phase, knob_value, of_older, plan
+from train_lib.phases import Phase, knob_value, plan
 from train_lib.task import Task
 from train_lib.text_classification import TextClassification
 
@@ -45,57 +45,33 @@ def test_schedules_by_hand(fields, expected):
 
 
 SIZE = dict(num_classes=3, width=8, mlp_dim=8, num_heads=2)
-VIT = SIZE | dict(depth=2, patch_size=8)
-IMAGE = (jnp.zeros((1, 16, 16, 3)),)
-BLOCK = (
-  'attention/query', 'attention/key', 'attention/value', 'attention/out',
-  'mlp/hidden', 'mlp/out',
+VIT = SIZE | dict(depth=2, patch_size=8, query_dim=4)
+IMAGE, WORDS = jnp.zeros((1, 16, 16, 3)), jnp.zeros((1, 4), jnp.int32)
+SPARED = {'tokens/positions/embedding', 'tokens/cls'}
+
+
+@pytest.mark.parametrize(
+  ('model', 'inputs', 'others'),
+  [
+    (AdaTapeViT(bank='learnable', bank_size=60, **VIT), (IMAGE,),
+     SPARED | {'tape_bank/tokens'}),
+    (AdaTapeViT(bank='input', bank_patch_size=2, **VIT), (IMAGE,),
+     SPARED | {'tape_bank/positions/embedding'}),
+    (BertClassifier(**SIZE, depth=1, vocab_size=9),
+     (WORDS, WORDS, jnp.full(1, 4)), set()),
+  ],
 )  # fmt: skip
-DENSE = {f'encoder/block_{i}/{name}' for i in (0, 1) for name in BLOCK} | {
-  'head', 'tokens/patch_embed/projection'
-}  # fmt: skip
-READ = {f'encoder/read_network/{name}' for name in ('hidden', 'gated', 'out')}
-BANK = {'tape_bank/patch_embed/projection', 'tape_bank/projection'}
-POSITIONS = 'tokens/positions/embedding'
-# (model, what is decayed: the kernel of each, and nothing else, some others).
-MODELS = {
-  'learnable': (
-    AdaTapeViT(bank='learnable', bank_size=60, query_dim=4, **VIT),
-    DENSE | READ, {POSITIONS, 'tape_bank/tokens'},
-  ),
-  'input': (
-    AdaTapeViT(bank='input', bank_patch_size=2, query_dim=4, **VIT),
-    DENSE | READ | BANK, {POSITIONS, 'tape_bank/positions/embedding'},
-  ),
-}  # fmt: skip
-
-
-def decayed(model, *inputs):
-  """Names of the parameters, and whether they are decayed."""
+def test_decay_spares_biases_norms_and_what_no_kernel_has(
+  model, inputs, others
+):
   shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
   mask = optimizers.trainable_mask(shapes['params'], TextClassification.DECAY)
-  return {
+  decayed = {
     optimizers.path_name(path): on
     for path, on in jax.tree_util.tree_leaves_with_path(mask)
   }
-
-
-@pytest.mark.parametrize('name', MODELS)
-def test_decay_on_the_real_models(name):
-  model, kernels, kept = MODELS[name]
-  mask = decayed(model, *IMAGE)
-  on = {path for path, value in mask.items() if value}
-  assert on == {f'{dense}/kernel' for dense in kernels}
-  assert kept <= mask.keys() - on
-
-
-def test_decay_on_bert_spares_only_biases_and_norms():
-  model = BertClassifier(**SIZE, depth=1, vocab_size=9)
-  row = jnp.zeros((1, 4), jnp.int32)
-  mask = decayed(model, row, row, jnp.full(1, 4))
-  kept = {name for name in mask if name.endswith(('/bias', '/scale'))}
-  assert {name for name, on in mask.items() if not on} == kept
-  assert mask['embeddings/token_type/embedding']
+  spared = {name for name in decayed if name.endswith(('/bias', '/scale'))}
+  assert {name for name, on in decayed.items() if not on} == spared | others
 
 
 def constant(**fields):
@@ -245,12 +221,6 @@ def test_scales_multiply_the_rates_of_the_parameters_they_name():
   )  # fmt: skip
 
 
-@pytest.mark.parametrize('scale', ['exit', 'exit->', 'exit->-1', '(->2', '->2'])
-def test_illegal_scales_are_named(scale):
-  with pytest.raises(ConfigError, match=r"scales: expected a tuple of 'patt"):
-    fields.check(config_schema.Optimizer, {'scales': (scale,)}, 'optimizer')
-
-
 def test_a_scale_that_names_no_parameter_is_refused():
   params = {'head': {'kernel': jnp.ones(2)}}
   optimizers.check_patterns((), ('^head/->2',), params)
@@ -262,18 +232,15 @@ def check(**given):
   return Phase(**fields.check(Phase, given, 'phases.0'))
 
 
-def test_phases_follow_each_other_and_were_once_ordered_by_name():
-  older = {'stages': {
-    'stage10': {'epochs': 1.5},
-    'stage1': {'steps': 10, 'knobs': {'prune': 0.0}},
-    'stage2': {'steps': 5, 'knobs': {'prune': ('linear', 0, 0.4)}},
-  }}  # fmt: skip
-  phases = plan([check(**one) for one in of_older(older)['phases']], 10)
-  first, second, third = phases
+def test_phases_follow_each_other():
+  first, second, third = phases = plan([
+    check(steps=10, knobs={'prune': 0.0}),
+    check(name='b', steps=5, knobs={'prune': ('linear', 0, 0.4)}),
+    check(epochs=1.5),
+  ], 10)  # fmt: skip
   assert [(p.label, p.index, p.start, p.stop) for p in phases] == [
-    ('stage1', 0, 0, 10), ('stage2', 1, 10, 15), ('stage10', 2, 15, 30),
+    ('phase 0', 0, 0, 10), ('b', 1, 10, 15), ('phase 2', 2, 15, 30),
   ]  # fmt: skip
-  assert plan([Phase(steps=1)], 10)[0].label == 'phase 0'
   values = [float(second.knob_values(step)['prune']) for step in (10, 12, 14)]
   assert values == pytest.approx([0.0, 0.2, 0.4])
   assert float(first.knob_values(9)['prune']) == 0.0

@@ -16,11 +16,9 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from core import files, registry
+from core import files
 from core.errors import InvalidDataError, WriteError
 from dataset_lib.source import DatasetInfo
 from launch import command_line
@@ -247,13 +245,6 @@ def test_a_saved_configuration_that_is_no_longer_legal_is_compared_as_it_is(
   assert run_directory.changes(old, given) == [changed]
 
 
-@pytest.mark.parametrize(('old', 'new'), registry.MOVED.items())
-def test_a_class_that_has_moved_is_no_change(old, new):
-  old, new = ({'dataset': {'name': f'{name}:Kind'}} for name in (old, new))
-  assert not run_directory.changes(old, new)
-  assert run_directory.changes(old, {'dataset': {'name': 'other:Kind'}})
-
-
 def test_without_its_contract_a_run_has_that_of_its_checkpoint(tmp_path):
   begin(tmp_path)
   info = DatasetInfo('image', (2, 2, 3), 'uint8', 1, ('a',), 4)
@@ -306,20 +297,6 @@ def test_damaged_lines_are_removed(tmp_path):
     with pytest.warns(UserWarning, match='line 2 is damaged'):
       run.truncate_log(30)
     assert steps_of(path) == [1, 30]
-
-
-def test_values_become_text_files():
-  rest = [{'b': None}, math.nan, math.inf, -math.inf, np.float32('nan')]
-  value = {'a': (np.int64(3), jnp.float32(0.5)), 4: rest}
-  names = ['NaN', 'Infinity', '-Infinity', 'NaN']
-  found = files.loads(files.dumps(value))
-  assert found == {'a': [3, 0.5], '4': [{'b': None}, *names]}
-  with pytest.raises(TypeError):
-    files.dumps({'a': np.zeros(2)})
-  deep, twice = '[' * 100_000, '{"b": {"a": 1, "a": 1}}'
-  for text in ('NaN', '[Infinity]', '{"a": -Infinity}', '{', deep, twice):
-    with pytest.raises(ValueError):
-      files.loads(text)
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path):

@@ -113,40 +113,23 @@ BERT = sizes.BERT.defaults | dict(
 )
 
 
-def bert_params(seed, num_classes=2):
-  model = bert.BertClassifier(num_classes=num_classes, **BERT)
+def test_a_hugging_face_model_without_the_head_of_another_task(tmp_path):
   row = jnp.zeros((1, 4), jnp.int32)
-  params = plain.noise(model, row, row, row[0, :1], seed=seed)
-  return jax.tree.map(jnp.asarray, params)
-
-
-@pytest.fixture(scope='module')
-def pretrained(tmp_path_factory):
-  """A Hugging Face directory and what is in it."""
-  directory = tmp_path_factory.mktemp('pretrained')
-  params = bert_params(0)
-  model = bert.BertClassifier(num_classes=2, **BERT)
-  convert.save_model(directory, model, params)
-  return directory, params
-
-
-def test_replaces_by_a_hugging_face_model_and_keeps_the_sharding(pretrained):
-  directory, params = pretrained
-  begun, where = placed(bert_params(1), 2)
+  models = [bert.BertClassifier(num_classes=n, **BERT) for n in (2, 3)]
+  params, fresh = (
+    jax.tree.map(jnp.asarray, plain.noise(m, row, row, row[0, :1], seed=n))
+    for n, m in enumerate(models)
+  )
+  convert.save_model(tmp_path, models[0], params)
+  begun, where = placed(fresh | {'exit_1': {'bias': jnp.ones(3)}}, 2)
+  with pytest.raises(ValueError, match='exit_1/bias: expected float32'):
+    warm_start(begun, tmp_path)
   begun['neck'] = begun.pop('pooler')
-  started = warm_start(begun, directory, renames=('^pooler/->neck/',))
+  skip, renames = ('^head/', '^exit_'), ('^pooler/->neck/',)
+  started = warm_start(begun, tmp_path, renames, skip)
   assert all(leaf.sharding == where for leaf in jax.tree.leaves(started))
   started['pooler'] = started.pop('neck')
-  assert_trees_equal(started, params)
-
-
-def test_a_head_of_another_task_is_skipped_explicitly(pretrained):
-  directory, params = pretrained
-  fresh = bert_params(1, num_classes=3) | {'exit_1': {'bias': jnp.ones(3)}}
-  with pytest.raises(ValueError, match='exit_1/bias: expected float32'):
-    warm_start(fresh, directory)
-  started = warm_start(fresh, directory, skip=('^head/', '^exit_'))
-  same = {'head': fresh['head'], 'exit_1': fresh['exit_1']}
+  same = {'head': fresh['head'], 'exit_1': begun['exit_1']}
   assert_trees_equal(started, params | same)
 
 
@@ -221,9 +204,7 @@ def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
 
 
 def fresh_params(**fields):
-  model = ViT(**(public_vits.FIELDS | {'num_classes': 10} | fields))
-  params = plain.noise(model, jnp.zeros((1, 16, 16, 3)))
-  return jax.tree.map(jnp.asarray, params)
+  return drawn(ViT(**(public_vits.FIELDS | {'num_classes': 10} | fields)))
 
 
 def test_a_head_of_other_classes_stays_fresh(file, caplog):
@@ -247,7 +228,7 @@ def test_a_published_head_is_in_the_order_of_our_classes(tmp_path):
   tensors = public_vits.hugging_face_tensors(arrays)
   given = {'id2label': dict(enumerate(names)), 'image_size': 16}
   public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
-  info = dataclasses.replace(info_of((16, 16)), class_names=(*names[::-1],))
+  info = dataclasses.replace(info_of(), class_names=(*names[::-1],))
   head = warm_start(fresh_params(), tmp_path, info=info)['head']
   source = convert_vit.load(tmp_path).params['head']
   for name in head:
@@ -268,25 +249,25 @@ def test_another_trunk_is_named(fields, message, file):
     warm_start(fresh_params(**fields), file)
 
 
-def test_fields_that_the_file_fixes_are_checked(file):
-  config = load_config(file, 'model.num_heads=2', model='vit')
-  message = r"^warm_start.workdir: .*model: expected {'num_heads': 4}, as "
-  with pytest.raises(ConfigError, match=message):
-    trainer.train(config, '', dry_run=True)
-  with pytest.raises(ValueError, match=r"model: .*'gelu_new'}, as .*'gelu'}"):
-    warm_start(fresh_params(), file, model={'activation': 'gelu'})
-
-
-def test_all_fields_that_differ_are_named_before_compiling(file, monkeypatch):
+@pytest.mark.parametrize(
+  ('theirs', 'ours'),
+  [
+    ({'num_heads': 4}, {'num_heads': 2}),
+    ({'activation': 'gelu_new'}, {'activation': 'gelu'}),
+    ({'depth': 2, 'mlp_dim': 24, 'pool': 'cls'},
+     {'depth': 3, 'mlp_dim': 20, 'pool': 'gap'}),
+  ],
+)  # fmt: skip
+def test_all_fields_that_differ_are_named_before_compiling(
+  theirs, ours, file, monkeypatch
+):
   monkeypatch.setattr(build.Setup, 'init', lambda self: pytest.fail('compiled'))
-  sizes = 'model.depth=3', 'model.mlp_dim=20', 'model.pool=gap'
-  config = load_config(file, *sizes, model='vit')
-  message = (
-    "model: expected {'depth': 2, 'mlp_dim': 24, 'pool': 'cls'}, as in "
-    f"{file}, got {{'depth': 3, 'mlp_dim': 20, 'pool': 'gap'}}"
-  )
-  with pytest.raises(ConfigError, match=re.escape(message)):
+  overrides = (f'model.{name}={value}' for name, value in ours.items())
+  config = load_config(file, *overrides, model='vit')
+  message = f'model: expected {theirs}, as in {file}, got {ours}'
+  with pytest.raises(ConfigError, match=re.escape(message)) as error:
     trainer.train(config, '', dry_run=True)
+  assert error.value.field == 'warm_start.workdir'
 
 
 def model_of(kind, name, **model):
@@ -355,9 +336,9 @@ def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
 
 
 IMAGE_MODELS = {
-  'vit': lambda: ViT(**(public_vits.FIELDS | {'pool': 'cls'})),
-  'gap': lambda: ViT(**(public_vits.FIELDS | {'pool': 'gap'})),
-  'input': lambda: AdaTapeViT(
+  'vit': ViT(**(public_vits.FIELDS | {'pool': 'cls'})),
+  'gap': ViT(**(public_vits.FIELDS | {'pool': 'gap'})),
+  'input': AdaTapeViT(
     num_classes=5, width=16, depth=2, mlp_dim=24, num_heads=4, patch_size=4,
     bank='input', bank_patch_size=2, tokens_per_step=2, max_steps=3,
     threshold=1.5, query_dim=8,
@@ -365,8 +346,19 @@ IMAGE_MODELS = {
 }  # fmt: skip
 
 
-def info_of(sides):
+def info_of(sides=(16, 16)):
   return DatasetInfo('image', (*sides, 3), 'uint8', 5, (), 4)
+
+
+def drawn(model, sides=(16, 16), seed=0):
+  params = plain.noise(model, jnp.zeros((1, *sides, 3)), seed=seed)
+  return jax.tree.map(jnp.asarray, params)
+
+
+def save_run(folder, params, sides=(16, 16)):
+  save_all(folder / 'checkpoints', [1], lambda _: {'params': params})
+  record = files.dumps(dataclasses.asdict(info_of(sides)))
+  (folder / 'dataset_info.json').write_text(record)
 
 
 @pytest.mark.parametrize('model', IMAGE_MODELS)
@@ -381,16 +373,9 @@ def info_of(sides):
 def test_positions_of_an_own_run_are_resized(
   model, old, new, folder, tmp_path, caplog
 ):
-  saved, fresh = (
-    jax.tree.map(
-      jnp.asarray,
-      plain.noise(IMAGE_MODELS[model](), jnp.zeros((1, *sides, 3)), seed=seed),
-    )
-    for seed, sides in enumerate((old, new))
-  )
-  save_all(tmp_path / 'checkpoints', [1], lambda _: {'params': saved})
-  record = files.dumps(dataclasses.asdict(info_of(old)))
-  (tmp_path / 'dataset_info.json').write_text(record)
+  model = IMAGE_MODELS[model]
+  saved, fresh = drawn(model, old), drawn(model, new, seed=1)
+  save_run(tmp_path, saved, old)
   started = warm_start(fresh, tmp_path / folder, info=info_of(new))
   started, saved = map(checkpoint_io.flatten, (started, saved))
   for name, leaf in saved.items():
@@ -403,13 +388,10 @@ def test_positions_of_an_own_run_are_resized(
 
 
 def test_adatape_starts_with_the_vit_of_an_own_run(tmp_path, caplog):
-  saved, size = fresh_params(num_classes=5), (1, 16, 16, 3)
-  save_all(tmp_path / 'checkpoints', [1], lambda _: {'params': saved})
-  record = files.dumps(dataclasses.asdict(info_of((16, 16))))
-  (tmp_path / 'dataset_info.json').write_text(record)
-  model = IMAGE_MODELS['input']().clone(pool='cls')
-  fresh = jax.tree.map(jnp.asarray, plain.noise(model, jnp.zeros(size)))
-  started = warm_start(fresh, tmp_path, info=info_of((16, 16)))
+  saved = fresh_params(num_classes=5)
+  save_run(tmp_path, saved)
+  fresh = drawn(IMAGE_MODELS['input'].clone(pool='cls'))
+  started = warm_start(fresh, tmp_path, info=info_of())
   assert_trees_equal(started['tape_bank'], fresh['tape_bank'])
   assert_trees_equal({n: started[n] for n in saved if n != 'encoder'} | {
     'encoder': {n: started['encoder'][n] for n in saved['encoder']}
@@ -417,7 +399,7 @@ def test_adatape_starts_with_the_vit_of_an_own_run(tmp_path, caplog):
   assert re.search(r'new: encoder/read_network \(.*, tape_bank \(', caplog.text)
   # Its head of other classes is skipped explicitly.
   with pytest.raises(ValueError, match='head/bias: expected float32'):
-    warm_start(fresh_params(num_classes=3), tmp_path, info=info_of((16, 16)))
+    warm_start(fresh_params(num_classes=3), tmp_path, info=info_of())
 
 
 def test_positions_that_are_no_grid_of_the_images_are_refused(tmp_path):
@@ -427,7 +409,7 @@ def test_positions_that_are_no_grid_of_the_images_are_refused(tmp_path):
   save_all(tmp_path, [1], lambda _: {'params': saved})
   message = r'positions/embedding: expected grids .*\(1, 1\) and \(16, 16\)'
   with pytest.raises(ValueError, match=message):
-    warm_start(fresh, tmp_path, info=info_of((16, 16)))
+    warm_start(fresh, tmp_path, info=info_of())
 
 
 def test_a_public_vit_of_images_that_are_no_squares(tmp_path):
@@ -439,7 +421,7 @@ def test_a_public_vit_of_images_that_are_no_squares(tmp_path):
   tensors = public_vits.hugging_face_tensors(arrays)
   public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
   fresh = fresh_params(num_classes=5)
-  started = warm_start(fresh, tmp_path, info=info_of((16, 16)))
+  started = warm_start(fresh, tmp_path, info=info_of())
   want = public_vits.resized(arrays[name][:, 1:], (4, 4), (2, 4))
   got = started['tokens']['positions']['embedding']
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from core import errors, registry
+from core import errors
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.corpus.texts import Faults, Texts
@@ -337,11 +337,3 @@ def test_a_corpus_of_it(data_dir, tmp_path):
   splits = manifest['splits']
   assert splits['train']['documents'] + splits['validation']['documents'] == 19
   assert splits['train']['sentences'] == 2 * splits['train']['documents']
-
-
-@pytest.mark.parametrize(('old', 'new'), registry.MOVED.items())
-def test_a_run_names_classes_by_their_old_module(old, new):
-  for kind in (tfds.TfdsImages, tfds.ImageRecords):
-    for module in (old, new):
-      found = registry.locate(f'{module}:{kind.__name__}', 'dataset.name')
-      assert found is kind
