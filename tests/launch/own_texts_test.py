@@ -169,9 +169,7 @@ def test_a_file_of_several_tasks_is_certified_served_and_bundled(tmp_path):
     assert {*given.probabilities['spam']} == {'no', 'yes'}
 
 
-def test_several_tasks_are_of_models_that_have_them(tmp_path, capsys):
-  with pytest.raises(ValueError, match='model: expected dense, eat or student'):
-    load(tmp_path, 'label=a+b,model=albert')
+def test_several_tasks_are_not_classified(tmp_path, capsys):
   flags = f'{tmp_path}/own.csv', '--label=a+b', f'--out={tmp_path}/out'
   with pytest.raises(SystemExit):
     classify.main([*flags])

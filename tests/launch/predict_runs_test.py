@@ -1,6 +1,5 @@
 """Runs of all families answer lines, also from a bundle without their code."""
 
-import io
 import json
 import pathlib
 import random
@@ -8,72 +7,14 @@ import signal
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import PIL.Image
 import pytest
 
 from albert_act import compaction, packed_attention
 from core import files
-from dataset_lib import tokenizer
-from dataset_lib.source import pad_rows
 from launch import command_line, export, predict, serving
 from tests.launch import toy_runs
-
-BAD = {
-  3: (b'{"text": ""}', 'text: expected at least one readable token'),
-  9: (b'\xff\x00', 'line: expected one JSON value'),
-  17: (b'{"text": "w1", "pair": "w2"}', 'pair: expected none'),
-  21: (b'{"txt": "w1"}', 'item: expected a text'),
-}
-
-
-@pytest.mark.nightly
-def test_an_albert_from_raw_text_to_answers(runs):
-  run, draw = runs('albert sst2'), random.Random(0)
-  texts = [
-    ' '.join(draw.choices(toy_runs.WORDS, k=1 + number % 25))
-    for number in range(40)
-  ]
-  lines = [json.dumps({'text': text}).encode() for text in texts]
-  lines[5] = json.dumps(texts[5]).encode()  # just a string
-  for number, (line, _) in BAD.items():
-    lines[number] = line
-  source, written = predict.read_lines(io.BytesIO(b'\n'.join(lines))), []
-  flags = predict.main.parse([
-    f'--workdir={run.folder}', '--compilation_cache=none', '--lengths=32',
-    '--batches=2', '--serve=iterations=5',
-  ])  # fmt: skip
-  with serving.build_engine(flags) as engine:
-    predict.answer_all(engine, source, written.append, 8)
-  statistics = engine.monitor.snapshot()
-  answers = list(map(json.loads, written))
-  assert [answer['id'] for answer in answers] == list(range(1, 41))
-  assert statistics['answers'] == 40 - len(BAD)
-  assert statistics['failures'] == {'encode': len(BAD)}
-  # A plain call of the model.
-  rows = tokenizer.load(run.folder / 'tokenizer.json').encode(texts, None, 32)
-  tokens = pad_rows(np.split(rows.tokens, rows.offsets[1:-1]), (40, 32))
-  length = np.asarray(rows.lengths, np.int32)
-  batch = {'tokens': tokens, 'token_types': 0 * tokens, 'length': length}
-  logits, out = jax.jit(run.task.apply)(run.variables['params'], {}, batch)
-  shares = np.asarray(jax.nn.softmax(logits))
-  assert np.ptp(shares, 0).min() > 0.001  # rows differ
-  every = np.asarray(out['ponder']['steps'])
-  assert len(np.unique(every)) > 2  # tokens halt at different times
-  for number, answer in enumerate(answers):
-    if number in BAD:
-      assert set(answer) == {'id', 'error'}
-      assert BAD[number][1] in answer['error']
-      continue
-    steps = every[number, : length[number]]
-    found = answer['probabilities']
-    assert list(found) == ['negative', 'positive']
-    np.testing.assert_allclose([*found.values()], shares[number], atol=1e-4)
-    assert answer['label'] == max(found, key=found.get)
-    assert (answer['tokens'][0], answer['tokens'][-1]) == ('[CLS]', '[SEP]')
-    assert answer['token_iterations'] == steps.tolist()
-    assert answer['depth'] == steps.max()
 
 
 @pytest.mark.slow
