@@ -1,10 +1,10 @@
 """The shipped experiments, as a user runs them, to the promised accuracy."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests import shell
 
 SMALL = (
   '--config=configs/adatape/parity.py', '--config.batch_size=8',
@@ -18,25 +18,12 @@ def one_device(monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
 
 
-def python(*arguments):
-  """Runs Python; returns what it printed."""
-  done = subprocess.run(
-    [sys.executable, *arguments], capture_output=True, text=True, timeout=900
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
-
-
 def launch(command, workdir, *arguments):
-  return python('-m', f'launch.{command}', f'--workdir={workdir}', *arguments)
-
-
-def result(workdir):
-  return json.loads((workdir / 'result.json').read_text())
+  return shell.launch(command, f'--workdir={workdir}', *arguments)
 
 
 def accuracy(workdir):
-  return result(workdir)['accuracy']
+  return json.loads((workdir / 'result.json').read_text())['accuracy']
 
 
 @pytest.mark.nightly
@@ -88,5 +75,5 @@ def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
     'import sys\nfrom launch import train\ntrain.main(sys.argv[1:])\n'
     "assert 'tensorflow' not in sys.modules\n"
   )
-  python('-c', code, *SMALL, f'--workdir={tmp_path}')
+  shell.python('-c', code, *SMALL, f'--workdir={tmp_path}')
   assert list((tmp_path / 'tensorboard').iterdir())

@@ -14,6 +14,7 @@ import pytest
 from albert_act import compaction, packed_attention
 from core import files
 from launch import command_line, export, predict, serving
+from tests import shell
 from tests.launch import toy_runs
 
 
@@ -23,17 +24,11 @@ def test_train_and_predict(tmp_path):
   toy_runs.write_data(tmp_path)
   workdir = tmp_path / 'run'
 
-  def run(module, *flags, **options):
-    command = [sys.executable, '-m', f'launch.{module}', *flags]
-    done = subprocess.run(command, capture_output=True, check=False, **options)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return done.stdout, done.stderr.decode()
-
   changes = [
     *toy_runs.SMALL, 'model.depth=5', 'batch_size=16',
     'dataset.max_length=16', 'dataset.length_buckets=8,16',
   ]  # fmt: skip
-  run(
+  shell.launch(
     'train', f'--workdir={workdir}',
     f'--config=configs/eat/glue.py:data={tmp_path},vocabulary={tmp_path},'
     'epochs=2', *(f'--config.{change}' for change in changes),
@@ -48,17 +43,17 @@ def test_train_and_predict(tmp_path):
     ' '.join(draw.choices(toy_runs.WORDS, k=draw.randrange(3, 20)))
     for _ in range(600)
   ]
-  lines = [json.dumps({'text': text}).encode() for text in texts]
+  lines = [json.dumps({'text': text}) for text in texts]
   for number in bad:
-    lines[number] = b'\xff\x00'
-  out, log = run(
-    'predict', f'--workdir={workdir}', '--batches=1,8', '--serve=tau=0.7',
-    input=b'\n'.join(lines) + b'\n',
+    lines[number] = '{'
+  done = shell.python(
+    '-m', 'launch.predict', f'--workdir={workdir}', '--batches=1,8',
+    '--serve=tau=0.7', input='\n'.join(lines) + '\n',
   )  # fmt: skip
   # The parameters that training calibrated are those of its last checkpoint.
-  assert 'warning' not in log
-  assert 'tests' in json.loads(log.splitlines()[-1])['drift']
-  answers = [json.loads(line) for line in out.splitlines()]
+  assert 'warning' not in done.stderr
+  assert 'tests' in json.loads(done.stderr.splitlines()[-1])['drift']
+  answers = [json.loads(line) for line in done.stdout.splitlines()]
   assert [answer['id'] for answer in answers] == list(range(1, 601))
   assert {n for n, answer in enumerate(answers) if 'error' in answer} == bad
   good = [answer for answer in answers if 'error' not in answer]
@@ -161,12 +156,7 @@ def test_all_families_answer_the_same_without_their_code(
     assert export.main(flags) == 0
     assert f'step 1, written: {path}, ' in capsys.readouterr().out
     asked.append(json.dumps([str(path), rows]))
-  done = subprocess.run(
-    [sys.executable, '-c', ASK], input='\n'.join(asked), capture_output=True,
-    text=True, check=False,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
-  lines = done.stdout.splitlines()
+  lines = shell.python('-c', ASK, input='\n'.join(asked)).stdout.splitlines()
   for (name, answers), line in zip(expected.items(), lines, strict=True):
     for answer, want in zip(json.loads(line), answers, strict=True):
       shares = pytest.approx(want.pop('probabilities'), rel=0, abs=1e-5)

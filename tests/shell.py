@@ -1,0 +1,18 @@
+"""Commands in processes of their own."""
+
+import subprocess
+import sys
+
+
+def python(*arguments, **options):
+  """Runs Python; returns the process, or fails with what it printed."""
+  command = [sys.executable, *map(str, arguments)]
+  options = dict(capture_output=True, text=True, timeout=900) | options
+  done = subprocess.run(command, check=False, **options)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done
+
+
+def launch(command, *flags, **options):
+  """Runs `python -m launch.COMMAND`; returns what it printed."""
+  return python('-m', f'launch.{command}', *flags, **options).stdout
