@@ -98,8 +98,7 @@ def test_no_library_names_a_family():
 
 def test_configs_import_only_ml_collections_and_each_other():
   allowed = {
-    'ml_collections', 'configs', 'difflib', 'json', 'pathlib', 're', 'typing',
-    'zipfile',
+    'ml_collections', 'configs', 'difflib', 'json', 'pathlib', 're', 'typing'
   }  # fmt: skip
   for path in (ROOT / 'configs').rglob('*.py'):
     assert set(imported_packages(path)) <= allowed, path

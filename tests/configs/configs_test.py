@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from benchmarks import cost
-from configs import common
 from core import files
 from dataset_lib import tokenizer
 from launch import command_line
@@ -261,15 +260,16 @@ def test_the_runs_on_photographs():
 
 
 def test_the_size_of_images_is_that_of_a_checkpoint_or_given(tmp_path, load):
-  run = checkpoint(tmp_path / 'run', dataset={'image_size': 48})
-  assert common.image_size_of(run) == 48
   np.savez(tmp_path / 'vit.npz', **public_vits.archive(grid=6))
-  flag = f'images.py:data=/x,model=vit,pretrained={tmp_path}/vit.npz'
-  assert load(flag).dataset.image_size == 24
-  assert load(f'{flag},size=32').dataset.image_size == 32
+  flag = 'images.py:data=/x,model=vit,pretrained='
+  first = load(f'{flag}{tmp_path}/vit.npz')
+  assert first.dataset.image_size == 24
+  run = checkpoint(tmp_path / 'run', **first.to_dict())
+  assert load(f'{flag}{run}').dataset.image_size == 24
+  assert load(f'{flag}{run},size=32').dataset.image_size == 32
   (tmp_path / 'vit.npz').write_bytes(b'PK damaged')
-  with pytest.raises(ValueError, match='pretrained: expected a published ViT'):
-    load(flag)
+  with pytest.raises(ValueError, match=r'from_checkpoint: .* published'):
+    load(f'{flag}{tmp_path}/vit.npz')
 
 
 def test_a_split_that_is_made_is_watched(tmp_path, load):
