@@ -224,8 +224,8 @@ def with_image_size(config: dict[str, Any]) -> dict[str, Any]:
   data = dict(config['dataset'])
   directory = config['model'].get('from_checkpoint', '')
   if directory and str(data.get('image_size')) == '0':
-    names = ('image_size',)
-    data |= {n: checkpoint_fields(directory, names)[n] or 224 for n in names}
+    known = checkpoint_fields(directory, ('image_size',))
+    data['image_size'] = known['image_size'] or 224
   return data
 
 

@@ -142,37 +142,25 @@ def test_sizes_of_a_checkpoint(
   })  # fmt: skip
 
 
-@pytest.mark.parametrize('kind', ['npz', 'stacked', 'timm', 'hugging_face'])
-def test_fine_tuning_of_a_published_vit(kind, tmp_path, load):
-  arrays, path = public_vits.archive(), tmp_path / 'vit.npz'
-  if kind == 'stacked':
-    arrays = public_vits.stacked(public_vits.archive('big_vision'))
-  if kind in ('npz', 'stacked'):
-    np.savez(path, **arrays)
-  else:
-    named = getattr(public_vits, f'{kind}_tensors')(arrays)
-    stated = {'architecture': 'vit'} if kind == 'timm' else public_vits.CONFIG
-    path = public_vits.write(tmp_path, named, **stated)
+def test_fine_tuning_of_a_published_vit(tmp_path, load):
+  path = tmp_path / 'vit.npz'
+  np.savez(path, **public_vits.archive())
   flag = f'images.py:data=/x,pretrained={path},finetune=1,model='
-  fields = ['model.num_heads=4'] * (kind == 'timm')
-  tape, image = 'model.query_dim=8', 'model.bank_patch_size=2'
-  expected = {
-    'model.width': 16, 'model.depth': 2, 'model.num_heads': 4,
-    'model.mlp_dim': 24, 'model.patch_size': 4, 'model.pool': 'cls',
-    'warm_start.workdir': str(path), 'optimizer.lr': 3e-4,
-    'dataset.image_size': 16,
-  }  # fmt: skip
   rates = (
     '^encoder/block_0/->0.562500', '^encoder/block_1/->0.750000',
     '^(tokens/|distillation$)->0.421875',
   )  # fmt: skip
-  assert_fields(load(f'{flag}plainvit', *fields), expected | {
-    'optimizer.scales': rates
-  })  # fmt: skip
-  given = [*fields, tape, image]
-  assert_fields(load(f'{flag}input', *given), expected | {
-    'optimizer.scales': ('tape->1.000000', *rates)
-  })  # fmt: skip
+  sizes = {f'model.{name}': size for name, size in public_vits.FIELDS.items()}
+  del sizes['model.num_classes']
+  expected = sizes | {
+    'model.pool': 'cls', 'warm_start.workdir': str(path), 'optimizer.lr': 3e-4,
+    'dataset.image_size': 16,
+  }  # fmt: skip
+  scales = {'optimizer.scales': rates}
+  assert_fields(load(f'{flag}plainvit'), expected | scales)
+  tape = load(f'{flag}input', 'model.query_dim=8', 'model.bank_patch_size=2')
+  scales = {'optimizer.scales': ('tape->1.000000', *rates)}
+  assert_fields(tape, expected | scales)
 
 
 def test_a_modern_bert_has_its_own_models(tmp_path, load, words):
