@@ -106,7 +106,7 @@ def test_it_is_installed(tree):
 def test_its_configuration_trains(tree, family, tmp_path):
   config = f'--config=configs/{family}/parity.py'
   launch('train', tree, config, f'--workdir={tmp_path}/run', *FEW)
-  result = json.loads((tmp_path / 'run' / 'result.json').read_text())
+  result = shell.result(tmp_path / 'run')
   assert result['steps'] == 2
   assert 'test/accuracy' in result
 

@@ -1,5 +1,7 @@
-"""Commands in processes of their own."""
+"""Commands in processes of their own, and what they write."""
 
+import csv
+import json
 import subprocess
 import sys
 
@@ -16,3 +18,18 @@ def python(*arguments, **options):
 def launch(command, *flags, **options):
   """Runs `python -m launch.COMMAND`; returns what it printed."""
   return python('-m', f'launch.{command}', *flags, **options).stdout
+
+
+def rows(workdir):
+  """The rows of the log of a run."""
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def result(workdir):
+  return json.loads((workdir / 'result.json').read_text())
+
+
+def table(path):
+  """The rows of a CSV file."""
+  return [*csv.DictReader(path.read_text().splitlines())]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launch import cluster, train
-from tests import docs_test
+from tests import docs_test, shell
 from tests.launch import resume_test
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs/clusters.md'
@@ -326,6 +326,6 @@ def test_a_slurm_job_joins_is_requeued_and_continues(fakes, monkeypatch):
       os.killpg(process.pid, signal.SIGKILL)
   assert (root / 'requeued').read_text() == f'requeue {job}\n'
   subprocess.run(script, check=True, timeout=300)
-  steps = [row['step'] for row in resume_test.rows(workdir)]
+  steps = [row['step'] for row in shell.rows(workdir)]
   assert steps == list(range(1, resume_test.STEPS + 1))
-  assert resume_test.result(workdir)['steps_this_process'] < 41
+  assert shell.result(workdir)['steps_this_process'] < 41

@@ -22,18 +22,15 @@ def launch(command, workdir, *arguments):
   return shell.launch(command, f'--workdir={workdir}', *arguments)
 
 
-def accuracy(workdir):
-  return json.loads((workdir / 'result.json').read_text())['accuracy']
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   launch('train', tmp_path, f'--config=configs/adatape/digits.py:model={model}')
-  assert accuracy(tmp_path) >= 0.96
+  accuracy = shell.result(tmp_path)['accuracy']
+  assert accuracy >= 0.96
   text = launch('evaluate', tmp_path, '--evals=test,fewshot')
   row = json.loads((tmp_path / 'evaluation.json').read_text())[0]
-  assert row['test/accuracy'] == pytest.approx(accuracy(tmp_path))
+  assert row['test/accuracy'] == pytest.approx(accuracy)
   assert 'fewshot/10shot' in text
   # Features of a model that saw all labels: far above the chance of 0.1.
   assert row['fewshot/10shot'] > 0.9
