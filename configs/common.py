@@ -9,8 +9,6 @@ and of the classes that it names.
 import difflib
 import json
 import pathlib
-import re
-import zipfile
 from typing import Any
 
 import ml_collections
@@ -18,10 +16,6 @@ import ml_collections
 GLUE = (
   'sst2', 'cola', 'mrpc', 'qqp', 'stsb', 'mnli', 'qnli', 'rte', 'wnli'
 )  # fmt: skip
-
-# Names of arrays of published ViTs.
-_POSITIONS = re.compile(r'pos\w*emb')
-_PATCHES = re.compile(r'(^|/)embedding/kernel|patch_embed')
 
 # Classes of `halting.token_rules` by the values of an argument.
 RULES = {
@@ -145,64 +139,3 @@ def encoder_of(checkpoint: str) -> tuple[str, int, int]:
       'config argument pretrained or teacher: expected the directory of a run '
       f'or of a Hugging Face BERT, got {checkpoint!r} ({error})'
     ) from error
-
-
-def arrays_of(checkpoint: str) -> dict[str, tuple[int, ...]]:
-  """Reads names and shapes in the file of a published ViT; {} without one."""
-  path = pathlib.Path(checkpoint)
-  file = path / 'model.safetensors' if path.is_dir() else path
-  if not file.is_file():
-    return {}
-  try:
-    if file.suffix != '.npz':
-      with file.open('rb') as tensors:
-        size = int.from_bytes(tensors.read(8), 'little')
-        header = json.loads(tensors.read(min(size, 2**26)))
-      header.pop('__metadata__', None)
-      return {name: tuple(one['shape']) for name, one in header.items()}
-    shapes = {}
-    with zipfile.ZipFile(file) as archive:
-      for name in archive.namelist():
-        with archive.open(name) as array:
-          shape = re.search(rb"'shape': \(([\d, ]*)\)", array.read(256))
-        numbers = re.findall(rb'\d+', shape[1]) if shape else ()
-        shapes[name.removesuffix('.npy')] = tuple(map(int, numbers))
-    return shapes
-  except (
-    OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError,
-    zipfile.BadZipFile,
-  ) as error:  # fmt: skip
-    message = f'config argument pretrained: expected a published ViT in {file}'
-    raise ValueError(f'{message} ({error})') from error
-
-
-def blocks_of(checkpoint: str) -> int:
-  """Reads the number of blocks of a run or of a published ViT."""
-  if not (arrays := arrays_of(checkpoint)):
-    return encoder_of(checkpoint)[1]
-  names = ' '.join(arrays)
-  numbers = re.findall(r'(?:block_|blocks\.|layer\.)(\d+)', names)
-  stacked = [s[0] for n, s in arrays.items() if 'encoderblock/' in n and s]
-  expected = 'a ViT with blocks'
-  expect(bool(numbers or stacked), 'pretrained', expected, checkpoint)
-  return 1 + max(map(int, numbers)) if numbers else stacked[0]
-
-
-def image_size_of(checkpoint: str) -> int:
-  """Reads the side of the images, in pixels, of a run or of a published ViT.
-
-  Returns 0 if it is unknown, as without learned positions.
-  """
-  arrays = arrays_of(checkpoint)
-  if not arrays:
-    try:
-      config = json.loads(pathlib.Path(checkpoint, 'config.json').read_bytes())
-      return int(config['dataset']['image_size'])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-      return 0  # what loads the checkpoint names the fault
-  tokens = [s[-2] for n, s in arrays.items() if _POSITIONS.search(n) and s[1:]]
-  kernels = [s for n, s in arrays.items() if _PATCHES.search(n) and s[3:]]
-  if not tokens or not kernels:
-    return 0
-  first, second, *_, last = kernels[0]  # of JAX [P, P, 3, D], else [D, 3, P, P]
-  return int(tokens[0] ** 0.5) * (first if first == second else last)

@@ -47,8 +47,6 @@ from configs.adatape import models
 
 # Whose encoder has the parameters of a ViT.
 PRETRAINED = ('learn', 'input', 'vit', 'plainvit', 'deit', 'avit')
-PIXELS = 224
-DECAY = 0.75  # of the rate, from a block to the one below
 
 
 def get_config(arg=''):
@@ -60,14 +58,13 @@ def get_config(arg=''):
   expected = 'a folder or table of images, or else tfds=NAME'
   given = f'data={a.data}, tfds={a.tfds}'
   common.expect(is_one, 'data', expected, given)
-  known = common.image_size_of(a.pretrained) if a.pretrained else 0
-  a.size = a.size or known or PIXELS
+  size = a.size or (0 if a.pretrained else 224)
   c = ml_collections.ConfigDict()
   c.batch_size = 128
   augment = 'inception_crop', 'flip'
   columns = dict(path=a.path, label=a.label, group=a.group) if a.data else {}
   c.dataset = common.images(
-    a.data, a.tfds, image_size=a.size, augment=augment, **columns
+    a.data, a.tfds, image_size=size, augment=augment, **columns
   )
   c.loss = dict(label_smoothing=0.0)
   variant = a.variant or 'Ti/16'
@@ -113,11 +110,8 @@ def start_from(c, a):
   c.warm_start = dict(workdir=a.pretrained, skip=skip)
   if not a.finetune:
     return
-  depth = common.blocks_of(a.pretrained)
-  rates = {'tape': 1.0} if a.model in models.TAPES else {}
-  rates |= {f'^encoder/block_{i}/': DECAY ** (depth - i) for i in range(depth)}
-  rates['^(tokens/|distillation$)'] = DECAY ** (depth + 1)
-  scales = tuple(f'{name}->{rate:.6f}' for name, rate in rates.items())
+  tape = ('tape->1.000000',) if a.model in models.TAPES else ()
+  scales = *tape, 'layers->0.75'
   c.optimizer.update(lr=3e-4, weight_decay=0.05, scales=scales)
   c.phases = (dict(epochs=12, least_steps=500),)
   c.dataset.min_crop_area = 0.4

@@ -74,7 +74,7 @@ class UnavailableError(UserError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training:
-  program: ClassVar[tuple[str, ...]]  # reads `text()` on stdin
+  program: ClassVar[tuple[str, ...]]  # reads the filled template on stdin
   template: ClassVar[str]
 
   config: str = flag('the experiment', metavar='FILE.py[:argument]')
@@ -92,15 +92,6 @@ class _Training:
     training = command_line.training(self.config, self.workdir, self.overrides)
     own = ['env', f'PYTHONPATH={self.package}'] if self.package else []
     return [*own, self.python, *training, *['--distributed'] * is_distributed]
-
-  def values(self) -> Mapping[str, object]:
-    """Returns the values of the template."""
-    raise NotImplementedError
-
-  def text(self) -> str:
-    """Returns the filled template."""
-    template = (TEMPLATES / self.template).read_text()
-    return string.Template(template).substitute(self.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +115,7 @@ class TpuVm(_TpuTraining):
   checkout: Text = flag('its place on the hosts', 'adaptive-computation')
 
   def values(self) -> Mapping[str, object]:
-    """See the base; the script creates, waits and starts on all hosts."""
+    """Returns those of a script that creates, waits and starts on all hosts."""
     name, runtime, _, cores = TPUS[self.topology.split(':')[0]]
     kind = f'--accelerator-type={name}-{self.devices() * cores}'
     kind += f' --runtime-version={runtime}' + ' --spot' * self.spot
@@ -156,7 +147,7 @@ class Gke(_TpuTraining):
   chips_per_host: Positive = flag('chips of a node of the pool', 4)
 
   def values(self) -> Mapping[str, object]:
-    """See the base; JSON is YAML that needs no more quotes."""
+    """Returns those of the template, as JSON: YAML that needs no quotes."""
     hosts, rest = divmod(self.devices(), self.chips_per_host)
     if rest:
       expected = f'a divisor of the {self.devices()} chips of {self.topology}'
@@ -193,7 +184,7 @@ class Slurm(_Training):
     return self.nodes * max(1, self.gpus_per_node)
 
   def values(self) -> Mapping[str, object]:
-    """See the base."""
+    """Returns those of the template."""
     logs, gpus = f'{self.workdir}/slurm', self.gpus_per_node
     options = {
       'job-name': self.name, 'time': self.minutes, 'nodes': self.nodes,
@@ -224,9 +215,9 @@ def run(flags: Any) -> None:
 
   shape = sharding.mesh_shape(config.mesh, flags.devices(), is_whole=True)
   sharding.check_batch_size(config, AbstractMesh(shape, sharding.AXES))
-  program = flags.program
+  template, program = (TEMPLATES / flags.template).read_text(), flags.program
+  text = string.Template(template).substitute(flags.values())
   try:
-    text = flags.text()
     if flags.dry_run:
       print(text, end='')
       print(f'not run: {shlex.join(program)}', file=sys.stderr)

@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from annotated_types import Predicate
 
@@ -48,15 +48,6 @@ class Flags:
   rows: Positive = flag('lines that are listed', 12)
 
 
-class Compiled(NamedTuple):
-  """The step of a phase, as a chip runs it."""
-
-  phase: str
-  program: Any  # `train_lib.compiled.Program`
-  seconds: float
-  processor_seconds: float
-
-
 def run(flags: Flags) -> None:
   """Compiles the step of each phase; prints tables."""
   # Before jax is imported, which a configuration may do.
@@ -68,8 +59,8 @@ def run(flags: Flags) -> None:
   if plan.not_split:
     print(f'warning: not split, as they do not divide: {plan.not_split}')
   try:
-    for result in steps(plan, rows):
-      report(flags, plan, result)
+    for phase, *result in steps(plan, rows):
+      report(flags, plan, phase, *result)
   except (RuntimeError, ValueError) as error:  # of XLA: how much is used
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -89,8 +80,8 @@ def plan_of(config: Any, flags: Flags) -> tuple[Any, Any]:
   return Plan(config, info, per_epoch, devices), rows
 
 
-def steps(plan: Any, rows: Any) -> Iterator[Compiled]:
-  """Compiles the steps that differ."""
+def steps(plan: Any, rows: Any) -> Iterator[tuple[Any, ...]]:
+  """Yields phase, program, seconds and seconds of CPU of steps that differ."""
   import jax
 
   from train_lib import compiled
@@ -101,7 +92,7 @@ def steps(plan: Any, rows: Any) -> Iterator[Compiled]:
       program, seconds = plan.step(phase, plan.batch_shapes(rows))
     if seconds:  # it is not that of an earlier phase
       spent = time.process_time() - before
-      yield Compiled(phase.label, compiled.inspect(program), seconds, spent)
+      yield phase.label, compiled.inspect(program), seconds, spent
 
 
 def devices_of(topology: str) -> Any:
@@ -120,17 +111,18 @@ def devices_of(topology: str) -> Any:
     description = topologies.get_topology_desc(topology, 'tpu', **options)
   except Exception as error:  # of libtpu, of several kinds
     expected = "a topology of libtpu, with pip install -e '.[tpu]'"
-    raise ConfigError(
-      '--topology', topology, f'{expected} ({error})'
-    ) from error
+    expected += f' ({error})'
+    raise ConfigError('--topology', topology, expected) from error
   return description.devices
 
 
-def report(flags: Flags, plan: Any, one: Compiled) -> None:
+def report(
+  flags: Flags, plan: Any, phase: str, program: Any, seconds: float, cpu: float
+) -> None:
   """Prints memory, FLOPs and collectives of a chip."""
   from eval_lib.report import print_table
 
-  program, limit = one.program, MEMORY[flags.topology.partition(':')[0]]
+  limit = MEMORY[flags.topology.partition(':')[0]]
   used = (program.arguments + program.temporary) / 2**30
   formula = 3 * plan.task.flops() * plan.config.batch_size / plan.mesh.size
   values = {
@@ -139,10 +131,10 @@ def report(flags: Flags, plan: Any, one: Compiled) -> None:
     f'memory, of {limit:g} GiB': used,
     'TFLOP by formula': formula / 1e12,
     'TFLOP by compiler, loops once': program.flops / 1e12,
-    'compiling, s': one.seconds,
-    'compiling, s of processor time': one.processor_seconds,
+    'compiling, s': seconds,
+    'compiling, s of processor time': cpu,
   }
-  print_table(f'{one.phase}: one step of one chip', [
+  print_table(f'{phase}: one step of one chip', [
     {'quantity': name, 'value': f'{value:.4g}'}
     for name, value in values.items()
   ])  # fmt: skip

@@ -108,15 +108,13 @@ class Search:
     is_grid = flags.sampler == 'grid'
     self.axes: dict[str, Sequence[Any]] = {  # of a grid
       key: range(values[0], values[1] + 1) if kind == 'int' else values
-      for key, (kind, values) in self.space.items()
-      if is_grid
-    }
-    points = math.prod(map(len, self.axes.values()))
+      for key, (kind, values) in self.space.items() if is_grid
+    }  # fmt: skip
+    points = math.prod(map(len, self.axes.values())) if is_grid else math.inf
     if not (is_grid or flags.trials):
       expected = 'a number; only a grid has its own'
       raise ConfigError('--trials', flags.trials, expected)
-    most = flags.trials or points
-    self.size = min(points, most) if is_grid else most
+    self.size = int(min(points, flags.trials or points))
     self.study = _open(flags)
     self.lock, self.stop = threading.Lock(), threading.Event()
 
@@ -333,18 +331,11 @@ def _open(flags: Flags) -> Any:
       if not left:
         raise UsageError(f'study in {url or path}: {error}') from error
       time.sleep(POLL_SECONDS / 2)
-  saved = study.user_attrs
-  is_old = saved and 'heartbeats' not in saved
-  if is_old or (folder / 'search.journal').exists():
-    raise UsageError(
-      f'{folder} has a search of an earlier version: finish it with that '
-      'version, or use another --workdir'
-    )
-  study.set_user_attr('heartbeats', True)
   for name in SAVED:
     value = str(getattr(flags, name))
-    if saved.get(name, value) != value:
-      expected = f'{saved[name]}, as the search began, or another --workdir'
+    saved = study.user_attrs.get(name, value)
+    if saved != value:
+      expected = f'{saved}, as the search began, or another --workdir'
       raise ConfigError(f'--{name}', value, expected)
     study.set_user_attr(name, value)
   return study

@@ -109,15 +109,14 @@ def _read_line(
   overrides = [*flags.fixed, *overrides]
   file, *before = (*files, flags.config)[0].split(':', 1)
   config = ':'.join(filter(None, [file, ','.join([*before, *arguments])]))
-  digest, place = label, (None, None)
+  digest = label
   if all(run.result() is not None for run in needs):
-    digest, place = sweep_runs.read_config(flags, config, overrides, label[1:])
+    digest = sweep_runs.read_config(flags, config, overrides, label[1:])
   # `lr=3e-5,batch_size=16-1a2b3c4d`: readable, and unique per configuration.
   short = ','.join(re.sub(r'^:|^[\w.]*\.', '', word) for word in parts)
   folder = f'{re.sub("[^a-zA-Z0-9_=,.-]", "_", short)[:80]}-{digest}'
   workdir = pathlib.Path(flags.workdir, label[1:] or folder)
-  run = Run(' '.join(parts), config, overrides, workdir, place, (*needs,))
-  return run, digest
+  return Run(' '.join(parts), config, overrides, workdir, (*needs,)), digest
 
 
 def sweep(flags: Flags) -> int:
@@ -199,7 +198,8 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
   points: dict[str, dict[int | float, list[float]]] = {}
   for run, row in results:
     if isinstance(value := row.get(metric), float):
-      x, line = run.place
+      config = command_line.load_config(run.config, run.overrides)
+      x, line = sweep_runs.place_of(flags, config)
       line = points.setdefault(shown.get(line, line), {})
       line.setdefault(x, []).append(100 * value if is_share else value)
   if not points:

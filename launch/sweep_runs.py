@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -66,7 +65,6 @@ class Run(NamedTuple):
   config: str  # the file with its argument
   overrides: list[str]
   workdir: pathlib.Path
-  place: tuple[Any, Any] = (None, None)  # values of the fields `x` and `lines`
   needs: tuple['Run', ...] = ()  # runs whose directories it reads
 
   @property
@@ -106,8 +104,8 @@ class Run(NamedTuple):
 
 def read_config(
   flags: Flags, file: str, overrides: Sequence[str], named: str = ''
-) -> tuple[str, tuple[Any, Any]]:
-  """Returns a hash of a run's configuration and `Run.place`; checks both.
+) -> str:
+  """Returns a hash of a run's configuration, which has the fields of the flags.
 
   Raises UsageError if the directory `named` has a run of another configuration.
   """
@@ -127,14 +125,18 @@ def read_config(
   if not metric or name not in config.evals:
     expected = f'EVAL/METRIC of one of {sorted(config.evals)}'
     raise ConfigError('--metric', flags.metric, expected)
-  text = files.dumps(plain)
-  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-  if not flags.x:
-    return digest, (None, None)
-  x, line = (_field(json.loads(text), flags, name) for name in ('x', 'lines'))
+  if flags.x:
+    place_of(flags, config)
+  return hashlib.sha256(files.dumps(plain).encode()).hexdigest()[:8]
+
+
+def place_of(flags: Flags, config: Any) -> tuple[float, str]:
+  """Returns the values of --x and --lines in a configuration."""
+  plain = files.loads(files.dumps(config.to_dict()))  # phases as dicts
+  x, line = (_field(plain, flags, name) for name in ('x', 'lines'))
   if type(x) not in (int, float):
     raise ConfigError('--x', flags.x, f'a field with a number, not {x!r}')
-  return digest, (x, str(line).rpartition(':')[2])
+  return x, str(line).rpartition(':')[2]
 
 
 def _field(config: Any, flags: Flags, name: str) -> Any:

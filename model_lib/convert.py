@@ -57,6 +57,7 @@ class Checkpoint(NamedTuple):
   cast: tuple[str, ...]  # other dtypes that were cast to float32
   image: Sides = SQUARE  # that positions are of
   class_names: tuple[str, ...] = ()  # of the head; () if they are not stated
+  image_size: int = 0  # pixels along a side; 0 without learned positions
 
 
 def checkpoint(

@@ -162,9 +162,11 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   else:
     heads = {x.shape[1] for n, x in tensors.items() if n.endswith('key/kernel')}
     fields |= {'num_heads': max(heads), 'activation': _TANH[0]}
+  count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   return checkpoint(
     path, tensors, params, ignored, fields=fields, image=image,
     class_names=_class_names(config),
+    image_size=math.isqrt(count) * fields['patch_size'],
   )  # fmt: skip
 
 

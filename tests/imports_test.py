@@ -4,14 +4,12 @@ import ast
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from core import registry
 from core.errors import ConfigError
-from tests import packages
+from tests import packages, shell
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARIES = {
@@ -76,11 +74,8 @@ def test_a_configuration_cannot_name_a_benchmark():
 def test_training_loads_no_server(module):
   """Nor certificates; a Task names how it is served by a string."""
   code = f'import json, sys, {module}; print(json.dumps([*sys.modules]))'
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, check=True
-  )  # fmt: skip
   ours = {
-    name for name in json.loads(done.stdout)
+    name for name in json.loads(shell.python('-c', code).stdout)
     if name.partition('.')[0] in may_import(ROOT)
   }  # fmt: skip
   assert not {one for one in ours if one.startswith('serve_lib')}
@@ -103,8 +98,7 @@ def test_no_library_names_a_family():
 
 def test_configs_import_only_ml_collections_and_each_other():
   allowed = {
-    'ml_collections', 'configs', 'difflib', 'json', 'pathlib', 're', 'typing',
-    'zipfile',
+    'ml_collections', 'configs', 'difflib', 'json', 'pathlib', 're', 'typing'
   }  # fmt: skip
   for path in (ROOT / 'configs').rglob('*.py'):
     assert set(imported_packages(path)) <= allowed, path

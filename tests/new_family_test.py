@@ -8,14 +8,12 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import cv2
 import numpy as np
 import pytest
 
-from tests import imports_test, packages
+from tests import imports_test, packages, shell
 from tests.golden import adapter, standin
 from tests.marks import first_is_slow
 
@@ -70,19 +68,16 @@ def tree(tmp_path_factory):
   return root
 
 
-def python(tree, *arguments, path=None, **options):
-  """Runs Python in the copy, with `input`; returns stdout."""
-  done = subprocess.run(
-    [sys.executable, *arguments],
-    cwd=tree,
-    env=os.environ | {'PYTHONPATH': str(path or tree)},
-    capture_output=True,
-    text=True,
-    check=False,
-    **options,
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
-  return done.stdout
+def launch(command, tree, *flags, path=None, **options):
+  """Runs a command in the copy; returns stdout."""
+  environment = os.environ | {'PYTHONPATH': str(path or tree)}
+  return shell.launch(command, *flags, cwd=tree, env=environment, **options)
+
+
+FEW = (
+  '--config.phases.0.steps=2', '--config.batch_size=8',
+  '--config.dataset.test_examples=16',
+)  # fmt: skip
 
 
 def test_it_may_import_the_libraries_and_no_more(tree):
@@ -102,19 +97,16 @@ def test_it_is_installed(tree):
     'setuptools.setup = lambda **given: print(json.dumps(given["packages"]))\n'
     'exec(open("setup.py").read())\n'
   )
-  installed = json.loads(python(tree, '-c', code))
+  installed = json.loads(shell.python('-c', code, cwd=tree).stdout)
   assert {*FAMILIES, 'train_lib'} <= set(installed)
   assert not {'benchmarks', 'configs', 'launch', 'tests'} & set(installed)
 
 
 @pytest.mark.parametrize('family', first_is_slow(*zip(sorted(FAMILIES))))
 def test_its_configuration_trains(tree, family, tmp_path):
-  python(
-    tree, '-m', 'launch.train', f'--config=configs/{family}/parity.py',
-    f'--workdir={tmp_path}/run', '--config.phases.0.steps=2',
-    '--config.batch_size=8', '--config.dataset.test_examples=16',
-  )  # fmt: skip
-  result = json.loads((tmp_path / 'run' / 'result.json').read_text())
+  config = f'--config=configs/{family}/parity.py'
+  launch('train', tree, config, f'--workdir={tmp_path}/run', *FEW)
+  result = shell.result(tmp_path / 'run')
   assert result['steps'] == 2
   assert 'test/accuracy' in result
 
@@ -127,36 +119,23 @@ def test_a_family_outside_the_checkout_trains(tmp_path):
       path = tmp_path / name.replace('configs/pooled/', '')
       path.parent.mkdir(exist_ok=True)
       path.write_text(text)
-  run = f'--workdir={tmp_path}/run'
-  python(tmp_path, '-m', 'launch.check', '--config=parity.py', path=ROOT)
-  python(
-    tmp_path, '-m', 'launch.train', '--config=parity.py', run,
-    '--config.phases.0.steps=2', '--config.batch_size=8',
-    '--config.dataset.test_examples=16', path=ROOT,
-  )  # fmt: skip
-  trust = ('-m', 'launch.evaluate', run, '--evals=test', '--trust=pooled')
-  assert 'accuracy' in python(tmp_path, *trust, path=ROOT)
+  config, run = '--config=parity.py', f'--workdir={tmp_path}/run'
+  launch('check', tmp_path, config, path=ROOT)
+  launch('train', tmp_path, config, run, *FEW, path=ROOT)
+  trust = run, '--evals=test', '--trust=pooled'
+  assert 'accuracy' in launch('evaluate', tmp_path, *trust, path=ROOT)
 
 
 @pytest.mark.slow
 def test_a_policy_of_its_own_is_bundled(tree, tmp_path):
-  python(
-    tree, '-m', 'launch.train', '--config=configs/unsure/parity.py',
-    f'--workdir={tmp_path}/run', '--config.phases.0.steps=2',
-    '--config.batch_size=8', '--config.dataset.test_examples=16',
-  )  # fmt: skip
-  place = f'--bundle={tmp_path}/model'
+  run, place = f'--workdir={tmp_path}/run', f'--bundle={tmp_path}/model'
+  launch('train', tree, '--config=configs/unsure/parity.py', run, *FEW)
   for share, is_unsure in ((0.0, False), (1.0, True)):
-    python(
-      tree, '-m', 'launch.export', f'--workdir={tmp_path}/run', place,
-      f'--serve=margin={share}', '--batches=1',
-    )  # fmt: skip
+    margin = f'--serve=margin={share}'
+    launch('export', tree, run, place, margin, '--batches=1')
     line = '{"tokens": [0, 1, 1, 0, 1, 0, 0, 1]}\n'
-    text = python(
-      tree, '-m', 'launch.predict', place, '--compilation_cache=none',
-      input=line,
-    )  # fmt: skip
-    answer = json.loads(text)
+    ask = place, '--compilation_cache=none'
+    answer = json.loads(launch('predict', tree, *ask, input=line))
     assert answer['label'] in ('even', 'odd')
     assert answer['unsure'] is is_unsure
     assert answer['exit_reason'] == 'whole model'
@@ -168,12 +147,13 @@ def test_its_tests_and_the_contract_find_it(tree):
   # The contract loads a file without arguments, and this one needs a tokenizer.
   rule = tree / 'configs' / 'hasty.py'
   hidden = rule.rename(tree / 'hasty_config.txt')
-  text = python(
-    tree, '-m', 'pytest', '-vv', '-p', 'no:cacheprovider',
+  text = shell.python(
+    '-m', 'pytest', '-vv', '-p', 'no:cacheprovider',
     '-o', 'addopts=--import-mode=importlib',
     'tests/pooled', 'tests/contract_test.py', 'tests/imports_test.py',
     '-k', f'{names} or every_task',
-  )  # fmt: skip
+    cwd=tree, env=os.environ | {'PYTHONPATH': str(tree)},
+  ).stdout  # fmt: skip
   hidden.rename(rule)
   for family in FAMILIES:
     assert f'finite_gradients_and_trains[configs/{family}/parity.py]' in text
@@ -204,25 +184,15 @@ ONE_FILE = {
 def test_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
   flag, overrides, serve, module = ONE_FILE[kind]
   folders = {
-    'glue': str(standin.write_glue(tmp_path)),
-    'vocabulary': str(standin.write_vocabulary(tmp_path)),
+    'glue': standin.write_glue(tmp_path),
+    'vocabulary': standin.write_vocabulary(tmp_path),
   }
-  run, bundle, trust = (
-    f'{tmp_path}/run',
-    f'{tmp_path}/file',
-    f'--trust={module}',
-  )
+  run, bundle = f'--workdir={tmp_path}/run', f'--bundle={tmp_path}/file'
+  config = f'--config=configs/{flag.format(**folders)}'
   texts = [item.format(**folders) for item in (*adapter.SHRUNK, *overrides)]
-  python(
-    tree, '-m', 'launch.train', f'--workdir={run}',
-    f'--config=configs/{flag.format(**folders)}',
-    *(f'--config.{text}' for text in texts),
-  )  # fmt: skip
-  options = [trust, *serve]
-  python(
-    tree, '-m', 'launch.export', f'--workdir={run}', f'--bundle={bundle}',
-    *options,
-  )  # fmt: skip
+  launch('train', tree, config, run, *(f'--config.{text}' for text in texts))
+  options = [f'--trust={module}', *serve]
+  launch('export', tree, run, bundle, *options)
   lines = '"w1 w2"\n"w3"\n'
   if kind == 'router':
     lines = ''
@@ -230,14 +200,11 @@ def test_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
       pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3))
       cv2.imwrite(f'{tmp_path}/{number}.png', pixels)
       lines += f'"{tmp_path}/{number}.png"\n'
-  command = '-m', 'launch.predict', '--compilation_cache=none'
   served, bundled = (
-    [json.loads(line) for line in python(
-      tree, *command, *source, input=lines
-    ).splitlines()]
-    for source in (
-      [f'--workdir={run}', *options], [f'--bundle={bundle}', trust],
-    )
+    list(map(json.loads, launch(
+      'predict', tree, *source, '--compilation_cache=none', input=lines
+    ).splitlines()))
+    for source in ((run, *options), (bundle, options[0]))
   )  # fmt: skip
   assert len(served) == 2
   for one, same in zip(served, bundled, strict=True):
@@ -249,4 +216,5 @@ def test_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
     config = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert config['model']['rule'] == {'name': 'hasty:First', 'limit': 0.6}
   else:
-    assert float(python(tree, 'both_forms.py', run)) < 1e-5
+    forms = 'both_forms.py', tmp_path / 'run'
+    assert float(shell.python(*forms, cwd=tree).stdout) < 1e-5

@@ -7,7 +7,7 @@ subclass adds read `out`.
 import dataclasses
 import math
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -211,18 +211,43 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     return {}
   try:
     if convert_vit.is_vit(directory):
-      return convert_vit.load(directory).fields
+      found = convert_vit.load(directory)
+      return found.fields | {'image_size': found.image_size}
     if convert.is_checkpoint(directory):
       fields = convert.read_sizes(directory)
     else:
-      model = files.read_object(pathlib.Path(directory) / CONFIG)['model']
-      fields = {name: model[name] for name in names if name in model}
+      run = files.read_object(pathlib.Path(directory) / CONFIG)
+      stated = run.get('dataset', {}) | run['model']
+      fields = {name: stated[name] for name in names if name in stated}
     if {*fields} != {*names}:
       raise ValueError(f'expected {", ".join(names)}, got {", ".join(fields)}')
     return fields
   except (OSError, ValueError, KeyError, TypeError) as error:
     expected = f'the directory of a run or of a published model ({error})'
     raise ConfigError('model.from_checkpoint', directory, expected) from error
+
+
+def with_image_size(config: dict[str, Any]) -> dict[str, Any]:
+  """Returns the data set; an `image_size` of 0 becomes the checkpoint's."""
+  data = dict(config['dataset'])
+  directory = config['model'].get('from_checkpoint', '')
+  if directory and str(data.get('image_size')) == '0':
+    known = checkpoint_fields(directory, ('image_size',))
+    data['image_size'] = known['image_size'] or 224
+  return data
+
+
+def by_layer(scales: Iterable[str], model: Mapping[str, Any]) -> Iterator[str]:
+  """Yields scales of a rate; 'layers->0.75' as one for each block of a ViT."""
+  for scale in scales:
+    pattern, _, decay = scale.rpartition('->')
+    if pattern != 'layers':
+      yield scale
+      continue
+    depth, by = model.get('depth', 0), float(decay)
+    for i in range(depth):
+      yield f'^encoder/block_{i}/->{by ** (depth - i):.6f}'
+    yield f'^(tokens/|distillation$)->{by ** (depth + 1):.6f}'
 
 
 def check_sizes(model: Any, info: DatasetInfo) -> None:

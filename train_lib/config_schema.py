@@ -14,6 +14,7 @@ from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
 from model_lib.blocks import Options
+from train_lib import classification
 from train_lib.phases import Pattern, Phase, Steps, is_pattern
 from train_lib.task import Task, with_model
 
@@ -79,6 +80,7 @@ class Optimizer:
   # 'adam_atan2' needs no `eps`.
   eps: Annotated[float, Interval(ge=1e-20, le=1.0)] = 1e-8
   # Of parameters: the first pattern that a path matches multiplies its rate.
+  # 'layers->0.75': each block of a ViT has 0.75 of the rate of the one above.
   scales: Annotated[
     tuple[Annotated[str, Predicate(_is_scale)], ...],
     "a tuple of 'pattern->factor', such as '^exit_->10'",
@@ -179,7 +181,7 @@ def validate(
     raise ConfigError('num_micro', run['num_micro'], expected)
   if [*run['mesh'].values()].count(-1) > 1:
     raise ConfigError('mesh', run['mesh'], 'at most one size of -1')
-  run['dataset'] = builder.validate(run['dataset'])
+  run['dataset'] = builder.validate(classification.with_image_size(run))
   builder.check_split(run['dataset'], run['train_split'])
   run['evals'] = evaluator.validate(run)
   metric = run['checkpoint']['best_metric']
@@ -189,6 +191,8 @@ def validate(
   expected = "'package.module:Name' of a subclass of train_lib.task.Task"
   task = registry.locate(run['task'], 'task', Task, expected)
   task.validate_config(run)
+  scales = classification.by_layer(run['optimizer']['scales'], run['model'])
+  run['optimizer']['scales'] = tuple(scales)
   for name, entry in run['evals'].items():
     kind = evaluator.locate(entry['type'], f'evals.{name}.type')
     if kind.NEEDS_OUTPUTS and task.outputs is Task.outputs:

@@ -18,7 +18,6 @@ from dataset_lib import tokenizer
 from dataset_lib.source import DatasetInfo
 from halting.token_rules import ACT, Fixed, StraightThrough
 from serve_lib.chain import Grid, Group, InputError, Row
-from serve_lib.classifier import CertificateFile
 from serve_lib.items import TextReader
 from serve_lib.loops import Loop
 from tests.albert_act import small

@@ -30,13 +30,14 @@ def expanded(text):
 
 
 def table():
-  """Yields (configuration, fields) of fields.txt."""
+  """Yields (configuration, overrides, fields) of fields.txt."""
   text = re.sub('^#.*\n', '', (FOLDER / 'fields.txt').read_text(), flags=re.M)
   for entry in re.split(r'\n+(?=\S)', text.strip()):
     flags, *items = entry.split()
-    fields = dict(item.split('=', 1) for item in items)
-    for flag in expanded(flags):
-      yield flag, {k: ast.literal_eval(value) for k, value in fields.items()}
+    overrides = [item[2:] for item in items if item.startswith('--')]
+    fields = dict(item.split('=', 1) for item in items if item[:2] != '--')
+    fields = {k: ast.literal_eval(value) for k, value in fields.items()}
+    yield from ((flag, overrides, fields) for flag in expanded(flags))
 
 
 @pytest.fixture(scope='module')
@@ -74,44 +75,12 @@ def assert_fields(config, expected):
   assert {path: value(path) for path in expected} == expected
 
 
-@pytest.mark.parametrize(('flag', 'expected'), [*table()])
-def test_fields(flag, expected, load):
-  assert_fields(load(flag), expected)
+@pytest.mark.parametrize(('flag', 'overrides', 'expected'), [*table()])
+def test_fields(flag, overrides, expected, load):
+  assert_fields(load(flag, *overrides), expected)
 
 
 EAT = 'eat/glue.py:data=/x,'
-TEXTS = 'texts.py:vocabulary=/v,'
-PRETRAIN = 'albert_act/pretrain.py:corpus=/c'
-
-
-@pytest.mark.parametrize(
-  ('flag', 'argument'),
-  [
-    (TEXTS, 'data: expected a file'),
-    (f'{TEXTS}data=/x,task=sst2', "'task=sst2'"),
-    (f'{TEXTS}data=/x,kind=classes,model=eat', 'kind: expected class or'),
-    ('eat/tags.py:data=/x,parts=e', "parts: expected letters of 'pw'"),
-    (f'{EAT}parts=x', "parts: expected letters of 'pwe'"),
-    (f'{EAT}model=dense,recipe=paper', 'recipe: expected only'),
-    (f'{EAT}parts=p,recipe=paper', 'recipe: expected only'),
-    (f'{EAT}parts=e,prunes=2', 'prunes: expected only'),
-    (f'{EAT}model=student,exits=2', 'exits: expected only'),
-    (f'{PRETRAIN},steps=20,tau_from=0.01', 'tau_from: expected a sha'),
-    (f'{PRETRAIN},steps=20,tau_from=0.99', 'tau_from: expected a sha'),
-    ('recurrent_act/graves.py:rule=never', 'rule: expected one of'),
-    ('recurrent_act/graves.py:gates=3', "'gates=3'"),
-    ('adatape/photographs.py:root=/x,model=vit,ablation=length', 'ablation: '),
-  ],
-)
-def test_an_illegal_argument_is_named(flag, argument, load):
-  with pytest.raises(command_line.UsageError, match=f'argument {argument}'):
-    load(flag)
-
-
-def test_the_last_weight_of_a_knob_is_that_of_the_loss(load):
-  # Its sums end at 0.30000000000000004, which is no other weight.
-  knob = "phases.2.knobs={'tape_weight': ('linear', 0.03, 0.3)}"
-  load('adatape/quick_start.py', knob, 'loss.tape_weight=0.3')
 
 
 @pytest.mark.parametrize(
@@ -123,24 +92,6 @@ def test_the_last_weight_of_a_knob_is_that_of_the_loss(load):
 )
 def test_evaluations(flag, entries, load):
   assert {*load(flag).evals} == entries
-
-
-@pytest.mark.parametrize(
-  ('override', 'weights'),
-  [('model.exit_layers=1,3', (0.3, 0.3, 1.0)),
-   ('loss.exit_weights=(0.1,2.0)', (0.1, 2.0))],
-)  # fmt: skip
-def test_given_layers_and_weights_are_kept(override, weights, load):
-  assert load(f'{EAT}variant=mini', override).loss.exit_weights == weights
-
-
-@pytest.mark.parametrize(
-  ('length', 'digits', 'places'), [(2, 1, 2), (9, 5, 6), (11, 2, 4)]
-)
-def test_places_of_a_sum(length, digits, places, load):
-  sizes = f'dataset.length={length}', f'dataset.digits={digits}'
-  config = load('recurrent_act/graves.py:task=addition', *sizes)
-  assert config.model.num_targets == places
 
 
 def checkpoint(directory, **content):
@@ -192,37 +143,25 @@ def test_sizes_of_a_checkpoint(
   })  # fmt: skip
 
 
-@pytest.mark.parametrize('kind', ['npz', 'stacked', 'timm', 'hugging_face'])
-def test_fine_tuning_of_a_published_vit(kind, tmp_path, load):
-  arrays, path = public_vits.archive(), tmp_path / 'vit.npz'
-  if kind == 'stacked':
-    arrays = public_vits.stacked(public_vits.archive('big_vision'))
-  if kind in ('npz', 'stacked'):
-    np.savez(path, **arrays)
-  else:
-    named = getattr(public_vits, f'{kind}_tensors')(arrays)
-    stated = {'architecture': 'vit'} if kind == 'timm' else public_vits.CONFIG
-    path = public_vits.write(tmp_path, named, **stated)
+def test_fine_tuning_of_a_published_vit(tmp_path, load):
+  path = tmp_path / 'vit.npz'
+  np.savez(path, **public_vits.archive())
   flag = f'images.py:data=/x,pretrained={path},finetune=1,model='
-  fields = ['model.num_heads=4'] * (kind == 'timm')
-  tape, image = 'model.query_dim=8', 'model.bank_patch_size=2'
-  expected = {
-    'model.width': 16, 'model.depth': 2, 'model.num_heads': 4,
-    'model.mlp_dim': 24, 'model.patch_size': 4, 'model.pool': 'cls',
-    'warm_start.workdir': str(path), 'optimizer.lr': 3e-4,
-    'dataset.image_size': 16,
-  }  # fmt: skip
   rates = (
     '^encoder/block_0/->0.562500', '^encoder/block_1/->0.750000',
     '^(tokens/|distillation$)->0.421875',
   )  # fmt: skip
-  assert_fields(load(f'{flag}plainvit', *fields), expected | {
-    'optimizer.scales': rates
-  })  # fmt: skip
-  given = [*fields, tape, image]
-  assert_fields(load(f'{flag}input', *given), expected | {
-    'optimizer.scales': ('tape->1.000000', *rates)
-  })  # fmt: skip
+  sizes = {f'model.{name}': size for name, size in public_vits.FIELDS.items()}
+  del sizes['model.num_classes']
+  expected = sizes | {
+    'model.pool': 'cls', 'warm_start.workdir': str(path), 'optimizer.lr': 3e-4,
+    'dataset.image_size': 16,
+  }  # fmt: skip
+  scales = {'optimizer.scales': rates}
+  assert_fields(load(f'{flag}plainvit'), expected | scales)
+  tape = load(f'{flag}input', 'model.query_dim=8', 'model.bank_patch_size=2')
+  scales = {'optimizer.scales': ('tape->1.000000', *rates)}
+  assert_fields(tape, expected | scales)
 
 
 def test_a_modern_bert_has_its_own_models(tmp_path, load, words):
@@ -307,3 +246,27 @@ def test_the_runs_on_photographs():
   assert sorted(lines_of('photographs')) == sorted(
     [name, f'seed={seed}'] for name in names for seed in range(3)
   )
+
+
+def test_the_size_of_images_is_that_of_a_checkpoint_or_given(tmp_path, load):
+  np.savez(tmp_path / 'vit.npz', **public_vits.archive(grid=6))
+  flag = 'images.py:data=/x,model=vit,pretrained='
+  first = load(f'{flag}{tmp_path}/vit.npz')
+  assert first.dataset.image_size == 24
+  run = checkpoint(tmp_path / 'run', **first.to_dict())
+  assert load(f'{flag}{run}').dataset.image_size == 24
+  assert load(f'{flag}{run},size=32').dataset.image_size == 32
+  (tmp_path / 'vit.npz').write_bytes(b'PK damaged')
+  with pytest.raises(ValueError, match=r'from_checkpoint: .* published'):
+    load(f'{flag}{tmp_path}/vit.npz')
+
+
+def test_a_split_that_is_made_is_watched(tmp_path, load):
+  (tmp_path / 'train' / 'cat').mkdir(parents=True)
+  flag = f'images.py:data={tmp_path}'
+  assert load(flag).evals.test.every_steps == 500
+  evals = load(f'{flag}/train').evals
+  assert evals.validation.every_steps == 0.2
+  assert evals.test.every_steps == 0
+  with pytest.raises(ValueError, match='certify: expected 0, or 1 with one'):
+    load(f'{flag},certify=1')  # no rows of its own

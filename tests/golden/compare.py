@@ -6,14 +6,13 @@ prints a table with a row of each kind of quantity, then every quantity whose
 difference rounding does not explain.
 """
 
-import collections
 import functools
 import json
 import math
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 # On a CPU like that of the records, which has AVX-512. Others round in another
 # way, and training enlarges it, by up to 1.6e-5. There the bound is that of
@@ -29,34 +28,22 @@ def limit() -> float:
   return TOLERANCE if 'avx512f' in features else OTHER_CPU
 
 
-class Row(NamedTuple):
-  """The difference of one quantity of a record."""
-
-  subject: str
-  quantity: str  # its kind, and names within it
-  difference: float  # largest, relative; infinite for names and shapes
-
-  @property
-  def is_different(self) -> bool:
-    return not self.difference <= limit()
-
-
-def compare(before: pathlib.Path, after: pathlib.Path) -> list[Row]:
-  names = {p.name for root in (before, after) for p in root.glob('*.json')}
-  rows = []
-  for name in sorted(names):
+def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, float]:
+  """The largest relative difference of each quantity; infinite for names."""
+  rows = {}
+  for name in sorted({p.name for p in (*before.iterdir(), *after.iterdir())}):
     paths = before / name, after / name
-    records = [json.loads(p.read_text()) if p.exists() else {} for p in paths]
-    rows += compare_records(name.removesuffix('.json'), *records)
+    texts = [p.read_text() if p.exists() else '{}' for p in paths]
+    found = differences(*map(json.loads, texts))
+    rows |= {f'{k}, {name.removesuffix(".json")}': v for k, v in found.items()}
   return rows
 
 
-def compare_records(subject: str, old: Any, new: Any) -> list[Row]:
+def differences(old: Any, new: Any) -> dict[str, float]:
+  """Those of the quantities of two records."""
   before, after = dict(quantities(old)), dict(quantities(new))
-  return [
-    Row(subject, name, difference(before.get(name), after.get(name)))
-    for name in dict.fromkeys([*before, *after])
-  ]
+  names = dict.fromkeys([*before, *after])
+  return {name: difference(before.get(name), after.get(name)) for name in names}
 
 
 def quantities(record: Any, name: str = '') -> Iterator[tuple[str, Any]]:
@@ -81,35 +68,22 @@ def difference(old: Any, new: Any) -> float:
   return 0.0 if old == new else math.inf
 
 
-def format_kinds(rows: list[Row]) -> str:
-  """The table of the kinds of quantities: the largest difference of each."""
-  kinds = collections.defaultdict(list)
-  for row in rows:
-    kinds[row.quantity.partition(':')[0]].append(row)
-  lines = [f'{"kind":16} {"compared":>8} {"differ":>8} {"largest":>9}  where']
-  for kind, some in kinds.items():
-    worst = max(some, key=lambda row: row.difference)
-    differ = sum(row.is_different for row in some)
-    where = f'{worst.subject}, {worst.quantity}' if worst.difference else ''
-    lines.append(
-      f'{kind:16} {len(some):8} {differ:8} {worst.difference:9.1e}  {where}'
-    )
-  return '\n'.join(lines)
-
-
-def format_rows(rows: list[Row]) -> str:
-  return '\n'.join(
-    f'{row.subject:28} {row.difference:9.1e}  {row.quantity}'
-    for row in rows
-    if row.is_different
-  )
+def unexplained(rows: dict[str, float]) -> dict[str, float]:
+  """The differences above the limit."""
+  return {name: by for name, by in rows.items() if not by <= limit()}
 
 
 def main(before: str, after: str) -> int:
   """Prints the table; returns 1 if a quantity differs."""
-  rows = compare(pathlib.Path(before), pathlib.Path(after))
-  different = format_rows(rows)
-  print(format_kinds(rows), different, sep='\n')
+  rows, kinds = compare(pathlib.Path(before), pathlib.Path(after)), {}
+  for name, by in rows.items():
+    kinds.setdefault(name.partition(':')[0].partition(',')[0], {})[name] = by
+  print(f'{"kind":16} {"compared":>8} {"differ":>8} {"largest":>9}  where')
+  for kind, some in kinds.items():
+    worst, count = max(some, key=some.get), len(unexplained(some))
+    print(f'{kind:16} {len(some):8} {count:8} {some[worst]:9.1e}  {worst}')
+  different = unexplained(rows)
+  print(*(f'{by:9.1e}  {name}' for name, by in different.items()), sep='\n')
   return int(bool(different))
 
 

@@ -64,14 +64,10 @@ def record_config(
   record['losses'] = rounded([row['train/loss'] for row in rows])
   last = {key: v for key, v in rows[-1].items() if key.startswith('train/')}
   record['last step'] = rounded(last)
-  record['result'] = rounded(
-    {
-      key: value
-      for key, value in result.items()
-      if isinstance(value, (int, float)) and not key.startswith(TIMES)
-    }
-  )
-  return record
+  numbers = {k: v for k, v in result.items() if isinstance(v, int | float)}
+  for name in [k for k in numbers if k.startswith(TIMES)]:
+    del numbers[name]
+  return record | {'result': rounded(numbers)}
 
 
 def record_model(config: Any, name: str) -> dict[str, Any]:
@@ -126,15 +122,13 @@ def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', required=True, type=pathlib.Path)
   parser.add_argument('--only', default='', help='words of names')
-  parser.add_argument('--part', default='0/1', help='0/2 and 1/2: halves')
   arguments = parser.parse_args(argv)
   arguments.out.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory() as name:
     root = pathlib.Path(name)
     with contextlib.redirect_stdout(io.StringIO()):
       folders = standin.write_all(root)
-    part, parts = map(int, arguments.part.split('/'))
-    for subject in [*adapter.configs()][part::parts]:
+    for subject in adapter.configs():
       if not any(word in subject for word in arguments.only.split(',')):
         continue
       file = f'{subject.replace(" ", "_")}.json'

@@ -27,8 +27,8 @@ def compiled(topology, *overrides):
   flags = program.main.parse([*given, *(f'--config.{o}' for o in overrides)])
   config = command_line.load_config(flags.config, flags.overrides)
   plan, rows = program.plan_of(config, flags)
-  [step] = program.steps(plan, rows)
-  return plan, step.program
+  [(_, step, *_)] = program.steps(plan, rows)
+  return plan, step
 
 
 def parameter_bytes(plan):

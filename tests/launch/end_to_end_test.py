@@ -1,10 +1,10 @@
 """The shipped experiments, as a user runs them, to the promised accuracy."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests import shell
 
 SMALL = (
   '--config=configs/adatape/parity.py', '--config.batch_size=8',
@@ -18,35 +18,19 @@ def one_device(monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
 
 
-def python(*arguments):
-  """Runs Python; returns what it printed."""
-  done = subprocess.run(
-    [sys.executable, *arguments], capture_output=True, text=True, timeout=900
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
-
-
 def launch(command, workdir, *arguments):
-  return python('-m', f'launch.{command}', f'--workdir={workdir}', *arguments)
-
-
-def result(workdir):
-  return json.loads((workdir / 'result.json').read_text())
-
-
-def accuracy(workdir):
-  return result(workdir)['accuracy']
+  return shell.launch(command, f'--workdir={workdir}', *arguments)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('model', ['learn', 'input', 'vit'])
 def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
   launch('train', tmp_path, f'--config=configs/adatape/digits.py:model={model}')
-  assert accuracy(tmp_path) >= 0.96
+  accuracy = shell.result(tmp_path)['accuracy']
+  assert accuracy >= 0.96
   text = launch('evaluate', tmp_path, '--evals=test,fewshot')
   row = json.loads((tmp_path / 'evaluation.json').read_text())[0]
-  assert row['test/accuracy'] == pytest.approx(accuracy(tmp_path))
+  assert row['test/accuracy'] == pytest.approx(accuracy)
   assert 'fewshot/10shot' in text
   # Features of a model that saw all labels: far above the chance of 0.1.
   assert row['fewshot/10shot'] > 0.9
@@ -88,5 +72,5 @@ def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
     'import sys\nfrom launch import train\ntrain.main(sys.argv[1:])\n'
     "assert 'tensorflow' not in sys.modules\n"
   )
-  python('-c', code, *SMALL, f'--workdir={tmp_path}')
+  shell.python('-c', code, *SMALL, f'--workdir={tmp_path}')
   assert list((tmp_path / 'tensorboard').iterdir())

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from launch import command_line, evaluate
+from tests import shell
 from tests.launch.refused import TABLE
 from train_lib import loading, trainer
 from train_lib.phases import Phase
@@ -106,7 +107,7 @@ def test_a_damaged_file_is_not_replaced(workdir, refused):
 
 def test_table_and_file_agree_with_training(workdir, capsys):
   (row,) = rows_of(workdir, '--evals=test,fewshot', SHOTS)
-  result = json.loads((workdir / 'result.json').read_text())
+  result = shell.result(workdir)
   assert row['step'] == 4
   for name in ('test/accuracy', 'test/cross_entropy'):
     assert row[name] == pytest.approx(result[name], rel=1e-6)

@@ -37,62 +37,49 @@ def tokens(path):
   return tokenizer.load(path).encode(TEXTS, PAIRS)
 
 
-@pytest.mark.nightly
+HALTS = ['halting by the rule ACT', "'score'"]
+PRUNES = ['pruning after layers 1', 'exits at 1', 'window']
+HEADS = {'Classification': 'classifier', 'PreTraining': 'pretraining'}
+
+
 @pytest.mark.parametrize(
-  ('name', 'heads', 'architecture'),
-  [
-    (DENSE, 'classifier', 'BertForSequenceClassification'),
-    ('albert sst2 fixed', 'classifier', 'AlbertForSequenceClassification'),
-    ('albert pretrain fixed', 'pretraining', 'AlbertForPreTraining'),
-  ],
-)
-def test_a_run_of_fixed_depth_is_written_as_it_is(
-  runs, tmp_path, capsys, name, heads, architecture
+  ('name', 'part', 'words', 'architecture'),
+  first_is_slow(
+    ('eat sst2', 'exit_1', PRUNES, 'BertForSequenceClassification'),
+    ('albert sst2', 'score', HALTS, 'AlbertForSequenceClassification'),
+    ('albert pretrain act', 'score', HALTS, 'AlbertForPreTraining'),
+    (DENSE, '', [], 'BertForSequenceClassification'),
+    ('albert sst2 fixed', '', [], 'AlbertForSequenceClassification'),
+    ('albert pretrain fixed', '', [], 'AlbertForPreTraining'),
+  ),
+)  # fmt: skip
+def test_a_run_is_written_and_refused_if_it_loses_parts(
+  runs, tmp_path, capsys, refused, name, part, words, architecture
 ):
-  run = runs(name)
-  out = exported(run, tmp_path / 'out')
+  run, out = runs(name), tmp_path / 'out'
+  if words:
+    flags = [f'--workdir={run.folder}', f'--out={out}']
+    refused(export.main, flags, [*words, '--workdir', '--dense'])
+    assert not out.exists()
+  exported(run, out, *['--dense'] * bool(words))
   printed = capsys.readouterr().out
   assert 'step 1, written' in printed
-  assert 'left out' not in printed
-  assert_equal(convert.load(out, heads).params, run.variables['params'])
+  # Halting is one part.
+  assert printed.count('left out: ') == len(
+    words[: 1 if part == 'score' else 3]
+  )
+  says = 'runs all 6 iterations for every token'
+  assert (says in printed) == (words is HALTS)
+  (heads,) = (HEADS[end] for end in HEADS if architecture.endswith(end))
+  params = {k: v for k, v in run.variables['params'].items() if k != part}
+  assert_equal(convert.load(out, heads).params, params)
   config = json.loads((out / 'config.json').read_text())
   assert config['architectures'] == [architecture]
   labels = {'0': 'negative', '1': 'positive'}
   assert config.get('id2label') == (labels if heads == 'classifier' else None)
   own = tokens(run.folder / 'tokenizer.json').tokens
-  files = [out, out / 'vocab.txt'] if name == DENSE else [out]
-  for file in files:
+  for file in [out, out / 'vocab.txt'][: 2 if name == DENSE else 1]:
     np.testing.assert_array_equal(tokens(file).tokens, own)
-
-
-HALTS = ['halting by the rule ACT', "'score'"]
-PRUNES = ['pruning after layers 1', 'exits at 1', 'window']
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'part', 'words'),
-  [
-    ('eat sst2', 'exit_1', PRUNES),
-    ('albert sst2', 'score', HALTS),
-    ('albert pretrain act', 'score', HALTS),
-  ],
-)
-def test_an_adaptive_run_is_refused_unless_it_may_lose_its_parts(
-  runs, tmp_path, capsys, refused, name, part, words
-):
-  run = runs(name)
-  flags = [f'--workdir={run.folder}', f'--out={tmp_path}/out']
-  refused(export.main, flags, [*words, '--workdir', '--dense'])
-  assert not (tmp_path / 'out').exists()
-  out = exported(run, tmp_path / 'out', '--dense')
-  printed = capsys.readouterr().out
-  assert printed.count('left out: ') == (3 if words is PRUNES else 1)
-  says = 'runs all 6 iterations for every token'
-  assert (says in printed) == (words is HALTS)
-  params = {k: v for k, v in run.variables['params'].items() if k != part}
-  heads = 'pretraining' if 'pretrain' in name else 'classifier'
-  assert_equal(convert.load(out, heads).params, params)
 
 
 def test_a_run_without_tokenizer_or_step_is_refused(runs, tmp_path, refused):

@@ -20,14 +20,13 @@ from tests.launch.resume_test import (
   STEPS,
   assert_same_run,
   finish,
-  result,
-  rows,
   run,
   start,
   start_two,
   wait_for_step,
 )
 from tests.marks import first_is_slow
+from tests.shell import result, rows
 from tests.train_lib import states
 
 FAULTY = '--config.dataset.name=tests.fakes:FaultyParity'

@@ -1,6 +1,5 @@
 """A run on GLUE writes files for the server, which are read and scored."""
 
-import csv
 import importlib
 import json
 import random
@@ -11,6 +10,7 @@ import pytest
 
 from eval_lib import submission
 from launch import command_line, evaluate, glue, predict, train
+from tests import shell
 from tests.launch import toy_runs
 from tests.launch.refused import TABLE
 
@@ -54,7 +54,7 @@ def answer(run, split, out):
 
 
 def test_training_and_serving_answer_the_test_split(run, tmp_path):
-  assert json.loads((run / 'result.json').read_text())['submit_test/rows'] == 21
+  assert shell.result(run)['submit_test/rows'] == 21
   trained = submission.read(run / 'submission' / 'SST-2.tsv', 21)
   assert set(trained) == {0, 1}
   served = submission.read(answer(run, 'test', tmp_path / 'out'), 21)
@@ -65,7 +65,7 @@ def test_answers_to_a_split_with_labels_are_scored(run, tmp_path, capsys):
   path = answer(run, 'validation', tmp_path)
   assert evaluate.main([f'--workdir={run}', f'--submission={path}']) == 0
   (row,) = json.loads((run / 'evaluation.json').read_text())
-  result = json.loads((run / 'result.json').read_text())
+  result = shell.result(run)
   assert row['submitted/accuracy'] == result['dev/accuracy']
   assert 'submitted/accuracy' in capsys.readouterr().out
   # One answer more is wrong, or right.
@@ -87,7 +87,7 @@ def test_answers_to_a_split_with_labels_are_scored(run, tmp_path, capsys):
 
   out = tmp_path / 'glue.csv'
   assert glue.main(['average', f'--runs={run}', f'--out={out}']) == 0
-  first, mean, _ = csv.DictReader(out.read_text().splitlines())
+  first, mean, _ = shell.table(out)
   assert first['task'] == 'SST-2'
   assert float(first['accuracy']) == result['dev/accuracy']
   assert mean['score'] == first['score']

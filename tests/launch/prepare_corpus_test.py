@@ -15,6 +15,7 @@ from core import files
 from dataset_lib import builder
 from dataset_lib.corpus import preparation
 from launch import command_line, prepare_corpus
+from tests import shell
 from tests.launch.refused import TABLE
 
 SENTENCES = [f'The cat number {n} sat on mat {n * n}.' for n in range(40)]
@@ -199,10 +200,8 @@ def peak_memory(*flags):
     prepare_corpus.main(sys.argv[1:])
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
   """
-  done = subprocess.run(
-    [sys.executable, '-c', measure, '--validation_share=0', '--processes=1',
-     *flags],
-    capture_output=True, text=True, check=True,
+  done = shell.python(
+    '-c', measure, '--validation_share=0', '--processes=1', *flags,
     env=os.environ | {'TOKENIZERS_PARALLELISM': 'false'},
   )  # fmt: skip
   return int(done.stdout.split()[-1]) / 1024

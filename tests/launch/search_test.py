@@ -1,7 +1,6 @@
 """Ranges of fields, searched by trials that continue where they stopped."""
 
 import concurrent.futures
-import csv
 import logging
 import os
 import pathlib
@@ -19,6 +18,7 @@ from core.errors import ConfigError, InvalidDataError
 optuna = pytest.importorskip('optuna')
 pytestmark = pytest.mark.filterwarnings('ignore:Heartbeat of storage')
 from launch import command_line, search, sweep, sweep_runs  # noqa: E402
+from tests import shell  # noqa: E402
 from tests.launch.refused import TABLE  # noqa: E402
 from train_lib import run_directory  # noqa: E402
 
@@ -64,8 +64,7 @@ def flags(tmp_path, *more):
 
 
 def table(tmp_path):
-  with (tmp_path / 'runs' / 'sweep.csv').open(newline='') as file:
-    return list(csv.DictReader(file))
+  return shell.table(tmp_path / 'runs' / 'sweep.csv')
 
 
 def states(tmp_path, column='trial'):
@@ -84,18 +83,6 @@ def states(tmp_path, column='trial'):
 )
 def test_a_range_is_read(text, kind, values):
   assert search.parse_range(text) == (text.partition('=')[0], (kind, values))
-
-
-@pytest.mark.parametrize(
-  'body',
-  ['', '3', 'int(2)', 'int(1,2,3)', 'int(1.5,2)', 'int(3,2)', 'log(0,1)',
-   'log(1,a)', 'choice()', 'normal(0,1)', 'uniform(0,1,2)', 'int(2,6'],
-)  # fmt: skip
-def test_a_wrong_range_is_refused(body):
-  with pytest.raises(ConfigError) as refusal:
-    search.parse_range(f'optimizer.lr={body}')
-  error = refusal.value
-  assert (error.given, error.expected) == (body, search.FORMS)
 
 
 @pytest.mark.parametrize(('given', 'words'), TABLE['search flags'])
@@ -209,8 +196,6 @@ def test_another_search_in_the_workdir_is_refused(tmp_path, child, refused):
   assert sweep.main(given) == 0
   refused(sweep.main, [*given, '--mode=min'], ['mode'])
   refused(sweep.main, [*given, '--config.seed=1'], ['--fixed', 'workdir'])
-  (tmp_path / 'runs' / 'search.journal').touch()
-  refused(sweep.main, given, ['earlier version', 'use another --workdir'])
 
 
 def opened(tmp_path, **others):
@@ -218,14 +203,6 @@ def opened(tmp_path, **others):
     config='a', workdir=str(tmp_path), metric='a/b', vary=('x=int(1,2)',)
   )
   return search._open(sweep_runs.Flags(**given | others))
-
-
-def test_a_study_of_an_earlier_version_is_refused(tmp_path):
-  url = f'sqlite:///{tmp_path}/study.db'
-  study = optuna.create_study(storage=url, study_name=str(tmp_path))
-  study.set_user_attr('config', 'a')
-  with pytest.raises(command_line.UsageError, match='finish it with that vers'):
-    opened(tmp_path, storage=url)
 
 
 # Optuna leaves the connection to a file that is no database open.

@@ -1,6 +1,5 @@
 """Runs of a list that read each other, and their summary over seeds."""
 
-import csv
 import shutil
 from unittest import mock
 
@@ -9,6 +8,7 @@ import pytest
 from core import files
 from launch import command_line, sweep, sweep_runs
 from launch.sweep_runs import Run
+from tests import shell
 from tests.dataset_lib import corpora
 from tests.launch.sweep_test import PARITY, flags
 
@@ -50,8 +50,7 @@ def test_runs_that_differ_only_in_the_seed_are_summarised(tmp_path):
   ranked[8][1]['test/y'], ranked[9][1]['test/y'] = 1.0, 2.0
   ranked[-3][1]['test/y'] = 1.0
   sweep_runs.write_seeds(tmp_path / 'seeds.csv', ranked, 'test/x')
-  with (tmp_path / 'seeds.csv').open(newline='') as file:
-    first, second, third, *others = csv.DictReader(file)
+  first, second, third, *others = shell.table(tmp_path / 'seeds.csv')
   assert (first['run'], first['seeds']) == ('@x a=@y', '2')
   assert float(first['test/x mean']) == pytest.approx(0.6)
   # Of two values 0.2 apart.

@@ -1,6 +1,5 @@
 """A list of overrides, checked as a whole and trained line by line."""
 
-import csv
 import itertools
 import os
 import pathlib
@@ -13,6 +12,7 @@ import pytest
 
 from launch import command_line, sweep
 from launch.sweep_runs import Run
+from tests import shell
 from tests.albert_act import tiny_run
 from tests.dataset_lib import corpora
 from tests.launch.refused import TABLE
@@ -77,8 +77,7 @@ def test_a_wrong_line_or_flag_is_named_before_anything_runs(
 
 
 def table(tmp_path):
-  with (tmp_path / 'runs' / 'sweep.csv').open(newline='') as file:
-    rows = list(csv.DictReader(file))
+  rows = shell.table(tmp_path / 'runs' / 'sweep.csv')
   for row in rows:
     assert pathlib.Path(row['workdir']).parent == tmp_path / 'runs'
   return [(row['run'][13:], row['test/accuracy']) for row in rows]

@@ -99,9 +99,9 @@ def test_all_layouts_hold_the_same_parameters(kind, dtype, tmp_path):
   assert convert_vit.is_vit(path)
   np.savez(tmp_path / 'exact.npz', **exact)
   wanted = convert_vit.load(tmp_path / 'exact.npz').params
-  jax.tree.map(
-    np.testing.assert_array_equal, convert_vit.load(path).params, wanted
-  )
+  found = convert_vit.load(path)
+  assert found.image_size == 16
+  jax.tree.map(np.testing.assert_array_equal, found.params, wanted)
 
 
 def test_modules_of_other_models_and_unfit_heads_stay_fresh():

@@ -16,7 +16,6 @@ from core import errors
 from dataset_lib import builder
 from dataset_lib.bad_records import TooManyBadRecordsError
 from dataset_lib.corpus.texts import Faults, Texts
-from dataset_lib.records import tfds
 from dataset_lib.records.sharded import RecordFiles
 from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
