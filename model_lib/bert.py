@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
 from model_lib import blocks, flops, row_random, sizes
-from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
+from model_lib.attention import Attended, MultiHeadAttention, attend
 from model_lib.layers import (
   ACTIVATIONS,
   LayerNorm,
@@ -114,9 +114,8 @@ class BertBlock(nn.Module):
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: RowKeys = None,
     *,
-    received: bool = False,
     num_queries: int | None = None,
-    keys_values: KeysValues | None = None,
+    **options: Any,
   ) -> Attended:
     """Applies attention, then the feed-forward network.
 
@@ -124,14 +123,9 @@ class BertBlock(nn.Module):
     is ignored. 1 query ([CLS]) costs a sixth of the block; 0 queries compute
     only keys and values.
     """
-    attended = MultiHeadAttention(
-      num_heads=self.num_heads,
-      attend=self.attend if num_queries is None else attend,
-      dropout=self.attention_dropout,
-      kernel_init=INIT,
-      dtype=self.dtype,
-      name='attention',
-    )(x, mask, row_keys, received, num_queries, keys_values)
+    kind = self.attend if num_queries is None else attend
+    options['num_queries'] = num_queries
+    attended = self.attention(attend=kind)(x, mask, row_keys, **options)
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
@@ -141,6 +135,11 @@ class BertBlock(nn.Module):
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return attended._replace(x=x)
+
+  def attention(self, **fields: Any) -> nn.Module:
+    """Returns the attention of the block, with some other fields."""
+    fields |= dict(dropout=self.attention_dropout, kernel_init=INIT)
+    return build(MultiHeadAttention, self, name='attention', **fields)
 
 
 class Pooler(nn.Module):

@@ -18,14 +18,14 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
 from model_lib import flops, row_random, sizes
-from model_lib.attention import (
-  Attended,
-  KeysValues,
-  MultiHeadAttention,
-  attend,
-  wide,
+from model_lib.attention import Attended, attend, wide
+from model_lib.bert import (
+  INIT,
+  Activation,
+  BertBlock,
+  BertClassifier,
+  BertEmbeddings,
 )
-from model_lib.bert import INIT, Activation, BertClassifier, BertEmbeddings
 from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.local_attention import Implementation, Local, local_scores
 from model_lib.logical import constrain, partitioned_dense
@@ -60,24 +60,17 @@ def rotate(
   return jnp.concatenate(turned, axis=-1).reshape(x.shape).astype(x.dtype)
 
 
-class ModernBertBlock(nn.Module):
+class ModernBertBlock(BertBlock):
   """A pre-norm block; fields as in `ModernBertClassifier`, and those below."""
 
-  num_heads: int
-  mlp_dim: int
-  base: float  # of the angles, see `rotate`
+  base: float = 10000.0  # of the angles, see `rotate`
   reach: int | None = None  # tokens read on each side; None: all
   local_implementation: Implementation = 'auto'  # see `Local`
   is_first: bool = False  # its input is normed already
-  activation: str = 'gelu'
   norm_epsilon: float = 1e-5
   norm_bias: bool = False
   attention_bias: bool = False
   mlp_bias: bool = False
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
-  attend: Callable[..., Any] = attend
-  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(
@@ -87,9 +80,8 @@ class ModernBertBlock(nn.Module):
     row_keys: RowKeys = None,
     *,
     positions: Int[Array, 'B S'],
-    received: bool = False,
     num_queries: int | None = None,
-    keys_values: KeysValues | None = None,
+    **options: Any,
   ) -> Attended:
     """Applies attention, then the feed-forward network, both residual.
 
@@ -102,30 +94,21 @@ class ModernBertBlock(nn.Module):
     if self.reach is not None:
       local = Local(positions, self.reach, self.local_implementation)
     turn: Any = dict(num_heads=self.num_heads, base=self.base)
-    attended = MultiHeadAttention(
-      num_heads=self.num_heads,
-      attend=self.attend,
+    attention = self.attention(
       local=local,
       rotate=functools.partial(rotate, positions=positions, **turn),
-      dropout=self.attention_dropout,
       use_bias=self.attention_bias,
-      kernel_init=INIT,
-      dtype=self.dtype,
-      name='attention',
-    )(
-      x if self.is_first else norm(name='attention_norm')(x),
-      mask, row_keys, received, num_queries, keys_values,
-    )  # fmt: skip
+    )
+    normed = x if self.is_first else norm(name='attention_norm')(x)
+    options['num_queries'] = num_queries
+    attended = attention(normed, mask, row_keys, **options)
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
-    bias = dict(use_bias=self.mlp_bias)
-    mlp = build(
-      Mlp, self, dropout=0.0, gated=True, kernel_init=INIT, name='mlp', **bias
-    )
+    kind: Any = dict(gated=True, use_bias=self.mlp_bias, kernel_init=INIT)
+    mlp = build(Mlp, self, dropout=0.0, name='mlp', **kind)
     out = mlp(norm(name='mlp_norm')(x))
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
-    x = constrain(x, 'batch', 'length', 'embed')
-    return attended._replace(x=x)
+    return attended._replace(x=constrain(x, 'batch', 'length', 'embed'))
 
 
 class ModernBertPooler(nn.Module):
@@ -191,10 +174,8 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   @nn.nowrap
   def pooler_kind(self) -> Callable[..., nn.Module]:
     """See the base."""
-    return functools.partial(
-      ModernBertPooler, self.pooler_activation, self.pooler_bias,
-      self.norm_epsilon, self.norm_bias, self.dtype,
-    )  # fmt: skip
+    kind = dict(activation=self.pooler_activation, use_bias=self.pooler_bias)
+    return functools.partial(build, ModernBertPooler, self, **kind)
 
   @nn.nowrap
   def make_embeddings(self, width):

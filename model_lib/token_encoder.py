@@ -95,12 +95,9 @@ class TokenBlock(EncoderBlock):
     return tokens._replace(x=self.fed(tokens.x, row_keys)), attended.received
 
 
-class TokenEncoder(nn.Module):
+class TokenEncoder(Encoder):
   """Blocks with pruning and merging, and a norm; fields as in `ViT`."""
 
-  depth: int
-  num_heads: int
-  mlp_dim: int
   pool: str = 'cls'
   prune_layers: Sequence[int] = ()
   prune_ratios: Sequence[float] = ()
@@ -108,12 +105,9 @@ class TokenEncoder(nn.Module):
   prune_masked: bool = False
   merge_layers: Sequence[int] = ()
   merge_count: int = 0
-  dropout: float = 0.0
-  activation: str = 'gelu'
-  dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(
+  def __call__(  # type: ignore[override]
     self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
   ) -> tuple[Float[Array, 'B K D'], Tokens]:
     """Encodes tokens; returns (what is pooled, all that are left).
