@@ -26,16 +26,30 @@ DISTILLATION = 'distillation'  # DeiT's second token
 _ARRAYS = (CLASS, POSITIONS, DISTILLATION)
 HEADS = ('head', 'distillation_head')
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
-# Our modules outside and inside a block, in the order of `_Layout`.
-_OUTER = (
-  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head'
-)  # fmt: skip
-# And those that only archives of JAX, or only tensors of PyTorch have.
-_MORE = ('pre_logits',), (DISTILLATION, 'distillation_head')
-_INNER = (
-  'attention_norm', 'attention/query', 'attention/key', 'attention/value',
-  'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
-)  # fmt: skip
+# Our modules outside and inside a block: their names of Hugging Face, timm and
+# JAX, '-' for none; `#0`, `#1`, `#2` are equal parts of one tensor.
+_OUTER = {
+  CLASS: 'embeddings.cls_token cls_token cls',
+  POSITIONS: 'embeddings.position_embeddings pos_embed {positions}',
+  DISTILLATION: 'embeddings.distillation_token dist_token -',
+  'tokens/patch_embed/projection': 'embeddings.patch_embeddings.projection '
+  'patch_embed.proj embedding',
+  'encoder/norm': 'layernorm norm Transformer/encoder_norm',
+  'head': 'classifier head head',
+  'distillation_head': 'distillation_classifier head_dist -',
+  'pre_logits': '- - pre_logits',
+}
+_BLOCK = 'encoder.layer.{}. blocks.{}. Transformer/encoderblock_{}/'
+_INNER = {
+  'attention_norm': 'layernorm_before norm1 LayerNorm_0',
+  'attention/query': 'attention.attention.query attn.qkv#0 {attention}/query',
+  'attention/key': 'attention.attention.key attn.qkv#1 {attention}/key',
+  'attention/value': 'attention.attention.value attn.qkv#2 {attention}/value',
+  'attention/out': 'attention.output.dense attn.proj {attention}/out',
+  'mlp_norm': 'layernorm_after norm2 {norm}',
+  'mlp/hidden': 'intermediate.dense mlp.fc1 {mlp}/Dense_0',
+  'mlp/out': 'output.dense mlp.fc2 {mlp}/Dense_1',
+}
 _OPTIONAL = (*_ARRAYS, *HEADS, 'pre_logits')
 _TYPES = ('vit', 'deit')  # Hugging Face's `model_type`
 # GELU by tanh: our name, and others of Hugging Face.
@@ -50,61 +64,41 @@ _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 
 class _Layout(NamedTuple):
-  """A public layout: its names of `_OUTER` and `_MORE`, and of `_INNER`."""
+  """A public layout: a column of the tables, and names in it."""
 
-  is_torch: bool
-  outer: str
-  block: str  # prefix of block `{}`
-  inner: str
+  column: int
+  names: Mapping[str, str] = {}
+
+  @property
+  def is_torch(self) -> bool:
+    """True for PyTorch, False for JAX."""
+    return self.column < 2
 
   def places(self, depth: int) -> dict[str, str]:
     """Returns our parameter of each tensor of a ViT with `depth` blocks."""
-    outer = _OUTER + _MORE[self.is_torch]
-    modules = dict(zip(outer, self.outer.split(), strict=True))
-    arrays = {modules.pop(ours): ours for ours in _ARRAYS if ours in modules}
+    columns = [(ours, '', theirs) for ours, theirs in _OUTER.items()]
     for i in range(depth):
-      for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
-        modules[f'encoder/block_{i}/{ours}'] = self.block.format(i) + theirs
-    return arrays | places(modules, self.is_torch)
+      block = _BLOCK.split()[self.column].format(i)
+      inner = _INNER.items()
+      columns += [(f'encoder/block_{i}/{o}', block, line) for o, line in inner]
+    modules = {
+      ours: block + line.split()[self.column].format(**self.names)
+      for ours, block, line in columns
+    }
+    arrays = {modules.pop(ours): ours for ours in _ARRAYS}
+    named = arrays | places(modules, self.is_torch)
+    return {name: ours for name, ours in named.items() if name[0] != '-'}
 
 
-_HUGGING_FACE = _Layout(
-  True,
-  'embeddings.cls_token embeddings.position_embeddings '
-  'embeddings.patch_embeddings.projection layernorm classifier '
-  'embeddings.distillation_token distillation_classifier',
-  'encoder.layer.{}.',
-  'layernorm_before attention.attention.query attention.attention.key '
-  'attention.attention.value attention.output.dense layernorm_after '
-  'intermediate.dense output.dense',
-)
-_TIMM = _Layout(
-  True,
-  'cls_token pos_embed patch_embed.proj norm head dist_token head_dist',
-  'blocks.{}.',
-  'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
-  'mlp.fc2',
-)
-
-
-def _jax(positions: str, attention: str, norm: str, mlp: str) -> _Layout:
-  projections = [f'{attention}/{x}' for x in ('query', 'key', 'value', 'out')]
-  return _Layout(
-    False,
-    f'cls {positions} embedding Transformer/encoder_norm head pre_logits',
-    'Transformer/encoderblock_{}/',
-    f'LayerNorm_0 {" ".join(projections)} {norm} {mlp}/Dense_0 {mlp}/Dense_1',
-  )
-
-
-_VIT_JAX = _jax(
-  'Transformer/posembed_input/pos_embedding',
-  'MultiHeadDotProductAttention_1', 'LayerNorm_2', 'MlpBlock_3',
-)  # fmt: skip
-_BIG_VISION = _jax(
-  'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
-  'MlpBlock_0',
-)  # fmt: skip
+_HUGGING_FACE, _TIMM = _Layout(0), _Layout(1)
+_VIT_JAX = _Layout(2, {
+  'positions': 'Transformer/posembed_input/pos_embedding', 'mlp': 'MlpBlock_3',
+  'attention': 'MultiHeadDotProductAttention_1', 'norm': 'LayerNorm_2',
+})  # fmt: skip
+_BIG_VISION = _Layout(2, {
+  'positions': 'pos_embedding', 'mlp': 'MlpBlock_0',
+  'attention': 'MultiHeadDotProductAttention_0', 'norm': 'LayerNorm_1',
+})  # fmt: skip
 
 
 def is_vit(path: Directory) -> bool:
@@ -132,6 +126,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   """
   path = pathlib.Path(path)
   stored = _plain_names(convert_files.read_tensors(path))
+  stored = convert_files.divided(stored, {'qkv': 3})
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in stored if name.startswith('pooler.'))
   tensors = {name: x for name, x in stored.items() if name not in ignored}
@@ -210,7 +205,7 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Removes prefixes; splits stacked blocks and packed queries and keys."""
+  """Removes prefixes; splits stacked blocks."""
   root = next((r for r in _ROOTS if any(n.startswith(r) for n in found)), '')
   plain = {}
   for name, tensor in found.items():
@@ -218,14 +213,9 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       continue
     short = name.removeprefix(root)
     short = re.sub(r'^(vit\.|deit\.|cls_(?=classifier))', '', short)
-    rows = np.atleast_1d(tensor)
     if short.startswith(_SCANNED):
-      for i, part in enumerate(rows):
+      for i, part in enumerate(np.atleast_1d(tensor)):
         plain[short.replace('block/', f'block_{i}/', 1)] = part
-    elif '.attn.qkv.' in short:
-      names = ('query', 'key', 'value')
-      for part, kind in zip(np.array_split(rows, 3), names, strict=True):
-        plain[short.replace('.qkv.', f'.qkv.{kind}.')] = part
     else:
       plain[short] = tensor
   return plain
