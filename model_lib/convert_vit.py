@@ -15,11 +15,11 @@ import numpy as np
 
 from core import files
 from core.errors import ConfigError, check_option
-from model_lib import convert_files, convert_pixels, sizes
-from model_lib.convert import Checkpoint, Directory, checkpoint
-from model_lib.convert_pixels import HALF, Pixels
+from model_lib import convert_files, convert_images, sizes
+from model_lib.convert import Checkpoint, checkpoint
+from model_lib.convert_files import Tensors
+from model_lib.convert_images import HALF, SQUARE, Pixels, Sides, grid
 from model_lib.convert_tables import places
-from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
 DISTILLATION = 'distillation'  # DeiT's second token
@@ -101,7 +101,7 @@ _BIG_VISION = _Layout(2, {
 })  # fmt: skip
 
 
-def is_vit(path: Directory) -> bool:
+def is_vit(path: files.Path) -> bool:
   """Returns True for a file, and by config.json for a directory of a ViT."""
   config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
@@ -109,13 +109,13 @@ def is_vit(path: Directory) -> bool:
   return is_vit or pathlib.Path(path).is_file()
 
 
-def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
+def load(path: files.Path, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
   `path` is an .npz or .safetensors file, or a directory with config.json and
   safetensors; Hugging Face's config.json is needed beside a file too. What they
   state of their inputs is folded into the patch embedding, see
-  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The positions of the
+  `convert_images`; `.npz` files are of inputs in [-1, 1]. The positions of the
   class and the distillation token are added to them, as ours have none.
 
   `fields` are those of `sizes.VIT.defaults`, but 'num_heads' and 'activation'
@@ -142,9 +142,9 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
   is_read = is_hugging_face or (is_torch and file.is_file())
   config = files.read_object(file) if is_read else {}
-  theirs = convert_pixels.read(file.parent, config) if is_torch else HALF
+  theirs = convert_images.read(file.parent, config) if is_torch else HALF
   kernel, bias = (params[name] for name in _PATCHES)
-  folded = convert_pixels.fold(
+  folded = convert_images.fold(
     file.parent, kernel, bias, channels, theirs, pixels
   )
   params |= zip(_PATCHES, folded, strict=True)
@@ -163,9 +163,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   )  # fmt: skip
 
 
-def _layout(
-  tensors: Mapping[str, np.ndarray],
-) -> tuple[_Layout, dict[str, str]]:
+def _layout(tensors: Tensors) -> tuple[_Layout, dict[str, str]]:
   """Returns the layout with most of the tensors, and its places."""
   numbers = re.findall(
     r'(?:layer\.|blocks\.|block_)(\d{1,9})', ' '.join(tensors)
@@ -204,7 +202,7 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   return () if is_numbered else names
 
 
-def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _plain_names(found: Tensors) -> Tensors:
   """Removes prefixes; splits stacked blocks."""
   root = next((r for r in _ROOTS if any(n.startswith(r) for n in found)), '')
   plain = {}
@@ -221,7 +219,7 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return plain
 
 
-def _sizes(params: Mapping[str, np.ndarray], channels: int) -> dict[str, Any]:
+def _sizes(params: Tensors, channels: int) -> dict[str, Any]:
   """Returns the fields of the model that the parameters show."""
   rows, width = params[_PATCHES[0]].shape
   blocks = {name.split('/')[1] for name in params if '/block_' in name}
@@ -292,9 +290,7 @@ def _sides(config: Mapping[str, Any]) -> Sides:
   return (sides[0], sides[1]) if is_legal else SQUARE
 
 
-def _split_class_position(
-  where: str, params: dict[str, np.ndarray], image: Sides
-) -> Sides:
+def _split_class_position(where: str, params: Tensors, image: Sides) -> Sides:
   """Adds tokens' positions to them; returns sides that the grid fits."""
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   tokens = [name for name in (CLASS, DISTILLATION) if name in params]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import convert_pixels, convert_vit
-from model_lib.convert_pixels import Pixels
+from model_lib import convert_images, convert_vit
+from model_lib.convert_images import Pixels
 from model_lib.vit import ViT
 from tests import peers
 from tests.model_lib import public_vits
@@ -31,7 +31,7 @@ def write(folder, config, processor, grid=4):
   )  # fmt: skip
   public_vits.write(folder, named(arrays), **config)
   if processor is not None:
-    file = folder / convert_pixels.PREPROCESSOR
+    file = folder / convert_images.PREPROCESSOR
     file.write_text(json.dumps(processor))
   return arrays
 
@@ -39,7 +39,7 @@ def write(folder, config, processor, grid=4):
 def test_the_file_of_all_processors_comes_first(tmp_path):
   write(tmp_path, HUGGING_FACE, {'image_mean': 0.1})
   before = logits(tmp_path, BYTES)
-  file = tmp_path / convert_pixels.PROCESSOR
+  file = tmp_path / convert_images.PROCESSOR
   file.write_text(json.dumps({'tokenizer': {}}))
   np.testing.assert_array_equal(logits(tmp_path, BYTES), before)
   file.write_text(json.dumps({'image_processor': PROCESSOR}))
@@ -49,7 +49,7 @@ def test_the_file_of_all_processors_comes_first(tmp_path):
   np.testing.assert_array_equal(found, logits(tmp_path, BYTES))
 
 
-def logits(path, images, pixels=convert_pixels.HALF, **fields):
+def logits(path, images, pixels=convert_images.HALF, **fields):
   """Of our model, whose inputs are normalised by `pixels`."""
   found = convert_vit.load(path, pixels)
   model = ViT(**(public_vits.FIELDS | fields))
@@ -84,7 +84,7 @@ def test_pixels_are_those_of_the_files(config, processor, theirs, tmp_path):
   mean, std, factor = (*theirs, 1 / 255)[:3]
   inputs = (BYTES * factor - np.array(mean)) / std
   want = public_vits.forward(arrays, inputs)
-  for ours in (convert_pixels.HALF, Pixels((0.1, 0.2, 0.3), (0.4,))):
+  for ours in (convert_images.HALF, Pixels((0.1, 0.2, 0.3), (0.4,))):
     for path in (tmp_path, tmp_path / 'model.safetensors'):
       got = logits(path, BYTES, ours)
       np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
