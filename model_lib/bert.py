@@ -16,17 +16,9 @@ from annotated_types import Interval, Predicate
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
-from model_lib import blocks, flops, row_random, sizes
+from model_lib import blocks, flops, layers, row_random, sizes
 from model_lib.attention import Attended, MultiHeadAttention, attend
-from model_lib.layers import (
-  ACTIVATIONS,
-  LayerNorm,
-  Mlp,
-  build,
-  classifier,
-  masked_mean,
-  valid_tokens,
-)
+from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
@@ -230,7 +222,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     self.embeddings = self.make_embeddings(self.width)
     self.block = self.make_blocks(self.depth)
     self.pooler = self.pooler_kind()()
-    self.head = classifier(self.num_classes)
+    self.head = layers.classifier(self.num_classes)
 
   def __call__(
     self,
@@ -257,7 +249,7 @@ class BertClassifier(TextEncoder, kw_only=True):
   ) -> Float[Array, 'B L D']:
     """Returns `states` of all tokens after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
-    mask = valid_tokens(tokens, length)
+    mask = layers.valid_tokens(tokens, length)
     names = [f'block_{index}' for index in range(self.depth)]
     keys = [row_random.fold_rows(row_keys, name) for name in names]
     return blocks.apply(self.block, x, mask, keys, lambda out: out.x)
@@ -266,7 +258,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     self, layer: int, tokens: Tokens, row_keys: RowKeys = None, **options: Any
   ) -> Attended:
     """Runs the block of a layer, from 1; options as those of `BertBlock`."""
-    mask = valid_tokens(tokens.x, tokens.length)
+    mask = layers.valid_tokens(tokens.x, tokens.length)
     block = self.block[layer - 1]
     return blocks.call(block, tokens.x, mask, row_keys, **options)
 
@@ -280,7 +272,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     """Returns the state that a row is classified by; see `pooling`."""
     if self.pooling == 'cls':
       return states[:, 0]
-    return masked_mean(states, valid_tokens(states, length))
+    return layers.masked_mean(states, layers.valid_tokens(states, length))
 
   @nn.nowrap
   def block_flops(
@@ -294,5 +286,5 @@ class BertClassifier(TextEncoder, kw_only=True):
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
     head = flops.dense(1, self.width, self.width + self.num_classes)
-    layers: Any = range(1, self.depth + 1)
-    return head + sum(self.block_flops(input_shape[0], layer=n) for n in layers)
+    count: Any = range(1, self.depth + 1)
+    return head + sum(self.block_flops(input_shape[0], layer=n) for n in count)

@@ -17,15 +17,8 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
-from model_lib import flops, row_random, sizes
+from model_lib import bert, flops, row_random, sizes
 from model_lib.attention import Attended, attend, wide
-from model_lib.bert import (
-  INIT,
-  Activation,
-  BertBlock,
-  BertClassifier,
-  BertEmbeddings,
-)
 from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.local_attention import Implementation, Local, local_scores
 from model_lib.logical import constrain, partitioned_dense
@@ -60,7 +53,7 @@ def rotate(
   return jnp.concatenate(turned, axis=-1).reshape(x.shape).astype(x.dtype)
 
 
-class ModernBertBlock(BertBlock):
+class ModernBertBlock(bert.BertBlock):
   """A pre-norm block; fields as in `ModernBertClassifier`, and those below."""
 
   base: float = 10000.0  # of the angles, see `rotate`
@@ -73,7 +66,7 @@ class ModernBertBlock(BertBlock):
   mlp_bias: bool = False
 
   @nn.compact
-  def __call__(
+  def __call__(  # type: ignore[override]
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
@@ -104,7 +97,7 @@ class ModernBertBlock(BertBlock):
     attended = attention(normed, mask, row_keys, **options)
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
-    kind: Any = dict(gated=True, use_bias=self.mlp_bias, kernel_init=INIT)
+    kind: Any = dict(gated=True, use_bias=self.mlp_bias, kernel_init=bert.INIT)
     mlp = build(Mlp, self, dropout=0.0, name='mlp', **kind)
     out = mlp(norm(name='mlp_norm')(x))
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
@@ -124,7 +117,7 @@ class ModernBertPooler(nn.Module):
   def __call__(self, state: Float[Array, 'B D']) -> Float[Array, 'B D']:
     """Transforms the pooled state."""
     dense = partitioned_dense(
-      state.shape[-1], 'embed', 'mlp', 'dense', kernel_init=INIT,
+      state.shape[-1], 'embed', 'mlp', 'dense', kernel_init=bert.INIT,
       use_bias=self.use_bias, dtype=self.dtype,
     )  # fmt: skip
     x = ACTIVATIONS[self.activation](dense(state))
@@ -132,7 +125,7 @@ class ModernBertPooler(nn.Module):
     return norm(x)
 
 
-class ModernBertClassifier(BertClassifier, kw_only=True):
+class ModernBertClassifier(bert.BertClassifier, kw_only=True):
   """ModernBERT with a pooler and a classifier; see `TextEncoder`."""
 
   SIZES: ClassVar[sizes.Sizes] = sizes.MODERN_BERT
@@ -142,7 +135,7 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   max_positions: Annotated[int, Interval(ge=1, le=2**20)] = 8192
   type_vocab_size: Literal[0] = 0
   norm_epsilon: Annotated[float, Interval(ge=1e-30, le=0.1)] = 1e-5
-  pooler_activation: Activation = 'gelu'
+  pooler_activation: bert.Activation = 'gelu'
   dropout: Rate = 0.0
   attention_dropout: Rate = 0.0
   classifier_dropout: Rate = 0.0
@@ -180,7 +173,7 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   @nn.nowrap
   def make_embeddings(self, width):
     """See the base; blocks read positions, not embeddings."""
-    return build(BertEmbeddings, self, width=width, max_positions=0)
+    return build(bert.BertEmbeddings, self, width=width, max_positions=0)
 
   @nn.nowrap
   def make_blocks(self, count, attend=attend):
