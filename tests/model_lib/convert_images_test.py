@@ -30,23 +30,12 @@ def write(folder, config, processor, grid=4):
     public_vits.hugging_face_tensors
   )  # fmt: skip
   public_vits.write(folder, named(arrays), **config)
-  if processor is not None:
-    file = folder / convert_images.PREPROCESSOR
-    file.write_text(json.dumps(processor))
+  names = convert_images.PREPROCESSOR, convert_images.PROCESSOR
+  contents = processor if isinstance(processor, tuple) else (processor,)
+  for name, content in zip(names, contents, strict=False):
+    if content is not None:
+      (folder / name).write_text(json.dumps(content))
   return arrays
-
-
-def test_the_file_of_all_processors_comes_first(tmp_path):
-  write(tmp_path, HUGGING_FACE, {'image_mean': 0.1})
-  before = logits(tmp_path, BYTES)
-  file = tmp_path / convert_images.PROCESSOR
-  file.write_text(json.dumps({'tokenizer': {}}))
-  np.testing.assert_array_equal(logits(tmp_path, BYTES), before)
-  file.write_text(json.dumps({'image_processor': PROCESSOR}))
-  found = logits(tmp_path, BYTES)
-  write(tmp_path, HUGGING_FACE, PROCESSOR)
-  file.unlink()
-  np.testing.assert_array_equal(found, logits(tmp_path, BYTES))
 
 
 def logits(path, images, pixels=convert_images.HALF, **fields):
@@ -72,6 +61,10 @@ def logits(path, images, pixels=convert_images.HALF, **fields):
     (HUGGING_FACE, {}, HALF),
     (HUGGING_FACE, PROCESSOR, (MEAN, STD)),
     (HUGGING_FACE, {'image_mean': 0.4, 'image_std': [0.3]}, ([0.4], [0.3])),
+    # The file of all processors comes first.
+    (HUGGING_FACE, ({'image_mean': 0.1}, {'tokenizer': {}}), ([0.1], [0.5])),
+    (HUGGING_FACE, ({'image_mean': 0.1}, {'image_processor': PROCESSOR}),
+     (MEAN, STD)),
     (HUGGING_FACE, PROCESSOR | {'do_normalize': False}, ([0.0], [1.0])),
     (HUGGING_FACE, {'rescale_factor': 1 / 127.5}, ([0.5], [0.5], 1 / 127.5)),
     (HUGGING_FACE, PROCESSOR | {'image_processor_type': 'BitImageProcessor'},

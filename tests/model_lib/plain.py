@@ -75,10 +75,11 @@ def mlp(params, x, activation=gelu):
   return dense(params['out'], hidden)
 
 
-def attend_by_loop(query, key, value, valid, near=None):
+def attend_by_loop(query, key, value, valid, near=None, sizes=1.0):
   """One row, one query at a time; (output, mean attention on each token).
 
-  A query reads the valid keys that are `near[query]`, an array `[L, L]`.
+  A query reads the valid keys that are `near[query]`, an array `[L, L]`; a key
+  counts as often as its size.
   """
   heads, length, width = query.shape
   out, received = np.zeros(query.shape), np.zeros(length)
@@ -86,8 +87,8 @@ def attend_by_loop(query, key, value, valid, near=None):
     keys = valid if near is None else valid & near[i]
     if not keys.any():
       continue
-    weights = np.exp(key[head, keys] @ query[head, i] / math.sqrt(width))
-    weights /= weights.sum()
+    weights = np.exp(key[head] @ query[head, i] / math.sqrt(width)) * sizes
+    weights = weights[keys] / weights[keys].sum()
     out[head, i] = weights @ value[head, keys]
     if valid[i]:
       received[keys] += weights / (heads * np.sum(valid))
@@ -95,7 +96,7 @@ def attend_by_loop(query, key, value, valid, near=None):
 
 
 def attention_by_loop(
-  params, x, num_heads, valid=None, near=None, turned=lambda x: x
+  params, x, num_heads, valid=None, turned=lambda x: x, **options
 ):
   """Multi-head attention of one row, of `turned` queries and keys."""
   valid = np.ones(len(x), bool) if valid is None else valid
@@ -103,7 +104,8 @@ def attention_by_loop(
     dense(params[name], x).reshape(len(x), num_heads, -1).swapaxes(0, 1)
     for name in ('query', 'key', 'value')
   )
-  out, received = attend_by_loop(turned(query), turned(key), value, valid, near)
+  query, key = turned(query), turned(key)
+  out, received = attend_by_loop(query, key, value, valid, **options)
   return dense(params['out'], out.swapaxes(0, 1).reshape(x.shape)), received
 
 
