@@ -133,13 +133,12 @@ def measure(
     flops = task.row_flops(task.apply(*inputs)[1])
     return task.evaluate(*inputs), jnp.broadcast_to(flops, batch['mask'].shape)
 
-  merged: Any = None
-  costs = []
+  collected, costs = metrics.Collected(), []
   for batch in data.batches():
     state, of_rows = evaluate(variables, batch)
-    merged = metrics.merge_on_host(merged, state)
+    collected.add(jax.device_get(state))
     costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
-  values = metrics.compute(merged or {})
+  values = metrics.compute(collected.take())
   flops = float(np.concatenate(costs).mean())
   return {'quality': values['accuracy'], 'flops': flops, **values}
 

@@ -81,8 +81,7 @@ def betting(
 def least_rows(test: Test, epsilon: float, delta: float) -> int:
   """Returns the rows from which on a test without any loss can reject.
 
-  Of `binomial` that is `log(delta) / log(1 - epsilon)`, of others more. At most
-  `MANY_ROWS`.
+  At most `MANY_ROWS`; of `binomial` it is `log(delta) / log(1 - epsilon)`.
   """
   return bisect.bisect_left(
     range(MANY_ROWS), True, 1,

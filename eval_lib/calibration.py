@@ -48,8 +48,7 @@ Share = Annotated[float | int, Interval(ge=0.0, le=1.0)]
 class Reliability:
   """A reliability diagram in numbers: M equal-width bins of confidence.
 
-  Bin b holds the confidences in (b / M, (b + 1) / M]; the first one also 0.
-  Means of empty bins are NaN.
+  Bin b holds confidences in (b / M, (b + 1) / M], the first also 0; NaN: empty.
   """
 
   count: Int[np.ndarray, ' M']  # of rows

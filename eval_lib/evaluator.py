@@ -180,8 +180,7 @@ class Classification(Evaluator):
 
   def run(self, variables: Any) -> dict[str, float]:
     """Returns metrics by the names that the task gives them."""
-    merged: Any = None
-    left_out = np.zeros((), int)
+    collected, left_out = metrics.Collected(), np.zeros((), int)
 
     def measure(batch: builder.Batch) -> Any:
       left_out[...] += ((batch['index'] >= 0) & (batch['mask'] == 0)).sum()
@@ -189,7 +188,8 @@ class Classification(Evaluator):
 
     batches = self.splits['split'].batches()
     for state in predictions.one_late(map(measure, batches)):
-      merged = metrics.merge_on_host(merged, state)
+      collected.add(jax.device_get(state))
+    merged = collected.take()
     self.unlabelled = int(multihost_utils.process_allgather(left_out).sum())
     of_classes = merged.pop(metrics.CLASS_ACCURACY, None)
     values = metrics.compute(merged)

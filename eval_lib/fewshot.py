@@ -26,8 +26,7 @@ L2_GRID = 2.0 ** np.arange(-10, 21)
 L2_WITHOUT_HELD_OUT = 2.0**10
 # A large constant feature, so the bias is hardly regularised.
 BIAS = 100.0
-# Training images that the L2 is chosen on: using all of ImageNet's would cost
-# more than the rest of the evaluation.
+# Training images that the L2 is chosen on: ImageNet's would take too long.
 MAX_HELD_OUT = 10_000
 MAX_SHOTS = 100_000
 # Of the metrics of `kshot`, see `Evaluator.run`.
@@ -109,8 +108,7 @@ def run_draw(
 ) -> Draw:
   """Draws shots, fits, chooses the L2 strength, and only then tests.
 
-  A class may have fewer than `shots` examples. For one seed the k shots are
-  among the k + 1 shots.
+  A class may have fewer examples. The k shots of a seed are among its k + 1.
   """
   features, labels = train
   rng = np.random.default_rng(seed)

@@ -47,11 +47,9 @@ class Recording(NamedTuple):
   logits: Heads  # the last head is the full model
   labels: Num[np.ndarray, ' N']  # classes, or numbers of a regression
   layers: Sequence[int]  # executed when a row leaves at each head, `[E]`
-  # FLOPs of a row that leaves at each head, `[E]`, or `[N, E]` where they
-  # differ from row to row.
+  # FLOPs of a row that leaves at each head, `[E]`, or of each row, `[N, E]`.
   flops: Any
-  # FLOPs of a row in the reference model, a number or `[N]`; None for the last
-  # column of `flops`.
+  # FLOPs of a row in the reference model, or `[N]`; None: at the last head.
   full_flops: Any = None
   # (logits [N, C], labels [N]) -> float
   quality: Callable[[Any, Any], float] = accuracy

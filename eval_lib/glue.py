@@ -1,7 +1,6 @@
 """The official metrics of the nine GLUE tasks (Wang et al., 2019, table 1).
 
-An undefined metric is 0 and never NaN: F1 without a positive, and the
-correlations of constant predictions.
+Undefined metrics are 0, not NaN: F1 without positives, of constant predictions.
 """
 
 import dataclasses

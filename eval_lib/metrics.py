@@ -180,24 +180,8 @@ def compute(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
   return {name: float(metric.compute()) for name, metric in fetched.items()}
 
 
-def merge_on_host(
-  merged: dict[str, Any] | None, state: Mapping[str, clu.metrics.Metric]
-) -> dict[str, Any]:
-  """Fetches metrics of a batch; merges them with `merged` in float64."""
-  return _merge([dict(state)] if merged is None else [merged, dict(state)])
-
-
-def _merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """Fetches states in one transfer; merges them in float64."""
-  first, *others = jax.tree.map(_widened, jax.device_get(states))
-  if not others:
-    return first
-  stack = jax.tree.map(lambda *leaves: np.stack(leaves), first, *others)
-  return {name: one.reduce() for name, one in stack.items()}
-
-
 class Collected:
-  """Metrics of batches that stay on the device until all are read.
+  """Metrics of batches that stay where they are until all are read.
 
   `saved` are the `numbers` of an earlier process, for its batches.
   """
@@ -218,9 +202,13 @@ class Collected:
       self._states = [self.take()]
 
   def take(self) -> dict[str, Any]:
-    """Returns the merged metrics, and begins anew."""
+    """Fetches in one transfer, returns metrics merged in float64; restarts."""
     states, self._states = self._states, []
-    return _merge(states)
+    first, *others = jax.tree.map(_widened, jax.device_get(states))
+    if not others:
+      return first
+    stack = jax.tree.map(lambda *leaves: np.stack(leaves), first, *others)
+    return {name: one.reduce() for name, one in stack.items()}
 
   def numbers(self) -> list[Any]:
     """Returns the metrics for the next process, as JSON has them."""

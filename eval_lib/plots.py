@@ -42,8 +42,7 @@ _LINES, _CHARACTERS = 12, 120  # of a text
 NAME_MARGIN = 4.0  # of names of points, in pixels
 # A panel whose x spans this factor is logarithmic, if it may be.
 WIDE = 4.0
-# Places of the name of a point, in points of the page; the first free one is
-# taken.
+# Places of a point's name, in points of the page; the first free one is taken.
 _PLACES = (5, -3), (5, 3), (-5, 3), (-5, -3)
 
 

@@ -9,7 +9,6 @@ import contextlib
 import csv
 import io
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -96,14 +95,11 @@ def names(text: str) -> dict[str, str]:
 
 
 def write_csv(
-  path: str | os.PathLike[str],
-  rows: Rows,
-  constants: Mapping[str, Any] | None = None,
+  path: files.Path, rows: Rows, constants: Mapping[str, Any] | None = None
 ) -> None:
   """Writes rows below a line of column names; replaces the file atomically.
 
-  Columns are in the order of their first use; rows that lack a column of
-  `constants` get its value.
+  Columns are in the order of first use; rows get `constants` that they lack.
   """
   same = dict(constants or {})
   lines = [*map(flat, rows)]

@@ -82,8 +82,7 @@ def losses(
   - 'brier': the Brier score / 2 above that at full depth, for calibration.
   - 'f1': at most epsilon if and only if F1, with the answers at full depth as
     labels and class 1 as positive, is at least 1 - epsilon: `E[(1 - epsilon)
-    (FP + FN) - 2 epsilon TP] <= 0`. (A difference of two F1 scores is no mean
-    of losses of rows.)
+    (FP + FN) - 2 epsilon TP] <= 0`. (No mean of losses is a difference of F1.)
   """
   answers, whole = chosen.argmax(-1), full.argmax(-1)
   differs, is_right = answers != whole, whole == labels
@@ -111,8 +110,7 @@ def build_grid(
 ) -> Grid:
   """Sweeps thresholds over all variants.
 
-  The thresholds of a variant are a group; variants with one head are one group
-  together.
+  The thresholds of a variant are a group; all variants with one head are one.
   """
   rows, parts = np.arange(len(labels)), []
   heads = [softmax(variant.logits) for variant in variants]

@@ -66,8 +66,7 @@ def f1(
 ) -> Average:
   """Returns F1 over spans, `2 correct / (predicted + true)`; NaN without any.
 
-  A predicted span is correct if a true one has its bounds and type. Tags of
-  places that are no words are never read.
+  Spans are equal if their bounds and types are; only words are read.
   """
   ours, theirs = (_bounds(x, is_word, scheme) for x in (predicted, tags))
   same = [a == b for a, b in zip(ours, theirs, strict=True)]

@@ -7,14 +7,12 @@ number of a class for the others, a number from 0 to 5 for STS-B.
 
 import dataclasses
 import io
-import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Predicate
 from jaxtyping import Num
 
 from core import files
@@ -47,7 +45,7 @@ def unlabelled(dataset: Any) -> dict[str, Any]:
 
 
 def write(
-  folder: str | os.PathLike[str], name: str, answers: Num[np.ndarray, ' N']
+  folder: files.Path, name: str, answers: Num[np.ndarray, ' N']
 ) -> Path:
   """Writes class ids, or numbers of STS-B, as the file of a `glue.name_of`."""
   labels = _words(name)
@@ -61,9 +59,7 @@ def write(
   return path
 
 
-def read(
-  path: str | os.PathLike[str], rows: int | None = None
-) -> Num[np.ndarray, ' N']:
+def read(path: files.Path, rows: int | None = None) -> Num[np.ndarray, ' N']:
   """Reads the answers of a file, of `rows` rows; checks every line.
 
   Raises InvalidDataError with the line, MissingDataError without the file.
@@ -91,9 +87,7 @@ def read(
   return np.array(answers, np.int64 if labels else np.float64)
 
 
-def zip_files(
-  folder: str | os.PathLike[str], path: str | os.PathLike[str]
-) -> None:
+def zip_files(folder: files.Path, path: files.Path) -> None:
   """Writes the archive that the server takes: all files, of all rows."""
   content = io.BytesIO()
   with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED) as archive:
@@ -147,11 +141,7 @@ class Evaluator(glue.Evaluator):
 class Submitted(glue.Evaluator):
   """The official metrics of a file of answers, whatever model wrote it."""
 
-  path: Annotated[
-    str,
-    Predicate(lambda path: Path(path).stem in ROWS),
-    f'a file named {", ".join(ROWS)}, .tsv',
-  ]
+  path: str  # of GLUE's name of the task, as SST-2.tsv
 
   def __post_init__(self):
     super().__post_init__()

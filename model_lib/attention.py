@@ -18,8 +18,7 @@ from model_lib.local_attention import Local
 from model_lib.logical import constrain, partitioned_dense
 from model_lib.row_random import RowKeys
 
-# A finite large negative score: a row without a valid key has a uniform softmax
-# and no NaN in its gradient.
+# Finite: without a valid key the softmax is uniform, its gradient without NaN.
 MASKED_SCORE = -1e30
 
 # Keys and values of all heads.
@@ -92,8 +91,7 @@ def mean_received(
 ) -> Float[Array, 'B S']:
   """Averages the weights on each key over heads and valid queries.
 
-  PoWER-BERT (Goyal et al. 2020, section 3.2) sums them. Zero in a row without a
-  valid token.
+  PoWER-BERT (Goyal et al. 2020, section 3.2) sums them. Zero without a token.
   """
   if valid is None:
     return weights.mean(axis=(1, 2))

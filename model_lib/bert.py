@@ -16,17 +16,9 @@ from annotated_types import Interval, Predicate
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
-from model_lib import blocks, flops, row_random, sizes
-from model_lib.attention import Attended, KeysValues, MultiHeadAttention, attend
-from model_lib.layers import (
-  ACTIVATIONS,
-  LayerNorm,
-  Mlp,
-  build,
-  classifier,
-  masked_mean,
-  valid_tokens,
-)
+from model_lib import blocks, flops, layers, row_random, sizes
+from model_lib.attention import Attended, MultiHeadAttention, attend
+from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.logical import constrain, partitioned, partitioned_dense
 from model_lib.row_random import RowKeys
 from model_lib.sizes import Rate, Size
@@ -114,9 +106,8 @@ class BertBlock(nn.Module):
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: RowKeys = None,
     *,
-    received: bool = False,
     num_queries: int | None = None,
-    keys_values: KeysValues | None = None,
+    **options: Any,
   ) -> Attended:
     """Applies attention, then the feed-forward network.
 
@@ -124,14 +115,9 @@ class BertBlock(nn.Module):
     is ignored. 1 query ([CLS]) costs a sixth of the block; 0 queries compute
     only keys and values.
     """
-    attended = MultiHeadAttention(
-      num_heads=self.num_heads,
-      attend=self.attend if num_queries is None else attend,
-      dropout=self.attention_dropout,
-      kernel_init=INIT,
-      dtype=self.dtype,
-      name='attention',
-    )(x, mask, row_keys, received, num_queries, keys_values)
+    kind = self.attend if num_queries is None else attend
+    options['num_queries'] = num_queries
+    attended = self.attention(attend=kind)(x, mask, row_keys, **options)
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
     x = LayerNorm(self.dtype, self.norm_epsilon, name='attention_norm')(x)
@@ -141,6 +127,11 @@ class BertBlock(nn.Module):
     x = LayerNorm(self.dtype, self.norm_epsilon, name='mlp_norm')(x)
     x = constrain(x, 'batch', 'length', 'embed')
     return attended._replace(x=x)
+
+  def attention(self, **fields: Any) -> nn.Module:
+    """Returns the attention of the block, with some other fields."""
+    fields |= dict(dropout=self.attention_dropout, kernel_init=INIT)
+    return build(MultiHeadAttention, self, name='attention', **fields)
 
 
 class Pooler(nn.Module):
@@ -231,7 +222,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     self.embeddings = self.make_embeddings(self.width)
     self.block = self.make_blocks(self.depth)
     self.pooler = self.pooler_kind()()
-    self.head = classifier(self.num_classes)
+    self.head = layers.classifier(self.num_classes)
 
   def __call__(
     self,
@@ -258,7 +249,7 @@ class BertClassifier(TextEncoder, kw_only=True):
   ) -> Float[Array, 'B L D']:
     """Returns `states` of all tokens after the last block."""
     x = self.embeddings(tokens, token_types, row_keys)
-    mask = valid_tokens(tokens, length)
+    mask = layers.valid_tokens(tokens, length)
     names = [f'block_{index}' for index in range(self.depth)]
     keys = [row_random.fold_rows(row_keys, name) for name in names]
     return blocks.apply(self.block, x, mask, keys, lambda out: out.x)
@@ -267,7 +258,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     self, layer: int, tokens: Tokens, row_keys: RowKeys = None, **options: Any
   ) -> Attended:
     """Runs the block of a layer, from 1; options as those of `BertBlock`."""
-    mask = valid_tokens(tokens.x, tokens.length)
+    mask = layers.valid_tokens(tokens.x, tokens.length)
     block = self.block[layer - 1]
     return blocks.call(block, tokens.x, mask, row_keys, **options)
 
@@ -281,7 +272,7 @@ class BertClassifier(TextEncoder, kw_only=True):
     """Returns the state that a row is classified by; see `pooling`."""
     if self.pooling == 'cls':
       return states[:, 0]
-    return masked_mean(states, valid_tokens(states, length))
+    return layers.masked_mean(states, layers.valid_tokens(states, length))
 
   @nn.nowrap
   def block_flops(
@@ -295,5 +286,5 @@ class BertClassifier(TextEncoder, kw_only=True):
   def flops(self, input_shape: tuple[int, ...]) -> float:
     """Returns the FLOPs of one row of tokens `[L]` forward; see `flops`."""
     head = flops.dense(1, self.width, self.width + self.num_classes)
-    layers: Any = range(1, self.depth + 1)
-    return head + sum(self.block_flops(input_shape[0], layer=n) for n in layers)
+    count: Any = range(1, self.depth + 1)
+    return head + sum(self.block_flops(input_shape[0], layer=n) for n in count)

@@ -68,8 +68,7 @@ def call(block: nn.Module, *args: Any, **fixed: Any) -> Any:
 def pure(layer: nn.Module, *example: Any) -> Callable[..., Any]:
   """Returns `layer` with its variables, for a plain JAX loop.
 
-  Linen modules must not be called in one. At initialisation the layer is called
-  with the `example` first.
+  Linen modules must not be called in one. Initialises by the `example` first.
   """
   if layer.is_initializing():
     layer(*example)

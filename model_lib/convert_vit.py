@@ -15,27 +15,41 @@ import numpy as np
 
 from core import files
 from core.errors import ConfigError, check_option
-from model_lib import convert_files, convert_pixels, sizes
-from model_lib.convert import Checkpoint, Directory, checkpoint
-from model_lib.convert_pixels import HALF, Pixels
+from model_lib import convert_files, convert_images, sizes
+from model_lib.convert import Checkpoint, checkpoint
+from model_lib.convert_files import Tensors
+from model_lib.convert_images import HALF, SQUARE, Pixels, Sides, grid
 from model_lib.convert_tables import places
-from model_lib.position_grids import SQUARE, Sides, grid
 
 CLASS, POSITIONS = 'tokens/cls', 'tokens/positions/embedding'
 DISTILLATION = 'distillation'  # DeiT's second token
 _ARRAYS = (CLASS, POSITIONS, DISTILLATION)
 HEADS = ('head', 'distillation_head')
 _PATCHES = [f'tokens/patch_embed/projection/{x}' for x in ('kernel', 'bias')]
-# Our modules outside and inside a block, in the order of `_Layout`.
-_OUTER = (
-  CLASS, POSITIONS, 'tokens/patch_embed/projection', 'encoder/norm', 'head'
-)  # fmt: skip
-# And those that only archives of JAX, or only tensors of PyTorch have.
-_MORE = ('pre_logits',), (DISTILLATION, 'distillation_head')
-_INNER = (
-  'attention_norm', 'attention/query', 'attention/key', 'attention/value',
-  'attention/out', 'mlp_norm', 'mlp/hidden', 'mlp/out',
-)  # fmt: skip
+# Our modules outside and inside a block: their names of Hugging Face, timm and
+# JAX, '-' for none; `#0`, `#1`, `#2` are equal parts of one tensor.
+_OUTER = {
+  CLASS: 'embeddings.cls_token cls_token cls',
+  POSITIONS: 'embeddings.position_embeddings pos_embed {positions}',
+  DISTILLATION: 'embeddings.distillation_token dist_token -',
+  'tokens/patch_embed/projection': 'embeddings.patch_embeddings.projection '
+  'patch_embed.proj embedding',
+  'encoder/norm': 'layernorm norm Transformer/encoder_norm',
+  'head': 'classifier head head',
+  'distillation_head': 'distillation_classifier head_dist -',
+  'pre_logits': '- - pre_logits',
+}
+_BLOCK = 'encoder.layer.{}. blocks.{}. Transformer/encoderblock_{}/'
+_INNER = {
+  'attention_norm': 'layernorm_before norm1 LayerNorm_0',
+  'attention/query': 'attention.attention.query attn.qkv#0 {attention}/query',
+  'attention/key': 'attention.attention.key attn.qkv#1 {attention}/key',
+  'attention/value': 'attention.attention.value attn.qkv#2 {attention}/value',
+  'attention/out': 'attention.output.dense attn.proj {attention}/out',
+  'mlp_norm': 'layernorm_after norm2 {norm}',
+  'mlp/hidden': 'intermediate.dense mlp.fc1 {mlp}/Dense_0',
+  'mlp/out': 'output.dense mlp.fc2 {mlp}/Dense_1',
+}
 _OPTIONAL = (*_ARRAYS, *HEADS, 'pre_logits')
 _TYPES = ('vit', 'deit')  # Hugging Face's `model_type`
 # GELU by tanh: our name, and others of Hugging Face.
@@ -50,64 +64,44 @@ _SCANNED = 'Transformer/encoderblock/'  # big_vision: all blocks in one array
 
 
 class _Layout(NamedTuple):
-  """A public layout: its names of `_OUTER` and `_MORE`, and of `_INNER`."""
+  """A public layout: a column of the tables, and names in it."""
 
-  is_torch: bool
-  outer: str
-  block: str  # prefix of block `{}`
-  inner: str
+  column: int
+  names: Mapping[str, str] = {}
+
+  @property
+  def is_torch(self) -> bool:
+    """True for PyTorch, False for JAX."""
+    return self.column < 2
 
   def places(self, depth: int) -> dict[str, str]:
     """Returns our parameter of each tensor of a ViT with `depth` blocks."""
-    outer = _OUTER + _MORE[self.is_torch]
-    modules = dict(zip(outer, self.outer.split(), strict=True))
-    arrays = {modules.pop(ours): ours for ours in _ARRAYS if ours in modules}
+    columns = [(ours, '', theirs) for ours, theirs in _OUTER.items()]
     for i in range(depth):
-      for ours, theirs in zip(_INNER, self.inner.split(), strict=True):
-        modules[f'encoder/block_{i}/{ours}'] = self.block.format(i) + theirs
-    return arrays | places(modules, self.is_torch)
+      block = _BLOCK.split()[self.column].format(i)
+      inner = _INNER.items()
+      columns += [(f'encoder/block_{i}/{o}', block, line) for o, line in inner]
+    modules = {
+      ours: block + line.split()[self.column].format(**self.names)
+      for ours, block, line in columns
+    }
+    arrays = {modules.pop(ours): ours for ours in _ARRAYS}
+    named = arrays | places(modules, self.is_torch)
+    return {name: ours for name, ours in named.items() if name[0] != '-'}
 
 
-_HUGGING_FACE = _Layout(
-  True,
-  'embeddings.cls_token embeddings.position_embeddings '
-  'embeddings.patch_embeddings.projection layernorm classifier '
-  'embeddings.distillation_token distillation_classifier',
-  'encoder.layer.{}.',
-  'layernorm_before attention.attention.query attention.attention.key '
-  'attention.attention.value attention.output.dense layernorm_after '
-  'intermediate.dense output.dense',
-)
-_TIMM = _Layout(
-  True,
-  'cls_token pos_embed patch_embed.proj norm head dist_token head_dist',
-  'blocks.{}.',
-  'norm1 attn.qkv.query attn.qkv.key attn.qkv.value attn.proj norm2 mlp.fc1 '
-  'mlp.fc2',
-)
+_HUGGING_FACE, _TIMM = _Layout(0), _Layout(1)
+_VIT_JAX = _Layout(2, {
+  'positions': 'Transformer/posembed_input/pos_embedding', 'mlp': 'MlpBlock_3',
+  'attention': 'MultiHeadDotProductAttention_1', 'norm': 'LayerNorm_2',
+})  # fmt: skip
+_BIG_VISION = _Layout(2, {
+  'positions': 'pos_embedding', 'mlp': 'MlpBlock_0',
+  'attention': 'MultiHeadDotProductAttention_0', 'norm': 'LayerNorm_1',
+})  # fmt: skip
 
 
-def _jax(positions: str, attention: str, norm: str, mlp: str) -> _Layout:
-  projections = [f'{attention}/{x}' for x in ('query', 'key', 'value', 'out')]
-  return _Layout(
-    False,
-    f'cls {positions} embedding Transformer/encoder_norm head pre_logits',
-    'Transformer/encoderblock_{}/',
-    f'LayerNorm_0 {" ".join(projections)} {norm} {mlp}/Dense_0 {mlp}/Dense_1',
-  )
-
-
-_VIT_JAX = _jax(
-  'Transformer/posembed_input/pos_embedding',
-  'MultiHeadDotProductAttention_1', 'LayerNorm_2', 'MlpBlock_3',
-)  # fmt: skip
-_BIG_VISION = _jax(
-  'pos_embedding', 'MultiHeadDotProductAttention_0', 'LayerNorm_1',
-  'MlpBlock_0',
-)  # fmt: skip
-
-
-def is_vit(path: Directory) -> bool:
+def is_vit(path: files.Path) -> bool:
   """Returns True for a file, and by config.json for a directory of a ViT."""
   config = convert_files.peek_config(path)
   is_timm = 'architecture' in config and 'model_type' not in config
@@ -115,13 +109,13 @@ def is_vit(path: Directory) -> bool:
   return is_vit or pathlib.Path(path).is_file()
 
 
-def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
+def load(path: files.Path, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
   `path` is an .npz or .safetensors file, or a directory with config.json and
   safetensors; Hugging Face's config.json is needed beside a file too. What they
   state of their inputs is folded into the patch embedding, see
-  `convert_pixels`; `.npz` files are of inputs in [-1, 1]. The positions of the
+  `convert_images`; `.npz` files are of inputs in [-1, 1]. The positions of the
   class and the distillation token are added to them, as ours have none.
 
   `fields` are those of `sizes.VIT.defaults`, but 'num_heads' and 'activation'
@@ -132,6 +126,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   """
   path = pathlib.Path(path)
   stored = _plain_names(convert_files.read_tensors(path))
+  stored = convert_files.divided(stored, {'qkv': 3})
   # The pooler of Hugging Face is unused by its classifier.
   ignored = tuple(name for name in stored if name.startswith('pooler.'))
   tensors = {name: x for name, x in stored.items() if name not in ignored}
@@ -147,9 +142,9 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   file = (path if path.is_dir() else path.parent) / convert_files.CONFIG
   is_read = is_hugging_face or (is_torch and file.is_file())
   config = files.read_object(file) if is_read else {}
-  theirs = convert_pixels.read(file.parent, config) if is_torch else HALF
+  theirs = convert_images.read(file.parent, config) if is_torch else HALF
   kernel, bias = (params[name] for name in _PATCHES)
-  folded = convert_pixels.fold(
+  folded = convert_images.fold(
     file.parent, kernel, bias, channels, theirs, pixels
   )
   params |= zip(_PATCHES, folded, strict=True)
@@ -170,9 +165,7 @@ def load(path: Directory, pixels: Pixels = HALF) -> Checkpoint:
   )  # fmt: skip
 
 
-def _layout(
-  tensors: Mapping[str, np.ndarray],
-) -> tuple[_Layout, dict[str, str]]:
+def _layout(tensors: Tensors) -> tuple[_Layout, dict[str, str]]:
   """Returns the layout with most of the tensors, and its places."""
   numbers = re.findall(
     r'(?:layer\.|blocks\.|block_)(\d{1,9})', ' '.join(tensors)
@@ -211,8 +204,8 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   return () if is_numbered else names
 
 
-def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Removes prefixes; splits stacked blocks and packed queries and keys."""
+def _plain_names(found: Tensors) -> Tensors:
+  """Removes prefixes; splits stacked blocks."""
   root = next((r for r in _ROOTS if any(n.startswith(r) for n in found)), '')
   plain = {}
   for name, tensor in found.items():
@@ -220,20 +213,15 @@ def _plain_names(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       continue
     short = name.removeprefix(root)
     short = re.sub(r'^(vit\.|deit\.|cls_(?=classifier))', '', short)
-    rows = np.atleast_1d(tensor)
     if short.startswith(_SCANNED):
-      for i, part in enumerate(rows):
+      for i, part in enumerate(np.atleast_1d(tensor)):
         plain[short.replace('block/', f'block_{i}/', 1)] = part
-    elif '.attn.qkv.' in short:
-      names = ('query', 'key', 'value')
-      for part, kind in zip(np.array_split(rows, 3), names, strict=True):
-        plain[short.replace('.qkv.', f'.qkv.{kind}.')] = part
     else:
       plain[short] = tensor
   return plain
 
 
-def _sizes(params: Mapping[str, np.ndarray], channels: int) -> dict[str, Any]:
+def _sizes(params: Tensors, channels: int) -> dict[str, Any]:
   """Returns the fields of the model that the parameters show."""
   rows, width = params[_PATCHES[0]].shape
   blocks = {name.split('/')[1] for name in params if '/block_' in name}
@@ -304,9 +292,7 @@ def _sides(config: Mapping[str, Any]) -> Sides:
   return (sides[0], sides[1]) if is_legal else SQUARE
 
 
-def _split_class_position(
-  where: str, params: dict[str, np.ndarray], image: Sides
-) -> Sides:
+def _split_class_position(where: str, params: Tensors, image: Sides) -> Sides:
   """Adds tokens' positions to them; returns sides that the grid fits."""
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   tokens = [name for name in (CLASS, DISTILLATION) if name in params]

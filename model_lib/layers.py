@@ -135,12 +135,8 @@ class EncoderBlock(nn.Module):
   ) -> tuple[Float[Array, 'B L D'], Attended]:
     """Returns tokens after the attention, and what it returned for them."""
     normed = LayerNorm(name='attention_norm', dtype=self.dtype)(x)
-    layer = MultiHeadAttention(
-      num_heads=self.num_heads,
-      attend=attend,
-      name='attention',
-      dtype=self.dtype,
-    )
+    kept: Any = dict(attend=attend, dropout=0.0, name='attention')
+    layer = build(MultiHeadAttention, self, **kept)
     attended: Any = layer(normed, mask, **options)
     added = row_random.drop(attended.x, self.dropout, row_keys, 'attention')
     return x.astype(self.dtype) + added, attended

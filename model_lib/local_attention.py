@@ -1,9 +1,8 @@
 """Attention within a distance, in blocks of queries.
 
 Valid tokens are in the order of their positions, so that tokens whose positions
-are at most `reach` apart are at most `reach` places apart, also where others
-between them were pruned. Of blocks of `reach` tokens, each reads itself and its
-two neighbours.
+are at most `reach` apart are at most `reach` places apart, also after pruning.
+Each block of `reach` tokens reads itself and its two neighbours.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Layout of parameters and activations over the axes of a mesh.
 
-A name that is not in `LOGICAL_AXES` raises ConfigError; Flax would silently
-replicate it. A dimension that the mesh does not divide is replicated, with a
-warning.
+A name that is not in `LOGICAL_AXES` raises ConfigError; Flax would replicate it
+silently. What the mesh does not divide is replicated, with a warning.
 """
 
 import math

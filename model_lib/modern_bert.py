@@ -17,15 +17,8 @@ from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from core.errors import ConfigError
-from model_lib import flops, row_random, sizes
-from model_lib.attention import (
-  Attended,
-  KeysValues,
-  MultiHeadAttention,
-  attend,
-  wide,
-)
-from model_lib.bert import INIT, Activation, BertClassifier, BertEmbeddings
+from model_lib import bert, flops, row_random, sizes
+from model_lib.attention import Attended, attend, wide
 from model_lib.layers import ACTIVATIONS, LayerNorm, Mlp, build
 from model_lib.local_attention import Implementation, Local, local_scores
 from model_lib.logical import constrain, partitioned_dense
@@ -60,36 +53,28 @@ def rotate(
   return jnp.concatenate(turned, axis=-1).reshape(x.shape).astype(x.dtype)
 
 
-class ModernBertBlock(nn.Module):
+class ModernBertBlock(bert.BertBlock):
   """A pre-norm block; fields as in `ModernBertClassifier`, and those below."""
 
-  num_heads: int
-  mlp_dim: int
-  base: float  # of the angles, see `rotate`
+  base: float = 10000.0  # of the angles, see `rotate`
   reach: int | None = None  # tokens read on each side; None: all
   local_implementation: Implementation = 'auto'  # see `Local`
   is_first: bool = False  # its input is normed already
-  activation: str = 'gelu'
   norm_epsilon: float = 1e-5
   norm_bias: bool = False
   attention_bias: bool = False
   mlp_bias: bool = False
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
-  attend: Callable[..., Any] = attend
-  dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(
+  def __call__(  # type: ignore[override]
     self,
     x: Float[Array, 'B L D'],
     mask: Bool[Array, 'B S'] | Num[Array, 'B S'] | None = None,
     row_keys: RowKeys = None,
     *,
     positions: Int[Array, 'B S'],
-    received: bool = False,
     num_queries: int | None = None,
-    keys_values: KeysValues | None = None,
+    **options: Any,
   ) -> Attended:
     """Applies attention, then the feed-forward network, both residual.
 
@@ -102,30 +87,21 @@ class ModernBertBlock(nn.Module):
     if self.reach is not None:
       local = Local(positions, self.reach, self.local_implementation)
     turn: Any = dict(num_heads=self.num_heads, base=self.base)
-    attended = MultiHeadAttention(
-      num_heads=self.num_heads,
-      attend=self.attend,
+    attention = self.attention(
       local=local,
       rotate=functools.partial(rotate, positions=positions, **turn),
-      dropout=self.attention_dropout,
       use_bias=self.attention_bias,
-      kernel_init=INIT,
-      dtype=self.dtype,
-      name='attention',
-    )(
-      x if self.is_first else norm(name='attention_norm')(x),
-      mask, row_keys, received, num_queries, keys_values,
-    )  # fmt: skip
+    )
+    normed = x if self.is_first else norm(name='attention_norm')(x)
+    options['num_queries'] = num_queries
+    attended = attention(normed, mask, row_keys, **options)
     x = x[:, :num_queries].astype(self.dtype)
     x = x + row_random.drop(attended.x, self.dropout, row_keys, 'attention')
-    bias = dict(use_bias=self.mlp_bias)
-    mlp = build(
-      Mlp, self, dropout=0.0, gated=True, kernel_init=INIT, name='mlp', **bias
-    )
+    kind: Any = dict(gated=True, use_bias=self.mlp_bias, kernel_init=bert.INIT)
+    mlp = build(Mlp, self, dropout=0.0, name='mlp', **kind)
     out = mlp(norm(name='mlp_norm')(x))
     x = x + row_random.drop(out, self.dropout, row_keys, 'mlp')
-    x = constrain(x, 'batch', 'length', 'embed')
-    return attended._replace(x=x)
+    return attended._replace(x=constrain(x, 'batch', 'length', 'embed'))
 
 
 class ModernBertPooler(nn.Module):
@@ -141,7 +117,7 @@ class ModernBertPooler(nn.Module):
   def __call__(self, state: Float[Array, 'B D']) -> Float[Array, 'B D']:
     """Transforms the pooled state."""
     dense = partitioned_dense(
-      state.shape[-1], 'embed', 'mlp', 'dense', kernel_init=INIT,
+      state.shape[-1], 'embed', 'mlp', 'dense', kernel_init=bert.INIT,
       use_bias=self.use_bias, dtype=self.dtype,
     )  # fmt: skip
     x = ACTIVATIONS[self.activation](dense(state))
@@ -149,7 +125,7 @@ class ModernBertPooler(nn.Module):
     return norm(x)
 
 
-class ModernBertClassifier(BertClassifier, kw_only=True):
+class ModernBertClassifier(bert.BertClassifier, kw_only=True):
   """ModernBERT with a pooler and a classifier; see `TextEncoder`."""
 
   SIZES: ClassVar[sizes.Sizes] = sizes.MODERN_BERT
@@ -159,7 +135,7 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   max_positions: Annotated[int, Interval(ge=1, le=2**20)] = 8192
   type_vocab_size: Literal[0] = 0
   norm_epsilon: Annotated[float, Interval(ge=1e-30, le=0.1)] = 1e-5
-  pooler_activation: Activation = 'gelu'
+  pooler_activation: bert.Activation = 'gelu'
   dropout: Rate = 0.0
   attention_dropout: Rate = 0.0
   classifier_dropout: Rate = 0.0
@@ -191,15 +167,13 @@ class ModernBertClassifier(BertClassifier, kw_only=True):
   @nn.nowrap
   def pooler_kind(self) -> Callable[..., nn.Module]:
     """See the base."""
-    return functools.partial(
-      ModernBertPooler, self.pooler_activation, self.pooler_bias,
-      self.norm_epsilon, self.norm_bias, self.dtype,
-    )  # fmt: skip
+    kind = dict(activation=self.pooler_activation, use_bias=self.pooler_bias)
+    return functools.partial(build, ModernBertPooler, self, **kind)
 
   @nn.nowrap
   def make_embeddings(self, width):
     """See the base; blocks read positions, not embeddings."""
-    return build(BertEmbeddings, self, width=width, max_positions=0)
+    return build(bert.BertEmbeddings, self, width=width, max_positions=0)
 
   @nn.nowrap
   def make_blocks(self, count, attend=attend):

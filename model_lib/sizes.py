@@ -108,8 +108,7 @@ MODERN_BERT = Sizes(
   },
 )  # fmt: skip
 
-# Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints a width of
-# 196, which 3 heads do not divide).
+# Table 1 of the ViT paper; Ti from DeiT (AdaTape's Table 3 prints width 196).
 VIT = Sizes(
   table(
     'width depth num_heads',

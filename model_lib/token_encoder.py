@@ -1,7 +1,6 @@
 """Encoders of a ViT: all tokens, or fewer in later blocks.
 
-Both have the same parameters. All rows have as many tokens, so shapes are
-static, in training too.
+Both have the same parameters; all rows as many tokens, so shapes are static.
 """
 
 import functools
@@ -13,28 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from core.errors import ConfigError
-from model_lib import blocks, row_random
+from model_lib import blocks, layers, row_random
+from model_lib import tokens as pruning
 from model_lib.attention import attend, split_heads
-from model_lib.layers import (
-  EncoderBlock,
-  LayerNorm,
-  Mask,
-  build,
-  masked_mean,
-  valid_tokens,
-)
+from model_lib.layers import EncoderBlock, Mask, build
 from model_lib.row_random import RowKeys
-from model_lib.tokens import (
-  Tokens,
-  check_layers,
-  check_ratios,
-  merge_pairs,
-  merged_count,
-  norm_scores,
-  prune,
-  static_size,
-  whole,
-)
 
 RECEIVED: dict[str, Any] = {'attention': True, 'cls': 'cls', 'norm': False}
 
@@ -54,11 +36,11 @@ class Encoder(nn.Module):
     self, x: Float[Array, 'B L D'], mask: Mask = None, row_keys: RowKeys = None
   ) -> Float[Array, 'B L D']:
     """Encodes the tokens; keys with mask 0 are never read."""
-    layers = range(self.depth)
-    stack = [self.block(index) for index in layers]
-    keys = [row_random.fold_rows(row_keys, f'block_{n}') for n in layers]
+    numbers = range(self.depth)
+    stack = [self.block(index) for index in numbers]
+    keys = [row_random.fold_rows(row_keys, f'block_{n}') for n in numbers]
     x = blocks.apply(stack, x, mask, keys)
-    return LayerNorm(name='norm', dtype=self.dtype)(x)
+    return layers.LayerNorm(name='norm', dtype=self.dtype)(x)
 
   def block(self, index: int) -> EncoderBlock:
     """Returns a new block; a subclass may build another kind."""
@@ -71,19 +53,19 @@ class TokenBlock(EncoderBlock):
   @nn.compact
   def __call__(  # type: ignore[override]
     self,
-    tokens: Tokens,
+    tokens: pruning.Tokens,
     row_keys: RowKeys = None,
     masked: bool = False,
     received: Any = False,
     merge: int = 0,
     first: int = 1,
-  ) -> tuple[Tokens, Float[Array, 'B L'] | None]:
+  ) -> tuple[pruning.Tokens, Float[Array, 'B L'] | None]:
     """Returns the tokens and, if `received`, the attention they received.
 
     Between attention and feed-forward network `merge` tokens are merged by the
     mean of their keys over the heads (ToMe). `masked`: not all are valid.
     """
-    mask = valid_tokens(tokens.x, tokens.length) if masked else None
+    mask = layers.valid_tokens(tokens.x, tokens.length) if masked else None
     proportional = functools.partial(attend, sizes=tokens.sizes)
     x, attended = self.attended(
       tokens.x, mask, row_keys, proportional, received=received
@@ -91,16 +73,13 @@ class TokenBlock(EncoderBlock):
     tokens = tokens._replace(x=x)
     if merge:
       keys: Any = split_heads(attended.keys_values[0], self.num_heads)
-      tokens = merge_pairs(tokens, keys.mean(1), merge, first)
+      tokens = pruning.merge_pairs(tokens, keys.mean(1), merge, first)
     return tokens._replace(x=self.fed(tokens.x, row_keys)), attended.received
 
 
-class TokenEncoder(nn.Module):
+class TokenEncoder(Encoder):
   """Blocks with pruning and merging, and a norm; fields as in `ViT`."""
 
-  depth: int
-  num_heads: int
-  mlp_dim: int
   pool: str = 'cls'
   prune_layers: Sequence[int] = ()
   prune_ratios: Sequence[float] = ()
@@ -108,21 +87,17 @@ class TokenEncoder(nn.Module):
   prune_masked: bool = False
   merge_layers: Sequence[int] = ()
   merge_count: int = 0
-  dropout: float = 0.0
-  activation: str = 'gelu'
-  dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(
+  def __call__(  # type: ignore[override]
     self, x: Float[Array, 'B L D'], row_keys: RowKeys = None
-  ) -> tuple[Float[Array, 'B K D'], Tokens]:
+  ) -> tuple[Float[Array, 'B K D'], pruning.Tokens]:
     """Encodes tokens; returns (what is pooled, all that are left).
 
-    With the pool 'gap' the first is the mean `[B, 1, D]` of the original tokens
-    left.
+    With the pool 'gap' the first is the mean `[B, 1, D]` of those left.
     """
     first = int(self.pool == 'cls')
-    tokens = whole(x, jnp.full(x.shape[:1], x.shape[1], jnp.int32))
+    tokens = pruning.whole(x, jnp.full(x.shape[:1], x.shape[1], jnp.int32))
     ratios = dict(zip(self.prune_layers, self.prune_ratios, strict=True))
     for layer in range(1, self.depth + 1):
       name = f'block_{layer - 1}'
@@ -136,19 +111,19 @@ class TokenEncoder(nn.Module):
         first=first,
       )
       if layer in ratios:
-        scores = norm_scores(tokens.x) if received is None else received
+        scores = pruning.norm_scores(tokens.x) if received is None else received
         count = size = tokens.x.shape[1]
         if not self.prune_masked:
-          size = static_size(count, ratios[layer], first=first)
-        tokens = prune(tokens, scores, ratios[layer], size, first=first)
-    x = LayerNorm(name='norm', dtype=self.dtype)(tokens.x)
+          size = pruning.static_size(count, ratios[layer], first=first)
+        tokens = pruning.prune(tokens, scores, ratios[layer], size, first=first)
+    x = layers.LayerNorm(name='norm', dtype=self.dtype)(tokens.x)
     tokens = tokens._replace(x=x)
     return (x if first else self._mean(tokens)), tokens
 
-  def _mean(self, tokens: Tokens) -> Float[Array, 'B 1 D']:
+  def _mean(self, tokens: pruning.Tokens) -> Float[Array, 'B 1 D']:
     if tokens.sizes is None:
-      valid = valid_tokens(tokens.x, tokens.length)
-      return masked_mean(tokens.x, valid)[:, None]
+      valid = layers.valid_tokens(tokens.x, tokens.length)
+      return layers.masked_mean(tokens.x, valid)[:, None]
     share = tokens.sizes / tokens.sizes.sum(1, keepdims=True)
     x = tokens.x.astype(jnp.float32)
     return (x * share[..., None]).sum(1, keepdims=True)
@@ -156,9 +131,9 @@ class TokenEncoder(nn.Module):
 
 def check(model: Any) -> None:
   """Raises ConfigError unless the fields of a `ViT` fit each other."""
-  check_layers('prune_layers', model.prune_layers, model.depth - 1)
-  check_layers('merge_layers', model.merge_layers, model.depth)
-  check_ratios(model.prune_ratios, model.prune_layers)
+  pruning.check_layers('prune_layers', model.prune_layers, model.depth - 1)
+  pruning.check_layers('merge_layers', model.merge_layers, model.depth)
+  pruning.check_ratios(model.prune_ratios, model.prune_layers)
   if set(model.prune_layers) & {*model.merge_layers}:
     expected = f'none of prune_layers={tuple(model.prune_layers)}'
     raise ConfigError('merge_layers', tuple(model.merge_layers), expected)
@@ -178,8 +153,8 @@ def counts(model: Any, tokens: int) -> list[tuple[int, int]]:
   for layer in range(1, model.depth + 1):
     before = tokens
     if layer in model.merge_layers:
-      tokens -= merged_count(tokens, model.merge_count, first)
+      tokens -= pruning.merged_count(tokens, model.merge_count, first)
     pairs.append((before, tokens))
     if layer in ratios:
-      tokens = static_size(tokens, float(ratios[layer]), first=first)
+      tokens = pruning.static_size(tokens, float(ratios[layer]), first=first)
   return pairs

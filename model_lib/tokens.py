@@ -41,8 +41,7 @@ class Tokens(NamedTuple):
   x: Any  # states `[B, S, D]`; those after `length` are never read
   length: Any  # valid tokens of each row, int32 `[B]`; they come first
   positions: Any  # in the unpruned sequence, int32 `[B, S]`
-  # Number of original tokens merged into each, float32 `[B, S]`; None before
-  # the first merge.
+  # Original tokens merged into each, float32 `[B, S]`; None before any merge.
   sizes: Any = None
 
 
@@ -196,8 +195,7 @@ def restore(
 ) -> Float[Array, 'B L D']:
   """Writes the valid tokens to their original positions.
 
-  Called before each pruning and at the end, `full` has the last state of every
-  token, for token-level tasks.
+  Before each pruning and at the end: `full` has the last state of every token.
   """
   slot = jnp.arange(tokens.x.shape[1], dtype=jnp.int32)[None]
   # Others get unique indices past the end, where the scatter drops them.

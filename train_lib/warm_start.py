@@ -14,8 +14,8 @@ from absl import logging
 from core.errors import ConfigError
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
-from model_lib import convert, convert_vit, position_grids
-from model_lib.convert_pixels import HALF, Pixels
+from model_lib import convert, convert_images, convert_vit
+from model_lib.convert_images import HALF, Pixels
 from train_lib import checkpoint_io, sharding
 from train_lib.build import Setup
 from train_lib.run_directory import Path, trained_on
@@ -117,7 +117,7 @@ def warm_start(
   source, fit = _read(directory, params, info)
   saved, fresh = map(checkpoint_io.flatten, (source.params, params))
   saved, skipped = _selected(saved, fresh, directory, renames, skip)
-  saved = position_grids.resize(saved, fresh, source.image, _sides(info))
+  saved = convert_images.resize(saved, fresh, source.image, _sides(info))
   kept = fit(saved, fresh)
   heads = {n for n in saved if n.partition('/')[0] in convert_vit.HEADS}
   heads -= kept | skipped
@@ -205,10 +205,10 @@ def _read(
   return source, lambda *trees: set()
 
 
-def _sides(info: DatasetInfo | None) -> position_grids.Sides:
+def _sides(info: DatasetInfo | None) -> convert_images.Sides:
   if info and info.input_key == 'image':
     return info.input_shape[0], info.input_shape[1]
-  return position_grids.SQUARE
+  return convert_images.SQUARE
 
 
 def _selected(

@@ -48,7 +48,10 @@ def both(*args, window, **options):
 def test_both_equal_a_plain_loop(length, window):
   *arrays, valid = args = case(length)
   rows = zip(*float64(arrays), np.asarray(valid), strict=True)
-  loops = [attend_by_loop(*row, window) for row in rows]
+  place = np.arange(length)
+  near = abs(place[:, None] - place) <= window // 2
+  near[0] = near[:, 0] = True  # [CLS] attends to all, and all to [CLS]
+  loops = [attend_by_loop(*row, near) for row in rows]
   want, received = map(np.stack, zip(*loops, strict=True))
   for got in both(*args, window=window, received=True):
     np.testing.assert_allclose(got[0], want, atol=1e-5)

@@ -14,7 +14,6 @@ import pytest
 from core.errors import ConfigError, InvalidDataError
 from eval_lib import risk
 from halting.row_rules import Confidence
-from serve_lib import classifier
 from serve_lib.chain import Encoded, Row
 from serve_lib.classifier import CertificateFile
 from serve_lib.decisions import ClassifierPolicy
@@ -22,7 +21,6 @@ from tests.contexts import evaluator_of
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 from tests.launch import toy_runs
 from tests.train_lib.states import start_python
-from train_lib.task import ServedRun
 
 
 def smaller(variables, batch):
@@ -119,7 +117,7 @@ def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   assert read(tmp_path) == before
 
 
-def test_what_an_empty_certificate_needs_is_told_where_it_is_served(tmp_path):
+def test_what_an_empty_certificate_needs_is_told(tmp_path):
   build(tmp_path, epsilon=0.5).run(VARIABLES)
   assert not [*CertificateFile(str(tmp_path)).warnings()]
   other = {'scale': 2 * VARIABLES['scale']}
@@ -128,18 +126,9 @@ def test_what_an_empty_certificate_needs_is_told_where_it_is_served(tmp_path):
   why = 'certifies nothing: 40 rows; at least 114 are needed'
   assert built.note.startswith(why)
   assert 'in place of one of other parameters, which saved 34.3%' in built.note
-  parts = types.SimpleNamespace(variants=('first',), reader=None)
-  task = types.SimpleNamespace(
-    model=parts, head_layers=(), label_names=('a', 'b'), MULTI_LABEL=False
-  )
-  _, policy = classifier.with_files(
-    task, ServedRun(str(tmp_path)), 'guaranteed', 'first', (1,),
-    lambda variables, models: parts, ClassifierPolicy,
-  )(other)  # fmt: skip
-  [warning] = policy.warnings
+  [warning] = CertificateFile(str(tmp_path)).warnings()
   told = f'every row runs at full depth, as the certificate {why}'
   assert warning.startswith(told)
-  assert policy.certified == {'': 'first'}
 
 
 @pytest.mark.parametrize('rows', [1, 2, 3])
@@ -193,12 +182,9 @@ def surer(variables, batch):
 
 
 def test_drift_of_a_certified_model_ends(tmp_path):
-  unsure, entry = {'scale': jnp.float32(0.2)}, dict(cheaper=True, epsilon=0.1)
-  context = dict(
-    outputs=jax.jit(trained), workdir=tmp_path, batch_size=256,
-    train_split='train', cheaper=(({'width': 3}, jax.jit(surer)),),
-  )  # fmt: skip
-  built = evaluator_of('certificate', PARITY, context, split='test', **entry)
+  unsure = {'scale': jnp.float32(0.2)}
+  others = (({'width': 3}, jax.jit(surer)),)
+  built = build(tmp_path, of=trained, others=others, cheaper=True, epsilon=0.1)
   built.run(unsure)
   file, turns = CertificateFile(str(tmp_path)), []
 

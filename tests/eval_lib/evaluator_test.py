@@ -5,13 +5,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import evaluator
-from eval_lib.metrics import Average, ByClass, Maximum, Union, Variance
+from eval_lib.metrics import Average, ByClass
 from tests import contexts, fakes, wrong_values
 
 DIGITS = dict(name='digits', image_size=8)
@@ -43,7 +42,10 @@ ILLEGAL = {
     )),
   ],
   'calibration': [
-    ('calibration_split', 'dev'), ('layers', (4, 2)), ('delta', 0.0),
+    ('calibration_split', 'dev'), ('delta', 0.0),
+    *(('layers', wrong) for wrong in (
+      (4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,),
+    )),
   ],
   'frontier': [
     ('thresholds', (1.1,)), ('flops', (-1.0,)), ('calibration_split', 'dev'),
@@ -116,39 +118,6 @@ def test_inputs_and_classes_must_be_those_of_the_model(
   ):  # fmt: skip
     entry = dict(type='classification') | entry
     contexts.evaluator_of(entry.pop('type'), runs, dict(info=info), **entry)
-
-
-def measure(variables, batch):
-  """Statistics of the pixels of each image, and which labels there are."""
-  images, mask = batch['image'].astype(jnp.float32), batch['mask']
-  values = images.sum((1, 2, 3)) * variables['scale']
-  labels = jax.nn.one_hot(batch['label'], 20)
-  return {
-    'mean': Average.from_values(values, mask),
-    'variance': Variance.from_values(values, mask),
-    'maximum': Maximum.from_values(values, mask),
-    'labels': Union((labels * mask[:, None] > 0).any(0)),
-  }
-
-
-@pytest.mark.parametrize(
-  ('batch_size', 'devices'), [(359, 1), (7, 1), (64, 8), (512, 8)]
-)
-def test_equals_numpy_for_any_batch_size_and_device_count(batch_size, devices):
-  context = dict(
-    batch_size=batch_size, measure=jax.jit(measure),
-    put=contexts.rows_on(devices),
-  )  # fmt: skip
-  built = contexts.evaluator_of('classification', DIGITS, context)
-  source = builder.build_source(DIGITS, 'test')
-  records = [source.record(row) for row in range(len(source))]
-  values = np.array([record['image'].sum() for record in records]) * 0.5
-  expected = dict(
-    mean=values.mean(), variance=values.var(), maximum=values.max(),
-    labels=len({record['label'] for record in records}) / 20,
-  )  # fmt: skip
-  result = built.run({'scale': jnp.float32(0.5)})
-  assert result == pytest.approx(expected, rel=1e-5)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

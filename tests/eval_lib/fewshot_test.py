@@ -121,24 +121,19 @@ def test_splits_with_other_classes_are_an_error(tmp_path):
     run(8, dataset=folder, shots=(1,))
 
 
-def problem(rows, width, classes=3, seed=0):
-  rng = np.random.default_rng(seed)
-  labels = rng.integers(classes, size=rows)
-  features = rng.normal(size=(rows, width)) + np.eye(classes, width)[labels]
-  return features, labels
-
-
 def standardised(others, shots):
   """Features by the moments of the shots, with the bias."""
   columns = (others - shots.mean(0)) / shots.std(0)
   return np.pad(columns, [(0, 0), (0, 1)], constant_values=100.0)
 
 
-@pytest.mark.parametrize(('rows', 'width'), [(40, 5), (6, 6), (7, 6), (4, 30)])
-def test_equals_normal_equations(rows, width):
-  features, labels = problem(rows, width)
-  x, y = standardised(features, features), 2.0 * np.eye(3)[labels] - 1.0
-  regression = fewshot.Regression(features, labels, 3)
+@pytest.mark.parametrize(
+  ('per_class', 'width'), [(10, 5), (2, 8), (2, 7), (1, 30)]
+)
+def test_equals_normal_equations(per_class, width):
+  features, labels = toy(per_class, 1.0, width=width)
+  x, y = standardised(features, features), 2.0 * np.eye(4)[labels] - 1.0
+  regression = fewshot.Regression(features, labels, 4)
   for l2 in fewshot.L2_GRID:
     want = np.linalg.solve(x.T @ x + l2 * np.eye(width + 1), x.T @ y)
     found = regression.weights(l2)
@@ -146,9 +141,9 @@ def test_equals_normal_equations(rows, width):
 
 
 def test_the_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
-  features, labels = problem(30, 20)
-  others, other_labels = problem(200, 20, seed=1)
-  regression = fewshot.Regression(features, labels, 3)
+  features, labels = toy(8, 1.0, width=20)
+  others, other_labels = toy(50, 1.0, seed=1, width=20)
+  regression = fewshot.Regression(features, labels, 4)
   scores = {}
   for l2 in fewshot.L2_GRID:
     outputs = standardised(others, features) @ regression.weights(l2)
@@ -161,12 +156,12 @@ def test_the_choice_is_the_held_out_optimum_and_of_equals_the_strongest():
 
 
 def test_a_feature_constant_over_the_shots_counts_for_nothing():
-  features, labels = problem(12, 4)
+  features, labels = toy(3, 1.0, width=4)
   dead = np.pad(features, [(0, 0), (0, 1)], constant_values=0.3)
-  regression = fewshot.Regression(dead, labels, 3)
+  regression = fewshot.Regression(dead, labels, 4)
   for l2 in (2.0**-10, 1.0):
     *alive, zero, bias = regression.weights(l2)
-    without = fewshot.Regression(features, labels, 3).weights(l2)
+    without = fewshot.Regression(features, labels, 4).weights(l2)
     np.testing.assert_allclose(zero, 0.0, atol=1e-12)
     np.testing.assert_allclose([*alive, bias], without, atol=1e-9)
   others = np.random.default_rng(2).normal(size=(20, 5))

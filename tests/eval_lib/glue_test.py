@@ -78,7 +78,9 @@ def test_constant_predictions_give_numbers(task, rows, constant_labels):
 @pytest.mark.parametrize(
   ('task', 'shape', 'labels', 'error', 'match'),
   [
-    ('sst2', (2, 2), [-1, -1], InvalidDataError, 'hidden'),
+    ('sst2', (2, 2), [0, -1], InvalidDataError,
+     r'sst2: expected labels in \[0, 1\], got -1 and 0 other .*hidden'),
+    ('mrpc', (2, 2), [3, 1], InvalidDataError, 'got 3 '),
     ('stsb', (2, 1), [-1.0, -1.0], InvalidDataError,
      r'stsb: .*\[0, 5.0\].*hidden'),
     ('mnli', (2, 2), [0, 1], ValueError, 'mnli: expected 3 logits'),

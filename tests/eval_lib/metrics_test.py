@@ -96,10 +96,10 @@ def test_union_is_the_share_of_flags_seen():
 
 
 def test_metrics_of_clu_merge_too():
-  merged = None
+  collected = metrics.Collected()
   for labels, logits in (([0, 1], [[1.0, 0], [0, 1]]), ([1], [[1.0, 0]])):
     state = clu.metrics.Accuracy.from_model_output(
       logits=jnp.array(logits), labels=jnp.array(labels)
     )
-    merged = metrics.merge_on_host(merged, {'accuracy': state})
-  assert metrics.compute(merged) == pytest.approx({'accuracy': 2 / 3})
+    collected.add({'accuracy': state})
+  assert metrics.compute(collected.take()) == pytest.approx({'accuracy': 2 / 3})

@@ -1,81 +1,69 @@
 """Recorded outputs of a split: order, padding, lengths that differ, errors."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from core.errors import InvalidDataError
-from core.fields import accepts
-from eval_lib import heads, predictions
+from dataset_lib import builder
+from eval_lib import predictions
 from halting.row_rules import Confidence
 
-HEADS, CLASSES = 2, 3
+DATA = dict(
+  name='tests.fakes:FakeText', max_length=16, length_buckets=(6, 10, 16)
+)
 
 
-class Buckets:
-  """Batches of rows in the order of their length, each padded to its own."""
-
-  def __init__(self, rows, batch_size=4):
-    rng = np.random.default_rng(0)
-    self.length = rng.integers(1, 9, rows)
-    self.tokens = [rng.integers(1, 50, n) for n in self.length]
-    self.label = rng.integers(0, CLASSES, rows)
-    self.batch_size = batch_size
-
-  def batches(self):
-    order, size = np.argsort(self.length, kind='stable'), self.batch_size
-    for index in np.split(order, range(size, len(order), size)):
-      padding = (0, size - len(index))
-      tokens = np.zeros((size, max(self.length[index], default=0)), np.int32)
-      for row, place in zip(tokens, index, strict=False):
-        row[: self.length[place]] = self.tokens[place]
-      if len(index):
-        yield {
-          'tokens': tokens,
-          'length': np.pad(self.length[index], padding),
-          'label': np.pad(self.label[index], padding),
-          'mask': np.pad(np.ones(len(index), np.float32), padding),
-          'index': np.pad(index, padding, constant_values=-1),
-        }
+def dataset(rows, batch_size=4):
+  return builder.build(
+    DATA | dict(test_examples=rows), split='test', train=False, seed=0,
+    batch_size=batch_size, host_index=0, host_count=1,
+  )  # fmt: skip
 
 
 def outputs(variables, batch):
   """Logits that depend on the row alone; NaN for a row without tokens."""
   total = batch['tokens'].sum(1).astype(jnp.float32)[:, None, None]
   scale = total / jnp.where(total > 0, total, 0.0) * variables['scale']
-  heads = jnp.arange(6, dtype=jnp.float32).reshape(1, HEADS, CLASSES)
+  heads = jnp.arange(6, dtype=jnp.float32).reshape(1, 2, 3)
   return {'logits': total * heads * scale, 'length': batch['length']}
 
 
-def collect(dataset, scale=1.0):
+def collect(data, scale=1.0):
   variables = {'scale': jnp.float32(scale)}
-  return predictions.collect(dataset, variables, jax.jit(outputs))
+  return predictions.collect(data, variables, jax.jit(outputs))
 
 
 @pytest.mark.parametrize(('rows', 'batch_size'), [(11, 4), (8, 4), (5, 16)])
 def test_rows_come_back_in_the_order_of_the_records(rows, batch_size):
-  dataset = Buckets(rows, batch_size)
-  result = collect(dataset)
-  total = np.array([tokens.sum() for tokens in dataset.tokens])
-  expected = (total[:, None] * np.arange(6)).reshape(rows, HEADS, CLASSES)
+  data = dataset(rows, batch_size)
+  records = data.source.records(np.arange(rows))
+  result = collect(data)
+  total = records['tokens'].sum(1)
+  expected = (total[:, None] * np.arange(6)).reshape(rows, 2, 3)
   np.testing.assert_allclose(result.pop('logits'), expected, rtol=1e-6)
-  np.testing.assert_equal(
-    result,
-    dict(index=np.arange(rows), label=dataset.label, length=dataset.length),
-  )
+  columns = {name: records[name] for name in ('label', 'length')}
+  np.testing.assert_equal(result, columns | {'index': np.arange(rows)})
+  if batch_size < rows:  # batches of other lengths, in another order
+    batches = [*data.batches()]
+    order = np.concatenate([batch['index'] for batch in batches])
+    assert len({batch['tokens'].shape for batch in batches}) > 1
+    assert (np.diff(order[order >= 0]) < 0).any()
 
 
 def test_padding_with_nan_is_dropped_but_nan_in_a_row_is_an_error():
   # The last batch of 5 rows is padded with rows whose logits are NaN.
-  assert np.isfinite(collect(Buckets(5))['logits']).all()
+  assert np.isfinite(collect(dataset(5))['logits']).all()
   with pytest.raises(FloatingPointError, match='logits: expected finite'):
-    collect(Buckets(5), scale=float('nan'))
+    collect(dataset(5), scale=float('nan'))
 
 
 def test_an_empty_split_is_an_error():
   with pytest.raises(InvalidDataError, match='no example'):
-    collect(Buckets(0))
+    collect(types.SimpleNamespace(batches=list))
 
 
 def test_confidence_rounds_as_it_does_when_serving():
@@ -86,18 +74,3 @@ def test_confidence_rounds_as_it_does_when_serving():
   # A threshold that float32 cannot hold is met by its nearest number.
   tenth = np.log(np.array([[[0.9, 0.1]], [[0.5, 0.5]]], np.float32))
   assert Confidence(0.9).first(tenth) == [0]
-
-
-def test_hidden_labels_are_refused():
-  predictions.check_labels(np.array([0, 2, 1]), 2, 'dev')
-  with pytest.raises(InvalidDataError, match=r'test: expected labels .*-1'):
-    predictions.check_labels(np.array([0, -1, -1]), 2, 'test')
-  with pytest.raises(InvalidDataError, match='got 3 '):
-    predictions.check_labels(np.array([3]), 2, 'dev')
-
-
-def test_layers_ascend():
-  for legal in ((), (4,), (2, 4, 12)):
-    assert accepts(heads.Layers, legal)
-  for illegal in ((4, 2), (0, 1), (2, 2), 4, ('4',), (1.0,)):
-    assert not accepts(heads.Layers, illegal)

@@ -1,6 +1,7 @@
 """Tiny Hugging Face checkpoints made by hand, and parameters of our models."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -44,127 +45,28 @@ MODERN_CONFIG = _OPTIONS | {
 }  # fmt: skip
 
 
-def dense(names, outputs, inputs):
-  """Shapes of PyTorch's linear layers."""
-  return {
-    f'{name}.{leaf}': shape
-    for name in names.split()
-    for leaf, shape in (('weight', (outputs, inputs)), ('bias', (outputs,)))
-  }
-
-
-def norm(names, width):
-  return {
-    f'{name}.{leaf}': (width,)
-    for name in names.split()
-    for leaf in ('weight', 'bias')
-  }
-
-
-def layers(prefixes, attention, norms, hidden, out):
-  """Shapes of some blocks with the names that Hugging Face gives them."""
-  shapes = dense(attention, 8, 8) | norm(norms, 8)
-  shapes |= dense(hidden, 12, 8) | dense(out, 8, 12)
-  return {
-    f'{prefix}.{name}': shape
-    for prefix in prefixes
-    for name, shape in shapes.items()
-  }
-
-
-def embeddings(prefix, width, types=True):
-  names = {'word': 10, 'position': 7} | ({'token_type': 2} if types else {})
-  return {
-    f'{prefix}.embeddings.{name}_embeddings.weight': (rows, width)
-    for name, rows in names.items()
-  } | norm(f'{prefix}.embeddings.LayerNorm', width)
-
-
-SHAPES = {
-  **embeddings('bert', 8),
-  **layers(
-    ('bert.encoder.layer.0', 'bert.encoder.layer.1'),
-    'attention.self.query attention.self.key attention.self.value '
-    'attention.output.dense',
-    'attention.output.LayerNorm output.LayerNorm',
-    'intermediate.dense',
-    'output.dense',
-  ),
-  **dense('bert.pooler.dense', 8, 8),
-  **dense('classifier', 3, 8),
-}
-DISTIL_SHAPES = {
-  **embeddings('distilbert', 8, types=False),
-  **layers(
-    ('distilbert.transformer.layer.0', 'distilbert.transformer.layer.1'),
-    'attention.q_lin attention.k_lin attention.v_lin attention.out_lin',
-    'sa_layer_norm output_layer_norm',
-    'ffn.lin1',
-    'ffn.lin2',
-  ),
-  **dense('pre_classifier', 8, 8),
-  **dense('classifier', 3, 8),
-}
-_MODERN_LAYER = {
-  'attn.Wqkv': (24, 8), 'attn.Wo': (8, 8), 'mlp.Wi': (24, 8),
-  'mlp.Wo': (8, 12), 'mlp_norm': (8,),
-}  # fmt: skip
-MODERN_SHAPES = {
-  **{
-    f'model.layers.{layer}.{name}.weight': shape
-    for layer in range(2)
-    for name, shape in _MODERN_LAYER.items()
-  },
-  'model.layers.1.attn_norm.weight': (8,),
-  'model.embeddings.tok_embeddings.weight': (10, 8),
-  'model.embeddings.norm.weight': (8,),
-  'model.final_norm.weight': (8,),
-  'head.dense.weight': (8, 8),
-  'head.norm.weight': (8,),
-  **dense('classifier', 3, 8),
-}
-LAYERS = 'albert.encoder.albert_layer_groups.{}.albert_layers.{}.'
-ENCODER = {
-  **embeddings('albert', 6),
-  **dense('albert.encoder.embedding_hidden_mapping_in', 8, 6),
-  **layers(
-    [LAYERS.format(group, inner)[:-1] for group in (0, 1) for inner in (0, 1)],
-    'attention.query attention.key attention.value attention.dense',
-    'attention.LayerNorm full_layer_layer_norm',
-    'ffn',
-    'ffn_output',
-  ),
-  **dense('albert.pooler', 8, 8),
-}
-CLASSIFIER = ENCODER | dense('classifier', 3, 8)
-PRETRAINING = ENCODER | {
-  'predictions.bias': (10,),
-  **norm('predictions.LayerNorm', 6),
-  **dense('predictions.dense', 6, 8),
-  **dense('sop_classifier.classifier', 2, 8),
-}
+# Shapes of the tensors that `transformers` writes of each kind, by name.
+SHAPES = json.loads(
+  pathlib.Path(__file__).with_name('transformers.json').read_bytes()
+)
 DECODER = 'predictions.decoder.weight'
 TABLE = 'albert.embeddings.word_embeddings.weight'
-# Kind: (model type, heads, config.json, fields, shapes of the tensors).
+# Kind: (model type, heads, config.json, fields).
 KINDS = {
-  'bert': ('bert', 'classifier', CONFIG, FIELDS, SHAPES),
-  'distilbert': (
-    'distilbert', 'classifier', DISTIL_CONFIG, DISTIL, DISTIL_SHAPES
-  ),
-  'albert': ('albert', 'classifier', ALBERT_CONFIG, ALBERT, CLASSIFIER),
-  'modernbert': (
-    'modernbert', 'classifier', MODERN_CONFIG, MODERN, MODERN_SHAPES
-  ),
-  'pretraining': ('albert', 'pretraining', ALBERT_CONFIG, ALBERT, PRETRAINING),
-}  # fmt: skip
+  'bert': ('bert', 'classifier', CONFIG, FIELDS),
+  'distilbert': ('distilbert', 'classifier', DISTIL_CONFIG, DISTIL),
+  'albert': ('albert', 'classifier', ALBERT_CONFIG, ALBERT),
+  'modernbert': ('modernbert', 'classifier', MODERN_CONFIG, MODERN),
+  'pretraining': ('albert', 'pretraining', ALBERT_CONFIG, ALBERT),
+}
 
 
-def random_tensors(shapes=SHAPES):
+def random_tensors(kind='bert'):
   """Values that float16 and bfloat16 hold exactly."""
   generator = np.random.default_rng(0)
   return {
     name: (generator.integers(-128, 128, shape) / 128).astype(np.float32)
-    for name, shape in shapes.items()
+    for name, shape in SHAPES[kind].items()
   }
 
 
@@ -175,8 +77,8 @@ def write_file(path, tensors):
 
 def write(directory, tensors=None, kind='bert', **config):
   """A checkpoint by hand; returns its tensors."""
-  _, _, options, _, shapes = KINDS[kind]
-  tensors = random_tensors(shapes) if tensors is None else tensors
+  options = KINDS[kind][2]
+  tensors = random_tensors(kind) if tensors is None else tensors
   write_file(directory / 'model.safetensors', tensors)
   (directory / 'config.json').write_text(json.dumps(options | config))
   return tensors

@@ -63,6 +63,22 @@ CLASSIFIERS = [
   *[('albert', options | {'num_labels': 3}) for options in ALBERT_OPTIONS],
 ]  # fmt: skip
 
+BIASES = dict.fromkeys(
+  ('norm_bias', 'attention_bias', 'mlp_bias', 'classifier_bias'), True
+)
+MODERN = [
+  {}, {'local_attention': 7}, {'num_hidden_layers': 1},
+  {'num_attention_heads': 3, 'num_labels': 1},
+  {'num_attention_heads': 1, 'local_attention': 1},
+  {'classifier_pooling': 'mean'},
+  BIASES | {'classifier_pooling': 'mean', 'num_labels': 3},
+  {'local_attention': 128}, {'hidden_size': 40, 'num_attention_heads': 5},
+  {'global_attn_every_n_layers': 2, 'hidden_activation': 'silu',
+   'classifier_activation': 'relu', 'norm_eps': 1e-3},
+  {'global_rope_theta': 500.0, 'local_rope_theta': 30.0,
+   'num_attention_heads': 12, 'global_attn_every_n_layers': 1},
+]  # fmt: skip
+
 
 @pytest.fixture(scope='module')
 def peers():
@@ -174,7 +190,7 @@ def test_a_masked_language_model_has_no_order(peers, tmp_path):
 @pytest.mark.parametrize('kind', checkpoints.KINDS)
 @pytest.mark.parametrize('num_classes', [1, 3])
 def test_transformers_loads_what_is_saved(peers, tmp_path, kind, num_classes):
-  _, heads, _, fields, _ = checkpoints.KINDS[kind]
+  _, heads, _, fields = checkpoints.KINDS[kind]
   fields = fields | {'max_positions': 12, 'activation': 'gelu_new'}
   params = checkpoints.fresh_params(kind, num_classes, fields)
   model, _ = checkpoints.model_of(kind, num_classes, fields)
@@ -281,3 +297,33 @@ def test_the_encoder_of_any_head_starts_a_run(
   assert new <= {'pooler', 'head', 'predictions', 'sop'}
   left_out = {*source.ignored, *({*source.params} - {*fresh})}
   assert all(name in lines[0] for name in new | left_out)
+
+
+@pytest.mark.parametrize('options', MODERN, ids=str)
+def test_modern_bert_equals_transformers_in_float64(peers, tmp_path, options):
+  name = 'ForSequenceClassification'
+  theirs = random_model(peers, 'modernbert', name, options)
+  theirs.save_pretrained(tmp_path)
+  batch = text_batch(types=1, longest=25)
+  output = their_output(peers, theirs, batch)
+  states = their_output(peers, theirs.model, batch).last_hidden_state
+  with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
+    params, fields, *_ = convert.load(tmp_path)
+    count = theirs.config.num_labels
+    model, _ = checkpoints.model_of(
+      'modernbert', count, fields | {'dtype': jnp.float64}
+    )
+    exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+    inputs = {'params': exact}, *(jnp.asarray(x, 'int32') for x in batch[:3])
+    logits, _ = jax.jit(model.apply)(*inputs)
+    encode = jax.jit(lambda *args: model.apply(*args, method='encode'))
+    ours = np.asarray(encode(*inputs))
+  valid = batch[3]
+  assert states.abs().max() > 1
+  np.testing.assert_allclose(ours[valid], states.numpy()[valid], atol=1e-6)
+  np.testing.assert_allclose(logits, output.logits.numpy(), atol=1e-6)
+  single = model.clone(dtype=jnp.float32)
+  convert.save_model(tmp_path / 'again', single, params)
+  again = type(theirs).from_pretrained(tmp_path / 'again').eval()
+  same = their_output(peers, again, batch).logits
+  np.testing.assert_array_equal(same.numpy(), output.logits.numpy())

@@ -6,11 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
+import tokenizers
 from flax.traverse_util import flatten_dict
+from tokenizers import models, normalizers, pre_tokenizers
 
 from albert_act import published
 from core.errors import ConfigError
+from dataset_lib import tokenizer
 from model_lib import convert, sizes
+from model_lib.convert_files import tokenizer_files
 from tests.model_lib import checkpoints
 from tests.model_lib.checkpoints import KINDS, random_tensors, write
 
@@ -21,7 +25,7 @@ def without(tensors, *begins):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_saved_names_are_those_of_transformers(tmp_path, kind):
-  _, heads, options, fields, shapes = KINDS[kind]
+  _, heads, options, fields = KINDS[kind]
   params = checkpoints.fresh_params(kind)
   rates = {'dropout': 0.2, 'attention_dropout': 0.0, 'classifier_dropout': 0.3}
   fields = fields | {'activation': 'relu'}
@@ -33,8 +37,8 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
   assert modes['model.safetensors'] == modes['config.json']
   with safetensors.safe_open(directory / 'model.safetensors', 'np') as file:
     assert file.metadata() == {'format': 'pt'}
-    got = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
-  assert got == shapes
+    got = {name: [*file.get_tensor(name).shape] for name in file.keys()}  # noqa: SIM118
+  assert got == checkpoints.SHAPES[kind]
   checkpoints.assert_trees_equal(convert.load(directory, heads).params, params)
   assert convert.read_sizes(directory) == fields
   config = json.loads((directory / 'config.json').read_text())
@@ -87,14 +91,15 @@ def test_shards_and_names_of_the_first_checkpoints(tmp_path):
   [
     ('bert', ('bert.pooler.', 'classifier.'), {'pooler', 'head'}),
     ('bert', ('classifier.',), {'head'}),
+    ('albert', ('classifier.',), {'head'}),
+    ('pretraining', ('predictions.', 'sop_'), {'predictions', 'sop'}),
     ('pretraining', ('sop_classifier.',), {'sop'}),
     ('pretraining', ('sop_classifier.', 'albert.pooler.'), {'sop', 'pooler'}),
   ],
 )
 def test_modules_of_a_task_may_be_absent(tmp_path, kind, begins, absent):
-  _, heads, _, _, shapes = KINDS[kind]
-  write(tmp_path, without(random_tensors(shapes), *begins), kind)
-  params = convert.load(tmp_path, heads).params
+  write(tmp_path, without(random_tensors(kind), *begins), kind)
+  params = convert.load(tmp_path, KINDS[kind][1]).params
   assert set(checkpoints.fresh_params(kind)) - set(params) == absent
 
 
@@ -123,15 +128,14 @@ def test_heads_of_another_task_are_ignored_and_named(tmp_path):
   assert set(checkpoint.ignored) == CLASSIFIER
   assert 'head' not in checkpoint.params
   # Those of pretraining, also with a decoder that is not tied.
-  pretraining = random_tensors(checkpoints.PRETRAINING)
+  pretraining = random_tensors('pretraining')
   decoder = {checkpoints.DECODER: np.ones((10, 6), np.float32)}
   write(tmp_path, pretraining | decoder, 'albert')
   checkpoint = convert.load(tmp_path)
-  assert set(checkpoint.ignored) == set(checkpoints.PRETRAINING) - set(
-    checkpoints.ENCODER
-  ) | {checkpoints.DECODER}
+  others = {name for name in pretraining if not name.startswith('albert.')}
+  assert {*checkpoint.ignored} == others | {*decoder}
   assert {'predictions', 'sop', 'head'}.isdisjoint(checkpoint.params)
-  write(tmp_path, pretraining | random_tensors(KINDS['albert'][4]), 'albert')
+  write(tmp_path, pretraining | random_tensors('albert'), 'albert')
   checkpoint = convert.load(tmp_path, heads='pretraining')
   assert set(checkpoint.ignored) == CLASSIFIER
 
@@ -239,3 +243,95 @@ def test_a_modern_bert_of_another_form_is_refused(tmp_path, option, value):
   (tmp_path / 'config.json').write_text(config)
   with pytest.raises(ConfigError, match=f'config.json: {option}: expected'):
     convert.read_sizes(tmp_path)
+
+
+# -- the files of a tokenizer beside a checkpoint
+
+SIZES = {'type_vocab_size': 2, 'max_positions': 20}
+PIECES = ['<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]', '▁the', '▁', 'cat', 't']
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'the', 'cat', '##s']
+TEXTS = ['The cat', 'the the [SEP] cat?', 'Thé  t']
+
+
+def of_pieces(directory):
+  """A unigram model as ALBERT has one."""
+  scores = [(piece, -float(place)) for place, piece in enumerate(PIECES)]
+  library = tokenizers.Tokenizer(models.Unigram(scores, unk_id=1))
+  library.normalizer = normalizers.Sequence(
+    [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+  )
+  library.pre_tokenizer = pre_tokenizers.Metaspace()
+  library.add_special_tokens(PIECES[:5])
+  library.save(str(directory / 'tokenizer.json'))
+
+
+def of_words(directory):
+  (directory / 'vocab.txt').write_text('\n'.join(WORDS))
+
+
+def files_of(build, directory, **fields):
+  build(directory)
+  path = directory / 'own.json'
+  tokenizer.load(directory).save(path)
+  files = tokenizer_files(path, SIZES | fields)
+  assert files['tokenizer.json'] == path.read_text(encoding='utf-8')
+  return files, json.loads(files['tokenizer_config.json'])
+
+
+def test_pieces_have_no_list_of_words(tmp_path):
+  files, config = files_of(of_pieces, tmp_path)
+  assert set(files) == {'tokenizer.json', 'tokenizer_config.json'}
+  assert config == {
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'model_max_length': 20,
+    'model_input_names': ['input_ids', 'token_type_ids', 'attention_mask'],
+    'clean_up_tokenization_spaces': False,
+    'split_special_tokens': True,
+    'unk_token': '<unk>',
+    'sep_token': '[SEP]',
+    'pad_token': '<pad>',
+    'cls_token': '[CLS]',
+    'mask_token': '[MASK]',
+  }
+
+
+def test_words_have_their_list_and_normalizer(tmp_path):
+  files, config = files_of(of_words, tmp_path, type_vocab_size=0)
+  assert files['vocab.txt'].split('\n')[5:] == ['the', 'cat', '##s', '']
+  assert config['unk_token'] == '[UNK]'
+  assert config['pad_token'] == '[PAD]'
+  assert config['do_lower_case'] is True
+  assert config['strip_accents'] is None
+  assert config['model_input_names'] == ['input_ids', 'attention_mask']
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['{', '[]', '{"model": {"vocab": [1]}, "added_tokens": []}'],
+)
+def test_something_else_is_refused(tmp_path, text):
+  path = tmp_path / 'own.json'
+  path.write_text(text)
+  with pytest.raises(ValueError, match=r'own\.json: expected a tokenizer'):
+    tokenizer_files(path, SIZES)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('build', [of_pieces, of_words])
+def test_transformers_gives_the_same_ids(tmp_path, build):
+  transformers = pytest.importorskip('transformers')
+  files, _ = files_of(build, tmp_path)
+  out = tmp_path / 'out'
+  out.mkdir()
+  for name, text in files.items():
+    (out / name).write_text(text, encoding='utf-8')
+  theirs = transformers.AutoTokenizer.from_pretrained(out)
+  library = tokenizers.Tokenizer.from_str(files['tokenizer.json'])
+  library.encode_special_tokens = True
+  for text in TEXTS:
+    want = library.encode(text, 'the cat')
+    got = theirs(text, 'the cat')
+    assert got['input_ids'] == want.ids
+    assert got['token_type_ids'] == want.type_ids
+  assert theirs.pad_token_id == 0
+  assert theirs.mask_token_id == 4

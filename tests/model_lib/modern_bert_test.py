@@ -1,5 +1,6 @@
 """ModernBERT against a plain loop in float64, and on rows with gaps."""
 
+import functools
 import math
 import re
 
@@ -21,58 +22,40 @@ BIASES = dict(
 )
 
 
-def biased(params, name):
-  """A dense layer or a norm, with its bias or zero."""
-  return {'bias': 0.0} | params[name]
-
-
-def turned(x, position, base):
-  """A vector of one head: pairs of features as complex numbers."""
-  half = len(x) // 2
-  angles = position * base ** (-np.arange(half) / half)
-  pairs = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
-  return np.concatenate([pairs.real, pairs.imag])
-
-
-def attention_by_loop(params, x, heads, base, reach):
-  query, key, value = (
-    plain.dense(biased(params, name), x).reshape(len(x), heads, -1)
-    for name in ('query', 'key', 'value')
-  )
-  out = np.zeros(query.shape)
-  for place, head in np.ndindex(len(x), heads):
-    near = [
-      n for n in range(len(x)) if reach is None or abs(n - place) <= reach
-    ]
-    own = turned(query[place, head], place, base)
-    scores = [own @ turned(key[n, head], n, base) for n in near]
-    weights = np.exp(np.array(scores) / np.sqrt(len(own)))
-    out[place, head] = weights @ value[near, head] / weights.sum()
-  return plain.dense(biased(params, 'out'), out.reshape(x.shape))
+def turned(x, base):
+  """Rows `[N, L, H]`: pairs of features as complex numbers, turned."""
+  first, second = np.split(x, 2, axis=-1)
+  half = first.shape[-1]
+  angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+  pairs = (first + 1j * second) * np.exp(1j * angles)
+  return np.concatenate([pairs.real, pairs.imag], -1)
 
 
 def logits_by_loop(model, params, tokens):
   """Logits of one row without padding."""
 
   def norm(params, name, x):
-    return plain.layer_norm(biased(params, name), x, model.norm_epsilon)
+    return plain.layer_norm(params[name], x, model.norm_epsilon)
 
   params = plain.float64(params)
   x = params['embeddings']['word']['embedding'][tokens]
   x = norm(params['embeddings'], 'norm', x)
+  place = np.arange(len(tokens))
+  within = abs(place[:, None] - place) <= model.local_window // 2
   for layer in range(model.depth):
     block = params[f'block_{layer}']
     normed = norm(block, 'attention_norm', x) if layer else x
-    kind = (model.local_base, model.local_window // 2)
-    kind = kind if layer % model.global_every else (model.global_base, None)
-    x = x + attention_by_loop(
-      block['attention'], normed, model.num_heads, *kind
-    )
-    mlp = {name: biased(block['mlp'], name) for name in block['mlp']}
-    x = x + plain.mlp(mlp, norm(block, 'mlp_norm', x))
+    is_local = layer % model.global_every
+    base = model.local_base if is_local else model.global_base
+    x = x + plain.attention_by_loop(
+      block['attention'], normed, model.num_heads,
+      near=within if is_local else None,
+      turned=functools.partial(turned, base=base),
+    )[0]  # fmt: skip
+    x = x + plain.mlp(block['mlp'], norm(block, 'mlp_norm', x))
   states = norm(params, 'norm', x)
   pooled = states[0] if model.pooling == 'cls' else states.mean(0)
-  hidden = plain.gelu(plain.dense(biased(params['pooler'], 'dense'), pooled))
+  hidden = plain.gelu(plain.dense(params['pooler']['dense'], pooled))
   return plain.dense(params['head'], norm(params['pooler'], 'norm', hidden))
 
 

@@ -50,13 +50,13 @@ def float64(tree):
 
 
 def dense(params, x):
-  return x @ params['kernel'] + params['bias']
+  return x @ params['kernel'] + params.get('bias', 0.0)
 
 
 def layer_norm(params, x, epsilon=1e-6):
   deviation = np.sqrt(x.var(-1, keepdims=True) + epsilon)
   normed = (x - x.mean(-1, keepdims=True)) / deviation
-  return normed * params['scale'] + params['bias']
+  return normed * params['scale'] + params.get('bias', 0.0)
 
 
 def gelu(x):
@@ -75,32 +75,37 @@ def mlp(params, x, activation=gelu):
   return dense(params['out'], hidden)
 
 
-def attend_by_loop(query, key, value, valid, window=None):
-  """One row, one query at a time; (output, mean attention on each token)."""
+def attend_by_loop(query, key, value, valid, near=None, sizes=1.0):
+  """One row, one query at a time; (output, mean attention on each token).
+
+  A query reads the valid keys that are `near[query]`, an array `[L, L]`; a key
+  counts as often as its size.
+  """
   heads, length, width = query.shape
   out, received = np.zeros(query.shape), np.zeros(length)
   for head, i in np.ndindex(heads, length):
-    keys = np.array(valid)
-    if window and i:  # [CLS] attends to all, and all to [CLS]
-      keys[1:] &= abs(np.arange(1, length) - i) <= window // 2
+    keys = valid if near is None else valid & near[i]
     if not keys.any():
       continue
-    weights = np.exp(key[head, keys] @ query[head, i] / math.sqrt(width))
-    weights /= weights.sum()
+    weights = np.exp(key[head] @ query[head, i] / math.sqrt(width)) * sizes
+    weights = weights[keys] / weights[keys].sum()
     out[head, i] = weights @ value[head, keys]
     if valid[i]:
       received[keys] += weights / (heads * np.sum(valid))
   return out, received
 
 
-def attention_by_loop(params, x, num_heads, valid=None):
-  """Multi-head attention of one row; see `attend_by_loop`."""
+def attention_by_loop(
+  params, x, num_heads, valid=None, turned=lambda x: x, **options
+):
+  """Multi-head attention of one row, of `turned` queries and keys."""
   valid = np.ones(len(x), bool) if valid is None else valid
-  split = [
+  query, key, value = (
     dense(params[name], x).reshape(len(x), num_heads, -1).swapaxes(0, 1)
     for name in ('query', 'key', 'value')
-  ]
-  out, received = attend_by_loop(*split, valid)
+  )
+  query, key = turned(query), turned(key)
+  out, received = attend_by_loop(query, key, value, valid, **options)
   return dense(params['out'], out.swapaxes(0, 1).reshape(x.shape)), received
 
 

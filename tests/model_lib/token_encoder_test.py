@@ -78,18 +78,12 @@ def tome_by_loop(image, depth=4, heads=2):
   for layer in range(1, depth + 1):
     of = p['encoder'][f'block_{layer - 1}']
     normed = plain.layer_norm(of['attention_norm'], x)
-    query, key, value = (
-      plain.dense(of['attention'][name], normed).reshape(len(x), heads, -1)
-      for name in ('query', 'key', 'value')
-    )
-    scores = np.einsum('lnh,snh->nls', query, key) / query.shape[-1] ** 0.5
-    weights = np.exp(scores) * sizes
-    weights /= weights.sum(-1, keepdims=True)
-    attended = np.einsum('nls,snh->lnh', weights, value).reshape(x.shape)
-    x = x + plain.dense(of['attention']['out'], attended)
+    attention = of['attention']
+    x = x + plain.attention_by_loop(attention, normed, heads, sizes=sizes)[0]
     if layer in MERGED['merge_layers']:
+      keys = plain.dense(attention['key'], normed).reshape(len(x), heads, -1)
       count = tokens.merged_count(len(x), MERGED['merge_count'])
-      x, sizes = merged_by_loop(x, sizes, key.mean(1), count)
+      x, sizes = merged_by_loop(x, sizes, keys.mean(1), count)
     x = x + plain.mlp(of['mlp'], plain.layer_norm(of['mlp_norm'], x))
   cls = plain.layer_norm(p['encoder']['norm'], x)[0]
   return plain.dense(p['head'], cls), sizes

@@ -1,9 +1,12 @@
-"""Pixels as a published ViT was trained on them, folded into its weights.
+"""Images that a published ViT was trained on: their pixels and their size.
 
 `(factor * pixel - mean) / std` is affine in the pixels that our models read,
 and patches have no padding: kernel and bias of their projection absorb it.
+Trained positions are resized bilinearly, with aligned corners and without
+antialiasing, as in vit_jax and big_vision.
 """
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
@@ -27,6 +30,9 @@ _Positive = Annotated[float, Interval(gt=0.0, lt=1e6)]
 _OFFSETS = ('offset', 'rescale_offset')  # subtract 1 after the factor
 # Image processors whose mean and std are 0.5 unless they are stated.
 _VITS = ('ViT', 'DeiT')
+Sides = tuple[int, int]  # height and width, of which only the ratio matters
+SQUARE = (1, 1)
+_EMBEDDING = 'positions/embedding'
 
 
 class Pixels(NamedTuple):
@@ -114,3 +120,47 @@ def _numbers(
   legal = item | Annotated[tuple[item, ...], MinLen(1)]
   numbers = fields.check_value(f'{where}: {name}', options.get(name), legal)
   return numbers if isinstance(numbers, tuple) else (numbers,)
+
+
+def grid(count: int, image: Sides) -> Sides | None:
+  """Returns rows and columns of square patches, None if they do not fit."""
+  patch = math.sqrt(image[0] * image[1] / max(count, 1))
+  rows, columns = (round(side / patch) for side in image)
+  return (rows, columns) if rows * columns == count else None
+
+
+def resize(
+  found: Mapping[str, Any], fresh: Mapping[str, Any], old: Sides, new: Sides
+) -> dict[str, Any]:
+  """Returns the parameters `found`, with positions as in the model `fresh`.
+
+  Both are by path. Positions are of patches if an embedding of patches is in
+  the same module; `old` and `new` are sides of the images.
+  """
+  resized = dict(found)
+  for name in {*found} & {*fresh}:
+    module = name.removesuffix(_EMBEDDING)
+    if module == name or f'{module}patch_embed/projection/kernel' not in fresh:
+      continue
+    counts = [tree[name].shape[1] for tree in (found, fresh)]
+    grids = [*map(grid, counts, (old, new))]
+    if None in grids and counts[0] != counts[1]:
+      both = f'{counts[0]} for {counts[1]} patches'
+      expected = f'grids of images of the sides {old} and {new}'
+      raise ConfigError(name, both, expected)
+    if grids[0] != grids[1]:
+      logging.warning('%s: resized from %s to %s patches', name, *grids)
+      resized[name] = _zoom(np.asarray(found[name]), *grids)
+  return resized
+
+
+def _zoom(
+  positions: Float[np.ndarray, '1 L D'], old: Any, new: Any
+) -> Float[np.ndarray, '1 K D']:
+  import scipy.ndimage  # slow to import
+
+  by = *np.divide(new, old), 1
+  # 'nearest' differs from vit_jax only if rounding leaves the grid.
+  rows = positions.reshape(*old, -1)
+  rows = scipy.ndimage.zoom(rows, by, order=1, mode='nearest')
+  return rows.reshape(1, new[0] * new[1], -1)

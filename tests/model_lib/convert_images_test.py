@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model_lib import convert_pixels, convert_vit
-from model_lib.convert_pixels import Pixels
+from model_lib import convert_images, convert_vit
+from model_lib.convert_images import Pixels
 from model_lib.vit import ViT
 from tests import peers
 from tests.model_lib import public_vits
@@ -30,26 +30,15 @@ def write(folder, config, processor, grid=4):
     public_vits.hugging_face_tensors
   )  # fmt: skip
   public_vits.write(folder, named(arrays), **config)
-  if processor is not None:
-    file = folder / convert_pixels.PREPROCESSOR
-    file.write_text(json.dumps(processor))
+  names = convert_images.PREPROCESSOR, convert_images.PROCESSOR
+  contents = processor if isinstance(processor, tuple) else (processor,)
+  for name, content in zip(names, contents, strict=False):
+    if content is not None:
+      (folder / name).write_text(json.dumps(content))
   return arrays
 
 
-def test_the_file_of_all_processors_comes_first(tmp_path):
-  write(tmp_path, HUGGING_FACE, {'image_mean': 0.1})
-  before = logits(tmp_path, BYTES)
-  file = tmp_path / convert_pixels.PROCESSOR
-  file.write_text(json.dumps({'tokenizer': {}}))
-  np.testing.assert_array_equal(logits(tmp_path, BYTES), before)
-  file.write_text(json.dumps({'image_processor': PROCESSOR}))
-  found = logits(tmp_path, BYTES)
-  write(tmp_path, HUGGING_FACE, PROCESSOR)
-  file.unlink()
-  np.testing.assert_array_equal(found, logits(tmp_path, BYTES))
-
-
-def logits(path, images, pixels=convert_pixels.HALF, **fields):
+def logits(path, images, pixels=convert_images.HALF, **fields):
   """Of our model, whose inputs are normalised by `pixels`."""
   found = convert_vit.load(path, pixels)
   model = ViT(**(public_vits.FIELDS | fields))
@@ -72,6 +61,10 @@ def logits(path, images, pixels=convert_pixels.HALF, **fields):
     (HUGGING_FACE, {}, HALF),
     (HUGGING_FACE, PROCESSOR, (MEAN, STD)),
     (HUGGING_FACE, {'image_mean': 0.4, 'image_std': [0.3]}, ([0.4], [0.3])),
+    # The file of all processors comes first.
+    (HUGGING_FACE, ({'image_mean': 0.1}, {'tokenizer': {}}), ([0.1], [0.5])),
+    (HUGGING_FACE, ({'image_mean': 0.1}, {'image_processor': PROCESSOR}),
+     (MEAN, STD)),
     (HUGGING_FACE, PROCESSOR | {'do_normalize': False}, ([0.0], [1.0])),
     (HUGGING_FACE, {'rescale_factor': 1 / 127.5}, ([0.5], [0.5], 1 / 127.5)),
     (HUGGING_FACE, PROCESSOR | {'image_processor_type': 'BitImageProcessor'},
@@ -84,7 +77,7 @@ def test_pixels_are_those_of_the_files(config, processor, theirs, tmp_path):
   mean, std, factor = (*theirs, 1 / 255)[:3]
   inputs = (BYTES * factor - np.array(mean)) / std
   want = public_vits.forward(arrays, inputs)
-  for ours in (convert_pixels.HALF, Pixels((0.1, 0.2, 0.3), (0.4,))):
+  for ours in (convert_images.HALF, Pixels((0.1, 0.2, 0.3), (0.4,))):
     for path in (tmp_path, tmp_path / 'model.safetensors'):
       got = logits(path, BYTES, ours)
       np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
