@@ -57,5 +57,5 @@ def test_pytorch_computes_the_same_logits(count):
   sizes = dict(width=32, mlp_dim=64, num_heads=4, patch_size=8, depth=3)
   merging = dict(merge_layers=(1, 2, 3), merge_count=count) if count else {}
   model, shape = ViT(10, **sizes, **merging), (2, 64, 64, 3)
-  ours, theirs = tokens._ours(model, shape), tokens._torch(model, shape)
+  ours, theirs = (tokens._prepare(k, model, shape) for k in ('ours', 'torch'))
   np.testing.assert_allclose(ours.output, theirs.output, atol=1e-4)
