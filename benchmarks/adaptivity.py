@@ -101,23 +101,17 @@ def write(flags: Any) -> None:
   brief = [row | {'text': (row['text'] or '')[:SHOWN]} for row in examples]
   title = 'cheapest and most expensive rows'
   report.print_table(title, brief, columns=[*brief[0]])
+  thousands = min(max(int(np.log10(np.median(costs['flops'])) // 3), 1), 3)
+  costs['flops'] = costs['flops'] / 1e3**thousands
+  labels = LABELS | {'flops': f'{" kMG"[thousands]}FLOPs'}
   with plots.if_installed():
-    draw(out / 'adaptivity', costs, hard)
+    pictures.plot_against(
+      out / 'adaptivity',
+      {labels.get(k, k): v for k, v in costs.items()},
+      {labels.get(k, k): v for k, v in hard.items()},
+      f'Cost of a row, {len(logits)} rows: median and quartiles',
+    )
   print(f'step {trained.saved.step}, written: {out}')
-
-
-def draw(path: plots.Path, costs: Columns, hard: Columns) -> None:
-  """Draws costs of rows against difficulties, FLOPs in a unit that fits."""
-  flops = costs['flops']
-  thousands = min(max(int(np.log10(np.median(flops)) // 3), 1), 3)
-  unit = {'flops': f'{" kMG"[thousands]}FLOPs'}
-  costs = costs | {'flops': flops / 1e3**thousands}
-  pictures.plot_against(
-    path,
-    {(LABELS | unit).get(k, k): v for k, v in costs.items()},
-    {LABELS.get(k, k): v for k, v in hard.items()},
-    f'Cost of a row, {len(flops)} rows: median and quartiles',
-  )
 
 
 def _read(

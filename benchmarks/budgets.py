@@ -23,7 +23,7 @@ import itertools
 import pathlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
@@ -74,6 +74,10 @@ class Flags(command.Run):
   batch_size: Positive = flag('rows of a full batch', 32)
   rounds: Count = flag('timed rounds; 0: no timing', 5, names=command.ROUNDS)
   warmup: Count = flag('rounds before the timed ones', 1)
+
+
+# A row of the table, a task, variables.
+Reading = tuple[dict[str, Any], Any, Any]
 
 
 class Setting(NamedTuple):
@@ -148,52 +152,45 @@ def write(flags: Any) -> None:
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
   loaded = loading.restore(flags.workdir, config, flags.step)
-  model, variables = loaded.task.model, loaded.variables
+  model, info = loaded.task.model, loaded.task.info
   if not isinstance(model, TapeClassifier) or model.reading() is None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
-  others, info = _others(flags, loaded), loaded.task.info
+  others = [*_others(flags, loaded)]
   data = spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
   fitted = spread_rows(config.dataset, config.train_split, rows, info)
-  counts = read(loaded.task, variables, fitted).counts
+  counts = read(loaded.task, loaded.variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(
     flags.thresholds or (own.threshold,),
     flags.max_steps or (own.max_steps,),
     flags.bank_shares,
   )
-  tasks: dict[str, tuple[Any, Any]] = {}
-  table: dict[str, dict[str, Any]] = {}
+  readings: list[Reading] = []
   for setting in dict.fromkeys([own, *itertools.starmap(Setting, wanted)]):
     kept = most_read(counts, setting.share) if setting.share < 1 else ()
-    task = copy.copy(loaded.task)
+    task, row = copy.copy(loaded.task), {'candidate': setting.name}
     try:
       task.model = changed(model, setting, kept, len(counts))
     except ConfigError as error:
       print(f'left out: {setting.name}: {error}')
       continue
-    tasks[setting.name] = task, variables
-    row = {'candidate': setting.name, **setting._asdict()}
-    table[setting.name] = row | measure(task, variables, data)
-  names = set[str]()
-  for name, seed, result, other in others:
-    key = f'{name} {seed}'.strip()
-    row = {'candidate': name, 'seed': seed, **result}
-    table[key] = row | measure(other.task, other.variables, data)
-    if name not in names:  # seeds are equally fast
-      names.add(name)
-      tasks[key] = other.task, other.variables
+    readings.append((row | setting._asdict(), task, loaded.variables))
+  readings += others
+  table = []
+  for row, task, variables in readings:
+    row |= measure(task, variables, data)
+    table.append(row)
   if flags.rounds:
-    _time(tasks, table, data, own.name, flags)
-  rows = [*table.values()]
+    _time(readings, data, flags)
   out = report.folder_of(flags.out, flags.workdir, 'budgets')
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
-  budgets = report.Table('budgets', title, rows, columns=SHOWN)
+  budgets = report.Table('budgets', title, table, columns=SHOWN)
   command.write_tables(out, [budgets])
   with plots.if_installed():
-    draw(out, rows)
+    draw(out, table)
   print(f'written: {out}')
 
 
@@ -209,8 +206,8 @@ def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
     return [(row[places[0]], row[places[1]]) for row in rows]
 
 
-def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
-  """Returns (name, seed, reported results, checkpoint) of the other runs."""
+def _others(flags: Any, loaded: loading.Trained) -> Iterator[Reading]:
+  """Yields the other runs, with what their trainings reported."""
   places = [('dense', '', flags.dense, '--dense')] if flags.dense else []
   if flags.sweep:
     names = report.names(flags.names)
@@ -221,11 +218,10 @@ def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
       parts = re.split(r'\s*\bseed=(\d+)\s*', run)
       name, seed = ' '.join(parts[::2]).strip(), ''.join(parts[1::2])
       name = name.replace(':model=', '')
-      if _result(workdir):
+      if report.read_result(workdir):
         places.append((names.get(name, name), seed, workdir, '--sweep'))
       else:
         print(f'left out: {files.printable(run)}: it has no result')
-  others = []
   for name, seed, workdir, key in dict.fromkeys(places):
     config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
@@ -233,34 +229,33 @@ def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
     other = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
     contract.check(loaded.task.info, other.task.info, same, key)
-    others.append((name, seed, _result(workdir), other))
-  return others
-
-
-def _result(workdir: str) -> dict[str, Any]:
-  """Returns what a training reported of its evaluations; {} before its end."""
-  result = report.read_result(workdir) or {}
-  return {key: value for key, value in result.items() if '/' in key}
+    result = report.read_result(workdir) or {}
+    row = {'candidate': name, 'seed': seed}
+    row |= {key: value for key, value in result.items() if '/' in key}
+    yield row, other.task, other.variables
 
 
 def _time(
-  tasks: Mapping[str, tuple[Any, Any]],
-  table: dict[str, dict[str, Any]],
-  data: builder.Dataset,
-  own: str,
-  flags: Any,
+  readings: Sequence[Reading], data: builder.Dataset, flags: Any
 ) -> None:
-  """Times engines; adds columns to the rows of `table`.
+  """Times engines, of seeds the first; adds columns to the rows.
 
-  The baseline is the first other run, without one the setting `own`.
+  The baseline is the first other run, without one the trained settings.
   """
   last, size = len(data.source) - 1, flags.batch_size
   rows = np.linspace(0, last, min(last + 1, TIMED_ROWS)).astype(int)
   items = chosen_inputs(data.source, rows)
-  first = next((key for key in tasks if 'seed' in table[key]), own)
+  baseline = next((r for r, *_ in readings if 'seed' in r), readings[0][0])
+  timed: dict[str, dict[str, Any]] = {}
+  names = set[str]()
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
-    for name, (task, variables) in tasks.items():
+    for row, task, variables in readings:
+      if row['candidate'] in names:
+        continue
+      names.add(row['candidate'])
+      name = f'{row["candidate"]} {row.get("seed", "")}'.strip()
+      timed[name] = row
       chain, policy = serve_prepared(task, variables)
       # Small batches pad the last rows of a bucket less.
       sizes = tuple(sorted({max(1, size // 4), size}))
@@ -272,13 +267,13 @@ def _time(
 
       candidates.append(Candidate(
         name, functools.partial(Call, answer, len(items)),
-        is_baseline=name == first, flops=table[name]['flops'],
+        is_baseline=row is baseline, flops=row['flops'],
         throughput='images_per_second',
       ))  # fmt: skip
     length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-    timed, _ = run(candidates, {'batch': size}, hosts, **length)
-  for row in timed:
-    table[row['candidate']] |= {key: row[key] for key in ('baseline', *TIMED)}
+    for line in run(candidates, {'batch': size}, hosts, **length)[0]:
+      added = {key: line[key] for key in ('baseline', *TIMED)}
+      timed[line['candidate']].update(added)
 
 
 def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
@@ -300,24 +295,24 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
       name = f'AdaTape, {100 * row["share"]:.3g} % of its bank'
       point = f'τ {row["threshold"]:g}, T {row["max_steps"]}'
     groups[name, point].append(row)
-  counted, timed = dict[str, Any](), dict[str, Any]()
+  labels = f'{unit}FLOPs of a row', 'images/s'
+  curves = collections.defaultdict[str, Any](dict)
   for (name, point), same in groups.items():
     quality = [100 * row['quality'] for row in same]
     mean = report.Estimate(np.mean(quality), min(quality), max(quality))
     flops = float(np.mean([row['flops'] for row in same])) / scale
-    counted.setdefault(name, {})[point] = flops, mean
-    if 'speedup' in same[0]:  # of seeds the first is timed
-      speed = same[0]['images_per_second']
-      timed.setdefault(name, {})[point] = speed, mean
-  for file, label, curves in (
-    ('frontier_flops', f'{unit}FLOPs of a row', counted),
-    ('frontier_speed', 'images/s', timed),
-  ):
-    if curves:
-      pictures.plot_frontier(
-        out / file, curves, label, 'accuracy (%)', label == 'images/s',
-        'Frontier: thresholds τ, at most T tape tokens',
-      )  # fmt: skip
+    # Of seeds the first is timed.
+    for label, cost in zip(
+      labels, (flops, same[0].get('images_per_second')), strict=True
+    ):
+      if cost is not None:
+        curves[label].setdefault(name, {})[point] = cost, mean
+  for label, drawn in curves.items():
+    is_rate = label == labels[1]
+    pictures.plot_frontier(
+      out / ('frontier_speed' if is_rate else 'frontier_flops'), drawn, label,
+      'accuracy (%)', is_rate, 'Frontier: thresholds τ, at most T tape tokens',
+    )  # fmt: skip
 
 
 main = command.reporting('budgets', __doc__, Flags, write)

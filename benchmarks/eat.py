@@ -31,7 +31,7 @@ from benchmarks import command, eat_pictures, exit_settings, peers
 from benchmarks.exit_settings import Setting
 from benchmarks.recorded_runs import Model
 from benchmarks.risk_peers import resample
-from benchmarks.timing import Call, Candidate, Hosts, run
+from benchmarks.timing import Candidate, Hosts, in_turn, run
 from core import files
 from core.errors import InvalidDataError
 from core.fields import flag
@@ -114,7 +114,7 @@ def write(flags: Any) -> None:
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   with plots.if_installed():
-    eat_pictures.draw(out, every, tables, default)
+    eat_pictures.draw(out, settings, every, tables, default)
   print(f'written: {out}')
 
 
@@ -210,22 +210,14 @@ def guarantee(
       f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  by_ratios = {
-    tuple(other.module.prune_ratios): other
-    for other in others
-    if other.name == 'EAT'
-  }
   own = tuple(model.module.prune_ratios)
-  models = {own: model}
-  models |= {more: by_ratios[more] for more in sorted(by_ratios) if more > own}
+  models = {tuple(m.module.prune_ratios): m for m in others if m.name == 'EAT'}
+  models[own] = model
   variants = [
-    Variant(
-      {'prune_ratios': ratios},
-      each.calibrated[:, judged],
-      each.cost['flops'][judged],
-    )
-    for ratios, each in models.items()
-  ]
+    Variant({}, models[ratios].calibrated[:, judged],
+            models[ratios].cost['flops'][judged])
+    for ratios in sorted(models) if ratios >= own
+  ]  # fmt: skip
   limits = dict(epsilon=flags.epsilon, delta=flags.delta, draws=flags.draws)
   return resample(variants, labels, **limits)
 
@@ -281,15 +273,13 @@ def _candidate(
   setting: Setting, rows: np.ndarray, batch: int, engine: Engine
 ) -> Candidate:
   """Returns a candidate that answers the next row, or all in full batches."""
-  items, policy = setting.model.items(rows), setting.model.policy
-  calls = [[item] for item in items] if batch == 1 else [items]
-  turns = itertools.cycle(calls)
 
-  def predict() -> None:
-    policy.rule = setting.rule  # settings of a model share the policy
-    checked(engine.predict(next(turns)))
+  def answer(items: Any) -> None:
+    # Settings of a model share the policy.
+    setting.model.policy.rule = setting.rule
+    checked(engine.predict(items))
 
-  call = Call(predict, len(items) // len(calls))
+  call = in_turn(answer, setting.model.items(rows), batch)
   flops = float(setting.cost('flops')[rows].mean())
   return Candidate(setting.name, lambda: call, flops=flops)
 

@@ -46,9 +46,9 @@ TITLES = {
   'modernbert': {'dense': 'ModernBERT'},
 }
 OVER = {
-  'PyTorch BERT': 'over_torch', 'PyTorch DistilBERT': 'over_torch_distil',
-  'PyTorch ModernBERT': 'over_torch',
-}  # fmt: skip
+  ('torch', 'dense'): 'over_torch',
+  ('torch', 'distil'): 'over_torch_distil',
+}
 CLASS_NAMES = ('first', 'second')
 LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 
@@ -111,7 +111,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
         name = f'{peers.TITLES[library]} {titles[kind]}'
         timed.append(Candidate(
           name, functools.partial(peers.make, *weights), name, group=kind,
-          flops=model_flops(models[kind], length)[0], over=OVER.get(name, ''),
+          flops=model_flops(models[kind], length)[0],
+          over=OVER.get((library, kind), ''),
         ))  # fmt: skip
       yield {'length': length, 'batch': batch}, timed
 
@@ -143,15 +144,13 @@ def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
   """Returns an encoder, or a DistilBERT, as an EAT with nothing adaptive."""
-  fields: Any = dict(
+  is_modern = flags.encoder == 'modernbert'
+  model: Any = (EatModernBert if is_modern else EatClassifier)(
     variant=flags.variant, depth=flags.depth or None,
     num_classes=2, dtype=jnp.dtype(flags.dtype),
     prune_layers=(), prune_ratios=(), exit_layers=(),
+    **{} if is_modern else {'window': 0},
   )  # fmt: skip
-  if flags.encoder == 'modernbert':
-    model: Any = EatModernBert(**fields)
-  else:
-    model = EatClassifier(**fields, window=0)
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
@@ -168,8 +167,8 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
     make = functools.partial(_prepare_dense, form, model, tokens)
     name = f'dense {form}'
     yield Candidate(
-      name, make, name, is_baseline=True, flops=full, flops_computed=used,
-      group='dense',
+      name, make, name, is_baseline=True, flops=full, group='dense',
+      columns={'flops': used},
     )  # fmt: skip
   eat = model.clone(
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
@@ -179,8 +178,8 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
     full, computed = model_flops(eat, length, (1.0, 1.0 - rate / 100))
     make = functools.partial(_prepare_eat, eat, flags, length, batch, rate)
     yield Candidate(
-      f'EAT {rate} %', make, 'EAT engine', flops=full, flops_computed=computed,
-      group='eat',
+      f'EAT {rate} %', make, 'EAT engine', flops=full, group='eat',
+      columns={'flops': computed},
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 
 from eval_lib import plots
-from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
 from eval_lib.plots import Line, Panel, Path
 
@@ -93,28 +92,6 @@ def _parts(values: Sequence[Any]) -> Iterator[Float[np.ndarray, ' P']]:
   """Yields low ends, medians and high ends of numbers or `Estimate`s."""
   for end in ('low', 'median', 'high'):
     yield np.array([getattr(value, end, value) for value in values], float)
-
-
-def plot_reliability(
-  path: Path, tables: Mapping[str, Reliability], title: str = 'Reliability'
-) -> None:
-  """Draws accuracy against confidence, above the share of the rows, by name."""
-  dotted = dict(color=plots.GREY, linestyle=':', linewidth=1.2, marker='')
-  top = [Line('', (0, 100), (0, 100), style=dotted)]
-  bottom = []
-  for number, (name, table) in enumerate(tables.items()):
-    full = table.count > 0
-    x, y = 100 * table.confidence[full], 100 * table.accuracy[full]
-    top.append(Line(f'{name}: ECE {100 * table.error:.1f} %', x, y, number))
-    shares = 100 * table.count / table.count.sum()
-    steps = {'drawstyle': 'steps-pre', 'marker': ''}
-    edges = np.linspace(0, 100, len(shares) + 1)
-    bottom.append(Line('', edges, [shares[0], *shares], number, style=steps))
-  panels = [
-    Panel(title, 'accuracy (%)', '', top, (0, 101), (0, 101)),
-    Panel('', 'rows (%)', 'confidence max P (%)', bottom, (0, 101)),
-  ]
-  plots.draw_panels(path, panels, (5.4, 5.8), sharex=True, height_ratios=(3, 1))
 
 
 def plot_retention(

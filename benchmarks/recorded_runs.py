@@ -76,9 +76,8 @@ class Model:
   def start(self, batch: int) -> Engine:
     """Returns an engine for the lengths of the rows; no caller waits."""
     longest, (*every,) = self.records['length'].max(), self.policy.lengths
-    lengths = tuple(every[: np.searchsorted(every, longest) + 1])
-    chain, sizes = self.policy.chain, doubling(batch)
-    engine = Engine(chain, self.policy, lengths, sizes, max_pending=10**7)
+    sizes = tuple(every[: np.searchsorted(every, longest) + 1]), doubling(batch)
+    engine = Engine(self.policy.chain, self.policy, *sizes, max_pending=10**7)
     print(f'{self.name}: in {engine.warm_up(progress=True).backend}')
     return engine
 
@@ -110,16 +109,10 @@ def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
 
 
 def load(
-  name: str,
-  directory: str,
-  flag: str,
-  *,
-  step: Any = None,
-  split: str = '',
-  limit: int = 0,
-  lengths: tuple[int, ...] | None = None,
+  name: str, directory: str, flag: str, *, step: Any = None, split: str = '',
+  limit: int = 0, lengths: tuple[int, ...] | None = None,
   serve: Mapping[str, Any] | None = None,
-) -> Model:
+) -> Model:  # fmt: skip
   """Reads a run and the rows of a split; `record` adds the logits.
 
   Args:
@@ -152,37 +145,25 @@ def load(
   if (longest := int(length.max())) > policy.lengths[-1]:
     expected = f'at least the {longest} tokens of the longest row as the last'
     raise ConfigError('--lengths', policy.lengths, expected)
-  fitted, origin = _fitted(CalibrationFile(directory, step), rows, dataset)
+  file, used, origin = CalibrationFile(directory, step), set[str](), 'none'
+  if file.values.get('temperatures'):
+    origin = 'calibration.json, which does not name the rows'
+    if (chosen := file.fitted_rows(dataset)) is not None:
+      origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
+      used = chosen.places()
+  fitted = np.array([rows.where(n) in used for n in range(count)])
   print(f'{name}: {directory}, step {step}, {count} rows of {split}')
   task = glue.task_of('', dataset)
   shares = {f'p{n}': float(np.percentile(length, n)) for n in (5, 50, 95)}
   facts = {
-    'workdir': directory,
-    'step': step,
-    'split': split,
-    'rows': count,
-    'temperatures': origin,
-    'rows_fitted': int(fitted[:count].sum()),
+    'workdir': directory, 'step': step, 'split': split, 'rows': count,
+    'temperatures': origin, 'rows_fitted': int(fitted.sum()),
     'device': jax.devices()[0].device_kind,
     'metric': frontier.main_number(task)[0],
     'length': {'mean': float(length.mean()), **shares},
-  }
+  }  # fmt: skip
   data = builder.chosen(rows, np.arange(count), BATCH)
-  return Model(name, facts, task, policy, data, records, fitted[:count])
-
-
-def _fitted(
-  file: CalibrationFile, rows: Any, dataset: Mapping[str, Any]
-) -> tuple[np.ndarray, str]:
-  """Returns rows the temperatures were fitted to; a description of the file."""
-  used: set[str] = set()
-  origin = 'calibration.json, which does not name the rows'
-  if not file.values.get('temperatures'):
-    origin = 'none'
-  elif (fitted := file.fitted_rows(dataset)) is not None:
-    origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
-    used = fitted.places()
-  return np.array([rows.where(n) in used for n in range(len(rows))]), origin
+  return Model(name, facts, task, policy, data, records, fitted)
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:

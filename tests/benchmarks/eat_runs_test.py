@@ -71,7 +71,7 @@ def made(runs, tau, tmp_path_factory):
 def test_every_file_is_there(made):
   pictures = [
     'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
-    'reliability_1', 'reliability_2', 'reliability_3', 'ablation',
+    'ablation',
   ]  # fmt: skip
   wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
   tables = ('settings', 'timings', 'calibration', 'retention', 'guarantee')

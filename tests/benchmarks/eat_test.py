@@ -99,7 +99,7 @@ def test_rules_of_a_regression_and_of_one_head():
   row = eat.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_pictures.short('tolerance=0.1') == '±0.1'
+  assert eat_pictures.short(settings['tolerance=0.1'].rule) == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
   never = measured(alone)['never']
