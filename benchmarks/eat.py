@@ -19,17 +19,15 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval, Predicate
 
-from benchmarks import command, eat_pictures, exit_settings, peers
-from benchmarks.exit_settings import Setting
-from benchmarks.recorded_runs import Model
+from benchmarks import command, eat_pictures, peers, recorded_runs
+from benchmarks.recorded_runs import Model, Setting
 from benchmarks.risk_peers import resample
 from benchmarks.timing import Candidate, Hosts, in_turn, run
 from core import files
@@ -89,7 +87,7 @@ class Flags(command.Served, command.Run):
 
 
 def write(flags: Any) -> None:
-  settings, default, timed = exit_settings.sweep(flags)
+  settings, default, timed = recorded_runs.sweep(flags)
   model, out = default.model, pathlib.Path(flags.out)
   reference = timed[0]  # of speed-ups and differences
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
@@ -138,7 +136,10 @@ def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
     **qualities(setting, reference),
     'agreement': point.agreement if len(model.heads) > 1 else None,
     'depth': point.depth,
-    **{name: float(setting.cost(name).mean()) for name in model.cost},
+    **{
+      name: float(setting.where_rows_leave(cost).mean())
+      for name, cost in model.cost.items()
+    },
     'flops_share': point.flops,
     'early': 1.0 - point.shares[-1],
     **{f'exit_{layer}': share for layer, share in shares},
@@ -196,9 +197,7 @@ def retention_rows(setting: Setting) -> list[dict[str, Any]]:
   return rows
 
 
-def guarantee(
-  model: Model, others: Iterable[Model], flags: Any
-) -> list[dict[str, Any]]:
+def guarantee(model: Model, others: Any, flags: Any) -> list[dict[str, Any]]:
   """Resamples the rows that no temperature was fitted to; see `resample`.
 
   Of the recorded `others`, those with larger prune ratios are also offered.
@@ -218,8 +217,7 @@ def guarantee(
             models[ratios].cost['flops'][judged])
     for ratios in sorted(models) if ratios >= own
   ]  # fmt: skip
-  limits = dict(epsilon=flags.epsilon, delta=flags.delta, draws=flags.draws)
-  return resample(variants, labels, **limits)
+  return resample(variants, labels, flags)
 
 
 def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
@@ -229,7 +227,7 @@ def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-flags.warmup // calls)
-  dense = [s for s in settings if s.model.name in exit_settings.DENSE]
+  dense = [s for s in settings if s.model.name in recorded_runs.DENSE]
   timed = {setting.name: setting for setting in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
@@ -280,12 +278,11 @@ def _candidate(
     checked(engine.predict(items))
 
   call = in_turn(answer, setting.model.items(rows), batch)
-  flops = float(setting.cost('flops')[rows].mean())
-  return Candidate(setting.name, lambda: call, flops=flops)
+  flops = setting.where_rows_leave(setting.model.cost['flops'])[rows].mean()
+  return Candidate(setting.name, lambda: call, flops=float(flops))
 
 
 main = command.reporting('eat', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

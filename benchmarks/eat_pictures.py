@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pictures
-from benchmarks.exit_settings import Setting
+from benchmarks.recorded_runs import Setting
 from eval_lib import report
 from halting.row_rules import Never, RowRule
 
