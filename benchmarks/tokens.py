@@ -11,7 +11,6 @@ it: Bolya et al. 2023, github.com/facebookresearch/ToMe.
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from benchmarks import command
 from benchmarks.timing import Call, Candidate
 from core import machine
 from core.fields import flag
-from eval_lib import report
 from launch.command_line import Positive
 from model_lib.vit import ViT
 
@@ -190,23 +188,18 @@ def merged(x: Any, sizes: Any, metric: Any, count: int) -> tuple[Any, Any]:
   return summed(x * sizes) / total, total
 
 
-def write_results(flags: Any, rows: report.Rows) -> None:
-  """Writes the table of the docs."""
-  if flags.results:
-    report.write_csv(flags.results, [
-      {
-        'model': row['variant'], 'keep': row['keep'],
-        'candidate': KINDS[row['kind']],
-        'GFLOPs': f'{row["flops"] / 1e9:.2f}',
-        'images/s': f'{row["images_per_second"].median:.1f}',
-        'speed-up': '{:.2f} [{:.2f}, {:.2f}]'.format(*row['speedup']),
-        'FLOP ratio': f'{row["limit"]:.2f}',
-      }
-      for row in rows
-    ])  # fmt: skip
+def documented(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a row of the table of the docs."""
+  return {
+    'model': row['variant'], 'keep': row['keep'],
+    'candidate': KINDS[row['kind']], 'GFLOPs': f'{row["flops"] / 1e9:.2f}',
+    'images/s': f'{row["images_per_second"].median:.1f}',
+    'speed-up': '{:.2f} [{:.2f}, {:.2f}]'.format(*row['speedup']),
+    'FLOP ratio': f'{row["limit"]:.2f}',
+  }  # fmt: skip
 
 
-main = command.timed('tokens', __doc__, Flags, cases, then=write_results)
+main = command.timed('tokens', __doc__, Flags, cases, documented=documented)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())
