@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Num
 from eval_lib import plots
 from eval_lib.frontier import pareto
 from eval_lib.plots import Line, Panel, Path
+from eval_lib.report import Rows
 
 # Rows are averaged over this many groups of equally many rows, by length.
 LENGTH_GROUPS = 12
@@ -33,6 +34,7 @@ MODELS: Mapping[str, int] = {
   'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
 }  # fmt: skip
 LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
+Columns = Mapping[str, Num[np.ndarray, ' N']]
 
 
 def model_of(name: str) -> int | None:
@@ -55,6 +57,17 @@ def numbers(names: Iterable[str]) -> dict[str, int]:
       first, step = model + library * len(plots.COLOURS), len(plots.COLOURS)
     every = itertools.count(first, step)
     result[name] = next(n for n in every if n not in result.values())
+  return result
+
+
+def lines(rows: Rows, x: str, y: str, scale: float = 1.0) -> list[Line]:
+  """Returns columns of each candidate, y times `scale` with its quartiles."""
+  result = []
+  for name, number in numbers(row['candidate'] for row in rows).items():
+    own = [row for row in rows if row['candidate'] == name]
+    low, middle, high = scale * np.array([*_parts([row[y] for row in own])])
+    places = np.array([row[x] for row in own])
+    result.append(Line(name, places, middle, number, (low, high)))
   return result
 
 
@@ -128,19 +141,16 @@ def grouped(
   shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
   # By x, so that no value is in two groups.
   group = np.digitize(x, np.quantile(x, shares))
-  groups = [group == number for number in np.unique(group)]
-  middle = np.array([np.median(x[rows]) for rows in groups])
-  low, median, high = np.array(
-    [np.quantile(y[rows], (0.25, 0.5, 0.75)) for rows in groups]
-  ).T
+  points = [
+    (np.median(x[rows]), *np.quantile(y[rows], (0.25, 0.5, 0.75)))
+    for rows in (group == number for number in np.unique(group))
+  ]
+  middle, low, median, high = np.array(points).T
   return Line(label, middle, median, number, (low, high))
 
 
 def plot_against(
-  path: Path,
-  costs: Mapping[str, Num[np.ndarray, ' N']],
-  difficulties: Mapping[str, Num[np.ndarray, ' N']],
-  title: str,
+  path: Path, costs: Columns, difficulties: Columns, title: str
 ) -> None:
   """Draws each cost of rows against each of their difficulties, `grouped`."""
   columns, panels = len(difficulties), list[Panel]()
@@ -158,9 +168,7 @@ def plot_against(
 
 
 def plot_iterations(
-  path: Path,
-  curves: Mapping[str, Mapping[str, Float[np.ndarray, ' N']]],
-  title: str,
+  path: Path, curves: Mapping[str, Columns], title: str
 ) -> None:
   """Draws curves, by axis and kind of token; NaN is a gap."""
   panels: list[Panel] = []
