@@ -22,7 +22,6 @@ import functools
 import itertools
 import pathlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -30,7 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Gt, Interval, MinLen
+from annotated_types import Gt, MinLen
 
 from adatape.model import TapeClassifier
 from benchmarks import command, pictures
@@ -51,15 +50,7 @@ from train_lib import loading
 TIMED = ('images_per_second', 'speedup', 'limit')
 SHOWN = ('candidate', 'quality', 'tape_length_mean', 'flops', *TIMED)
 TIMED_ROWS = 512  # at most
-Thresholds = Annotated[
-  tuple[Annotated[int | float, Gt(0.0)], ...],
-  'a list of positive numbers like 0.5,1',
-]
-Shares = Annotated[
-  tuple[Annotated[int | float, Interval(gt=0.0, le=1.0)], ...],
-  MinLen(1),
-  'a list of shares in (0, 1] such as 0.5,1',
-]
+Shares = Annotated[tuple[command.Confidence, ...], MinLen(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +59,9 @@ class Flags(command.Run):
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
   out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
-  thresholds: Thresholds = flag('halting thresholds; default: own', ())
+  thresholds: tuple[Annotated[float, Gt(0.0)], ...] = flag(
+    'halting thresholds; default: own', ()
+  )
   max_steps: Sizes = flag('most tape tokens T; default: own', ())
   bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
   batch_size: Positive = flag('rows of a full batch', 32)
@@ -108,21 +101,18 @@ class _KeptBank(TapeClassifier):
 
 
 def changed(
-  model: TapeClassifier,
-  setting: Setting,
-  kept: tuple[int, ...] = (),
-  bank_size: int | None = None,
+  model: Any, setting: Setting, kept: tuple[int, ...] = (), size: Any = None
 ) -> Any:
   """Returns the model with another reading and the same parameters.
 
-  `kept` are the bank tokens that are read, () for all `bank_size`.
+  `kept` are the bank tokens that are read, () for all `size`.
   """
   threshold, max_steps = float(setting.threshold), setting.max_steps
   result: Any = model.clone(threshold=threshold, max_steps=max_steps)
   if kept:
     kind: Any = type('KeptBank', (_KeptBank, type(model)), {})
     result = build(kind, result, kept=kept)
-  result.reading().check_bank(len(kept) or bank_size, result.width)
+  result.reading().check_bank(len(kept) or size, result.width)
   return result
 
 
@@ -135,17 +125,15 @@ def measure(
   def evaluate(variables: Any, batch: Any) -> Any:
     inputs = variables['params'], variables['model_state'], batch
     flops = task.row_flops(task.apply(*inputs)[1])
-    return task.evaluate(*inputs), jnp.broadcast_to(flops, batch['mask'].shape)
+    flops = jnp.broadcast_to(flops, batch['mask'].shape).astype(jnp.float32)
+    mean = metrics.Average.from_values(flops, batch['mask'])
+    return {'flops': mean, **task.evaluate(*inputs)}
 
   merged: Any = None
-  costs = []
   for batch in data.batches():
-    state, of_rows = evaluate(variables, batch)
-    merged = metrics.merge_on_host(merged, state)
-    costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
-  values = metrics.compute(merged or {})
-  flops = float(np.concatenate(costs).mean())
-  return {'quality': values['accuracy'], 'flops': flops, **values}
+    merged = metrics.merge_on_host(merged, evaluate(variables, batch))
+  values = metrics.compute(merged)
+  return {'quality': values['accuracy'], **values}
 
 
 def write(flags: Any) -> None:
@@ -318,4 +306,4 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 main = command.reporting('budgets', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

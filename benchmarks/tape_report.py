@@ -117,31 +117,8 @@ def write(
   grid = bank_grid(task.model, task.info.input_shape)
   rows, shown = examples(tapes, data.source, flags.images, names)
   with plots.if_installed():
-    draw(out, tapes, grid)
-    pictures.plot_examples(out / 'examples', shown)
-    draw_tapes(out, tapes, grid, shown)
+    draw(out, tapes, grid, shown)
   return [*tables(tapes, grid, names), Table('examples', '', rows)]
-
-
-def draw_tapes(
-  out: pathlib.Path,
-  tapes: Tapes,
-  grid: tuple[int, int],
-  shown: dict[str, list[Any]],
-) -> None:
-  """Draws the patches of the shortest and of the longest tape of `examples`."""
-  if not grid[0]:
-    print(
-      "no tape.png: bank='learnable' reads trained vectors, not patches; a run "
-      "with model.bank='input' reads patches"
-    )
-  elif grid[0] > 1:
-    ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
-    drawn = [
-      (image, tapes.picks[row], title.replace('\n', ', ') + ' tokens')
-      for row, ((image, title), *_) in zip(ends, shown.values(), strict=True)
-    ]
-    pictures.plot_tapes(out / 'tape', drawn, grid)
 
 
 def tables(
@@ -237,11 +214,9 @@ def _lines(value: Any) -> Any:
   return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
 
 
-def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
+def draw(out: pathlib.Path, tapes: Tapes, grid: Any, shown: Any) -> None:
+  """Draws counts, lengths and examples, with patches of an input as tape."""
   percent = 100 * tapes.counts / len(tapes.label)
-  if grid[0]:
-    cells, title = percent.reshape(grid), 'Input read as tape'
-    pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
   ranks, uniform = np.arange(1, len(percent) + 1), np.full(2, percent.mean())
   ordered, dashed = np.sort(percent)[::-1], pictures.DASHED
   # An empty place at both ends.
@@ -262,3 +237,19 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
   for name, panel in panels.items():
     panel = panel._replace(y_limits=(0, None), ticks=5)
     plots.draw_panels(out / name, [panel], (3.9, 2.9))
+  pictures.plot_examples(out / 'examples', shown)
+  if not grid[0]:
+    print(
+      "no tape.png: bank='learnable' reads trained vectors, not patches; a run "
+      "with model.bank='input' reads patches"
+    )
+    return
+  cells, title = percent.reshape(grid), 'Input read as tape'
+  pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
+  if grid[0] > 1:  # of images: the shortest and the longest tape
+    ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
+    drawn = [
+      (image, tapes.picks[row], title.replace('\n', ', ') + ' tokens')
+      for row, ((image, title), *_) in zip(ends, shown.values(), strict=True)
+    ]
+    pictures.plot_tapes(out / 'tape', drawn, grid)
