@@ -14,8 +14,7 @@ data know. `--out` gets correlations.csv, examples.csv and a picture.
 import dataclasses
 import math
 import pathlib
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -136,9 +135,7 @@ def _read(
   return trained, predictions.collect(data, trained.variables, outputs), data
 
 
-def spent(
-  rows: Mapping[str, Any], trained: Any, flags: Any
-) -> tuple[Columns, np.ndarray]:
+def spent(rows: Any, trained: Any, flags: Any) -> tuple[Columns, np.ndarray]:
   """Returns costs of rows by name, and the logits `[N, C]` they leave with."""
   heads = np.moveaxis(rows['logits'], 1, 0)
   places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
@@ -204,4 +201,4 @@ def reader(config: Any, data: Any) -> Callable[[int], str | None]:
 main = command.reporting('adaptivity', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -11,7 +11,6 @@ import bisect
 import dataclasses
 import functools
 import itertools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,4 +144,4 @@ def _engine(kind: Any, chain: Any, inputs: Any, batch: int) -> Any:
 main = command.timed('albert', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -11,7 +11,6 @@ in ONNX Runtime where it is installed.
 import contextlib
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,4 +69,4 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 main = command.timed('own_images', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -33,7 +33,6 @@ MODELS: Mapping[str, int] = {
   'UT': 3, 'U2T': 3, 'Universal Transformer': 3,
   'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
 }  # fmt: skip
-LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
 Columns = Mapping[str, Num[np.ndarray, ' N']]
 
 
@@ -46,16 +45,13 @@ def model_of(name: str) -> int | None:
 def numbers(names: Iterable[str]) -> dict[str, int]:
   """Returns a number for `look` of each name, by `MODELS` if it has one.
 
-  Other libraries, and further forms of a model, have its colour and another
-  marker. Names of no model get the first numbers that are left.
+  Further forms of a model have its colour and another marker. Names of no model
+  get the first numbers that are left.
   """
   result: dict[str, int] = {}
   for name in sorted(dict.fromkeys(names), key=lambda n: model_of(n) is None):
-    first, step = 0, 1
-    if (model := model_of(name)) is not None:
-      library = max(n for n, word in enumerate(LIBRARIES) if word in name)
-      first, step = model + library * len(plots.COLOURS), len(plots.COLOURS)
-    every = itertools.count(first, step)
+    model, step = model_of(name), len(plots.COLOURS)
+    every = itertools.count() if model is None else itertools.count(model, step)
     result[name] = next(n for n in every if n not in result.values())
   return result
 
