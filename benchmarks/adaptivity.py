@@ -113,9 +113,7 @@ def write(flags: Any) -> None:
   print(f'step {trained.saved.step}, written: {out}')
 
 
-def _read(
-  config: Any, flag: str, flags: Any, split: str
-) -> tuple[loading.Trained, dict[str, Any], builder.Dataset]:
+def _read(config: Any, flag: str, flags: Any, split: str) -> Any:
   """Returns a run: checkpoint, outputs of rows of a split, and data."""
   workdir = getattr(flags, flag[2:])
   step = flags.step if flag == '--workdir' else None

@@ -38,7 +38,7 @@ from benchmarks.timing import Call, Candidate, Hosts, run
 from core import files
 from core.errors import ConfigError
 from core.fields import flag
-from dataset_lib import builder, contract
+from dataset_lib import contract
 from eval_lib import metrics, plots, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
@@ -116,9 +116,7 @@ def changed(
   return result
 
 
-def measure(
-  task: Any, variables: Any, data: builder.Dataset
-) -> dict[str, float]:
+def measure(task: Any, variables: Any, data: Any) -> dict[str, float]:
   """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
 
   @jax.jit
@@ -223,9 +221,7 @@ def _others(flags: Any, loaded: loading.Trained) -> Iterator[Reading]:
     yield row, other.task, other.variables
 
 
-def _time(
-  readings: Sequence[Reading], data: builder.Dataset, flags: Any
-) -> None:
+def _time(readings: list[Reading], data: Any, flags: Any) -> None:
   """Times engines, of seeds the first; adds columns to the rows.
 
   The baseline is the first other run, without one the trained settings.

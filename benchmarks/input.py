@@ -149,10 +149,7 @@ def _decoded(size: int, files: Sequence[str]) -> Any:
       top, left, rows, columns = image_ops.inception_box(
         opened.height, opened.width, rng, image_folder.ImageFolder.min_crop_area
       )
-      box, way = (
-        (left, top, left + columns, top + rows),
-        Image.Resampling.BILINEAR,
-      )
+      box, way = [left, top, left + columns, top + rows], Image.BILINEAR
       image = opened.convert('RGB').resize((size, size), way, box)
     if rng.random() < 0.5:
       image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

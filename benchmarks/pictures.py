@@ -145,13 +145,11 @@ def grouped(
   return Line(label, middle, median, number, (low, high))
 
 
-def plot_against(
-  path: Path, costs: Columns, difficulties: Columns, title: str
-) -> None:
+def plot_against(path: Path, costs: Columns, hard: Columns, title: str) -> None:
   """Draws each cost of rows against each of their difficulties, `grouped`."""
-  columns, panels = len(difficulties), list[Panel]()
+  columns, panels = len(hard), list[Panel]()
   for row, (name, cost) in enumerate(costs.items()):
-    for label, difficulty in difficulties.items():
+    for label, difficulty in hard.items():
       line = grouped('', row, difficulty, cost)
       log = 'x' if 0 < VERY_WIDE * min(line.x) <= max(line.x) else ''
       panels.append(Panel('', name, label, [line], log=log))
@@ -163,9 +161,7 @@ def plot_against(
   plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
 
 
-def plot_iterations(
-  path: Path, curves: Mapping[str, Columns], title: str
-) -> None:
+def plot_iterations(path: Path, curves: Mapping[str, Any], title: str) -> None:
   """Draws curves, by axis and kind of token; NaN is a gap."""
   panels: list[Panel] = []
   for name, kinds in curves.items():
@@ -180,9 +176,7 @@ def plot_iterations(
   plots.draw_panels(path, panels, size, sharex=True)
 
 
-def plot_bars(
-  path: Path, table: Mapping[str, Mapping[str, Any]], title: str
-) -> None:
+def plot_bars(path: Path, table: Mapping[str, Any], title: str) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
   An `Estimate` has an error bar; colours are those of `MODELS`.
@@ -215,9 +209,7 @@ def plot_bars(
     drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
 
 
-def plot_exits(
-  path: Path, shares: Mapping[str, Mapping[str, float]], title: str
-) -> None:
+def plot_exits(path: Path, shares: Mapping[str, Any], title: str) -> None:
   """Draws shares of rows (%) by rule and by head, a bar for each rule."""
   size = 6.4, 1.9 + 0.3 * len(shares)
   with plots.figure(path, shares, size) as drawn:
@@ -265,9 +257,7 @@ def plot_heatmap(
     bar.outline.set_visible(False)
 
 
-def plot_tapes(
-  path: Path, tapes: Sequence[tuple[Any, Any, str]], grid: tuple[int, int]
-) -> None:
+def plot_tapes(path: Path, tapes: Sequence[Any], grid: tuple[int, int]) -> None:
   """Draws (image `[Y, X, E]`, patches `[T, K]`, title) of some tapes.
 
   Patches, places in the grid of (rows, columns) or -1, have the number of their
@@ -290,9 +280,7 @@ def plot_tapes(
       axes.set_title(title, fontsize=10, weight='normal')
 
 
-def plot_examples(
-  path: Path, groups: Mapping[str, Sequence[tuple[Any, str]]]
-) -> None:
+def plot_examples(path: Path, groups: Mapping[str, Any]) -> None:
   """Draws a line of (image `[Y, X, 3]` or text, title) for each group."""
   columns = max(map(len, groups.values()), default=0)
   size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches

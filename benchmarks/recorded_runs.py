@@ -239,10 +239,7 @@ def default_name(model: Model, tau: float) -> str:
 
 
 def measure(
-  model: Model,
-  full_flops: np.ndarray,
-  tau: float,
-  swept: Sequence[type[RowRule]] = SWEPT,
+  model: Model, full_flops: np.ndarray, tau: float, swept: Any = SWEPT
 ) -> dict[str, Setting]:
   """Returns all exit rules by name, confidence also with `tau`.
 

@@ -121,9 +121,7 @@ def choices(
   return table | {(disagreement, 'CATs'): (grid, choose_cats)}
 
 
-def resample(
-  variants: Sequence[Variant], labels: Labels, flags: Any
-) -> list[dict[str, Any]]:
+def resample(variants: Sequence[Variant], labels: Labels, flags: Any) -> Any:
   """Returns how often the choices fail, a row for each.
 
   The recorded rows are the distribution: a draw takes as many of them

@@ -83,10 +83,8 @@ def plans(rows: int, rate: int) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def engines(
-  variant: str, dtype: str, length: int, batch: int
-) -> tuple[Engine, list[Engine]]:
-  """Returns an engine of all tasks, and one for each with the same weights."""
+def engines(variant: str, dtype: str, length: int, batch: int) -> Any:
+  """Returns an engine of all tasks, and a list: one for each, same weights."""
   model = EatClassifier(
     variant=variant, num_classes=len(NAMES), dtype=jnp.dtype(dtype), window=0,
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),

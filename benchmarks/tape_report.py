@@ -7,6 +7,7 @@ lengths of Table 2. In pictures of symbols '-' is -1.
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -121,9 +122,7 @@ def write(
   return [*tables(tapes, grid, names), Table('examples', '', rows)]
 
 
-def tables(
-  tapes: Tapes, grid: tuple[int, int], names: tuple[str, ...]
-) -> list[Table]:
+def tables(tapes: Tapes, grid: Any, names: Sequence[str]) -> list[Table]:
   """Returns summary, lengths, classes and bank, with places on a `grid`."""
   both = {'tape tokens': 0, 'sequence length': tapes.input_tokens}
   summary = [
@@ -181,10 +180,8 @@ def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
   }
 
 
-def examples(
-  tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
-) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-  """Returns rows and pictures of the shortest and the longest tapes."""
+def examples(tapes: Tapes, source: Any, count: int, names: Any) -> Any:
+  """Returns rows, and pictures by kind, of the shortest and longest tapes."""
   order = np.argsort(tapes.length, kind='stable')
   count = min(count, max(1, len(order) // 2))
   groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
