@@ -157,13 +157,14 @@ def write(flags: Any) -> None:
   readings: list[Reading] = []
   for setting in dict.fromkeys([own, *itertools.starmap(Setting, wanted)]):
     kept = most_read(counts, setting.share) if setting.share < 1 else ()
-    task, row = copy.copy(loaded.task), {'candidate': setting.name}
+    task = copy.copy(loaded.task)
     try:
       task.model = changed(model, setting, kept, len(counts))
     except ConfigError as error:
       print(f'left out: {setting.name}: {error}')
       continue
-    readings.append((row | setting._asdict(), task, loaded.variables))
+    row = {'candidate': setting.name, **setting._asdict()}
+    readings.append((row, task, loaded.variables))
   readings += others
   table = []
   for row, task, variables in readings:

@@ -122,7 +122,8 @@ def panels(table: Rows) -> list[Panel]:
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
   """Returns an encoder, or a DistilBERT, as an EAT with nothing adaptive."""
   is_modern = flags.encoder == 'modernbert'
-  model: Any = (EatModernBert if is_modern else EatClassifier)(
+  encoder: Any = EatModernBert if is_modern else EatClassifier
+  model = encoder(
     variant=flags.variant, depth=flags.depth or None,
     num_classes=2, dtype=jnp.dtype(flags.dtype),
     prune_layers=(), prune_ratios=(), exit_layers=(),

@@ -149,7 +149,8 @@ def _decoded(size: int, files: Sequence[str]) -> Any:
       top, left, rows, columns = image_ops.inception_box(
         opened.height, opened.width, rng, image_folder.ImageFolder.min_crop_area
       )
-      box, way = [left, top, left + columns, top + rows], Image.BILINEAR
+      box = left, top, left + columns, top + rows
+      way = Image.Resampling.BILINEAR
       image = opened.convert('RGB').resize((size, size), way, box)
     if rng.random() < 0.5:
       image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -160,8 +161,9 @@ def _decoded(size: int, files: Sequence[str]) -> Any:
 def _torch(root: str, size: int, images: int) -> Call:
   from torch.utils import data
 
+  files: Any = _files(root)
   loader = data.DataLoader(
-    _files(root), BATCH, shuffle=True, drop_last=True,
+    files, BATCH, shuffle=True, drop_last=True,
     num_workers=builder.default_num_threads(),
     collate_fn=functools.partial(_decoded, size),
   )  # fmt: skip

@@ -249,7 +249,8 @@ def measure(
     model.calibrated, model.records['label'], model.heads, model.cost['flops'],
     full_flops, frontier.main_number(model.task)[1],
   )  # fmt: skip
-  rules, early = [Never()], len(model.heads) - 1
+  rules: list[RowRule] = [Never()]
+  early = len(model.heads) - 1
   kinds = OF_REGRESSIONS if model.classes == 1 else swept
   for kind in kinds if early else ():
     values = {*kind.sweep(model.classes, early)}
