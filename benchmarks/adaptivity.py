@@ -14,8 +14,7 @@ data know. `--out` gets correlations.csv, examples.csv and a picture.
 import dataclasses
 import math
 import pathlib
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,28 +100,20 @@ def write(flags: Any) -> None:
   brief = [row | {'text': (row['text'] or '')[:SHOWN]} for row in examples]
   title = 'cheapest and most expensive rows'
   report.print_table(title, brief, columns=[*brief[0]])
+  thousands = min(max(int(np.log10(np.median(costs['flops'])) // 3), 1), 3)
+  costs['flops'] = costs['flops'] / 1e3**thousands
+  labels = LABELS | {'flops': f'{" kMG"[thousands]}FLOPs'}
   with plots.if_installed():
-    draw(out / 'adaptivity', costs, hard)
+    pictures.plot_against(
+      out / 'adaptivity',
+      {labels.get(k, k): v for k, v in costs.items()},
+      {labels.get(k, k): v for k, v in hard.items()},
+      f'Cost of a row, {len(logits)} rows: median and quartiles',
+    )
   print(f'step {trained.saved.step}, written: {out}')
 
 
-def draw(path: plots.Path, costs: Columns, hard: Columns) -> None:
-  """Draws costs of rows against difficulties, FLOPs in a unit that fits."""
-  flops = costs['flops']
-  thousands = min(max(int(np.log10(np.median(flops)) // 3), 1), 3)
-  unit = {'flops': f'{" kMG"[thousands]}FLOPs'}
-  costs = costs | {'flops': flops / 1e3**thousands}
-  pictures.plot_against(
-    path,
-    {(LABELS | unit).get(k, k): v for k, v in costs.items()},
-    {LABELS.get(k, k): v for k, v in hard.items()},
-    f'Cost of a row, {len(flops)} rows: median and quartiles',
-  )
-
-
-def _read(
-  config: Any, flag: str, flags: Any, split: str
-) -> tuple[loading.Trained, dict[str, Any], builder.Dataset]:
+def _read(config: Any, flag: str, flags: Any, split: str) -> Any:
   """Returns a run: checkpoint, outputs of rows of a split, and data."""
   workdir = getattr(flags, flag[2:])
   step = flags.step if flag == '--workdir' else None
@@ -142,9 +133,7 @@ def _read(
   return trained, predictions.collect(data, trained.variables, outputs), data
 
 
-def spent(
-  rows: Mapping[str, Any], trained: Any, flags: Any
-) -> tuple[Columns, np.ndarray]:
+def spent(rows: Any, trained: Any, flags: Any) -> tuple[Columns, np.ndarray]:
   """Returns costs of rows by name, and the logits `[N, C]` they leave with."""
   heads = np.moveaxis(rows['logits'], 1, 0)
   places, exits = np.arange(heads.shape[1]), np.full(heads.shape[1], -1)
@@ -210,4 +199,4 @@ def reader(config: Any, data: Any) -> Callable[[int], str | None]:
 main = command.reporting('adaptivity', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -10,8 +10,7 @@ merging bank tokens.
 
 import dataclasses
 import functools
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -58,10 +57,10 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     yield {'phase': phase}, candidates
 
 
-def phases(trains: bool) -> Mapping[str, Callable[[Any, int], Call]]:
+def phases(trains: bool) -> dict[str, Any]:
   """Returns functions that prepare a task for a number of rows, by phase."""
-  every = {'forward': prepare_forward, 'train step': prepare_train_step}
-  return every if trains else {'forward': prepare_forward}
+  last = {'train step': prepare_train_step} if trains else {}
+  return {'forward': prepare_forward} | last
 
 
 def task_of(bank: str, flags: Any) -> Classification:
@@ -130,4 +129,4 @@ def prepare_train_step(task: Any, rows: int) -> Call:
 main = command.timed('adatape', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -11,7 +11,6 @@ import bisect
 import dataclasses
 import functools
 import itertools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +33,6 @@ from serve_lib.items import TOKEN_IDS
 
 VOCAB_SIZE = 1000
 SPREAD = 2.0  # standard deviation of the first scores' logits
-BASELINES = ('fixed, scanned', 'fixed, unrolled', 'fixed, engine')
 BIASES = np.linspace(-12.0, 12.0, 4097)  # of the halting score
 
 
@@ -60,22 +58,16 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       'masked': model.apply,
       'dynamic': model.clone(dynamic=True).apply,
     }
-    runs: dict[str, Any] = {
-      name: functools.partial(
-        jax.jit(lambda *x, apply=apply: apply(*x)[0]), variables, *inputs
-      )
-      for name, apply in forms.items()
-    }
+    runs: dict[str, Any] = {}
+    for name, apply in forms.items():
+      form = jax.jit(lambda *x, apply=apply: apply(*x)[0])
+      runs[name] = functools.partial(form, variables, *inputs)
     chain = AlbertChain(model, variables, iterations=flags.iterations)
     runs['engine'] = _engine(HaltingPolicy, chain, inputs, batch)
-    if chain.loop:
-      chain = Staged(model, variables, iterations=flags.iterations)
-      runs['engine, stages'] = _engine(HaltingPolicy, chain, inputs, batch)
-
-    def unrolled(variables: Any, batch: Any, fixed: Any = fixed) -> Any:
-      return fixed.apply(variables, **batch, method=_unroll)[0]
-
-    whole = OneStage(unrolled, variables, TOKEN_IDS)
+    whole = OneStage(
+      lambda v, x, fixed=fixed: fixed.apply(v, **x, method=_unroll)[0],
+      variables, TOKEN_IDS,
+    )  # fmt: skip
     runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
@@ -87,25 +79,9 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       cost = (fixed if is_fixed else model).flops(inputs[0].shape[1:], needed)
       candidates.append(Candidate(
         name, functools.partial(Call, run, 1, output, columns), flops=cost,
-        is_baseline=name in BASELINES, group='fixed' if is_fixed else 'halting',
+        is_baseline=is_fixed, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
     yield {'batch': batch, 'mean': mean}, candidates
-
-
-class Staged(AlbertChain):
-  """A chain with a stage for each visit: only rows at the same one meet."""
-
-  def __init__(self, *arguments: Any, **options: Any):
-    super().__init__(*arguments, **options)
-    self.num_stages = self.loop.visits + 1 if self.loop else self.num_stages
-    self.loop = None
-
-  def stage(self, index: int, variant: str, length: int) -> Any:
-    return super().stage(min(index, 1), variant, length)
-
-  def programs(self, *arguments: Any) -> Any:
-    first, later = super().programs(*arguments)
-    return [first, *[later] * (self.num_stages - 1)]
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:
@@ -168,4 +144,4 @@ def _engine(kind: Any, chain: Any, inputs: Any, batch: int) -> Any:
 main = command.timed('albert', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -19,7 +19,6 @@ Of an ALBERT, in pretraining or fine-tuning:
 
 import dataclasses
 import os
-import sys
 from typing import Annotated, Any
 
 from annotated_types import Predicate
@@ -82,4 +81,4 @@ def write(flags: Flags) -> None:
 main = command.reporting('analyze', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -22,15 +22,14 @@ import functools
 import itertools
 import pathlib
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Gt, Interval, MinLen
+from annotated_types import Gt, MinLen
 
 from adatape.model import TapeClassifier
 from benchmarks import command, pictures
@@ -39,7 +38,7 @@ from benchmarks.timing import Call, Candidate, Hosts, run
 from core import files
 from core.errors import ConfigError
 from core.fields import flag
-from dataset_lib import builder, contract
+from dataset_lib import contract
 from eval_lib import metrics, plots, report
 from launch import command_line
 from launch.command_line import Count, Positive, Sizes
@@ -51,15 +50,7 @@ from train_lib import loading
 TIMED = ('images_per_second', 'speedup', 'limit')
 SHOWN = ('candidate', 'quality', 'tape_length_mean', 'flops', *TIMED)
 TIMED_ROWS = 512  # at most
-Thresholds = Annotated[
-  tuple[Annotated[int | float, Gt(0.0)], ...],
-  'a list of positive numbers like 0.5,1',
-]
-Shares = Annotated[
-  tuple[Annotated[int | float, Interval(gt=0.0, le=1.0)], ...],
-  MinLen(1),
-  'a list of shares in (0, 1] such as 0.5,1',
-]
+Shares = Annotated[tuple[command.Confidence, ...], MinLen(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +59,18 @@ class Flags(command.Run):
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
   out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
-  thresholds: Thresholds = flag('halting thresholds; default: own', ())
+  thresholds: tuple[Annotated[float, Gt(0.0)], ...] = flag(
+    'halting thresholds; default: own', ()
+  )
   max_steps: Sizes = flag('most tape tokens T; default: own', ())
   bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
   batch_size: Positive = flag('rows of a full batch', 32)
   rounds: Count = flag('timed rounds; 0: no timing', 5, names=command.ROUNDS)
   warmup: Count = flag('rounds before the timed ones', 1)
+
+
+# A row of the table, a task, variables.
+Reading = tuple[dict[str, Any], Any, Any]
 
 
 class Setting(NamedTuple):
@@ -104,67 +101,60 @@ class _KeptBank(TapeClassifier):
 
 
 def changed(
-  model: TapeClassifier,
-  setting: Setting,
-  kept: tuple[int, ...] = (),
-  bank_size: int | None = None,
+  model: Any, setting: Setting, kept: tuple[int, ...] = (), size: Any = None
 ) -> Any:
   """Returns the model with another reading and the same parameters.
 
-  `kept` are the bank tokens that are read, () for all `bank_size`.
+  `kept` are the bank tokens that are read, () for all `size`.
   """
   threshold, max_steps = float(setting.threshold), setting.max_steps
   result: Any = model.clone(threshold=threshold, max_steps=max_steps)
   if kept:
     kind: Any = type('KeptBank', (_KeptBank, type(model)), {})
     result = build(kind, result, kept=kept)
-  result.reading().check_bank(len(kept) or bank_size, result.width)
+  result.reading().check_bank(len(kept) or size, result.width)
   return result
 
 
-def measure(
-  task: Any, variables: Any, data: builder.Dataset
-) -> dict[str, float]:
+def measure(task: Any, variables: Any, data: Any) -> dict[str, float]:
   """Returns 'quality', the mean 'flops' of a row, and `Task.evaluate`."""
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
     inputs = variables['params'], variables['model_state'], batch
     flops = task.row_flops(task.apply(*inputs)[1])
-    return task.evaluate(*inputs), jnp.broadcast_to(flops, batch['mask'].shape)
+    flops = jnp.broadcast_to(flops, batch['mask'].shape).astype(jnp.float32)
+    mean = metrics.Average.from_values(flops, batch['mask'])
+    return {'flops': mean, **task.evaluate(*inputs)}
 
-  collected, costs = metrics.Collected(), []
+  collected = metrics.Collected()
   for batch in data.batches():
-    state, of_rows = evaluate(variables, batch)
-    collected.add(jax.device_get(state))
-    costs.append(np.asarray(of_rows, np.float64)[batch['mask'] > 0])
+    collected.add(jax.device_get(evaluate(variables, batch)))
   values = metrics.compute(collected.take())
-  flops = float(np.concatenate(costs).mean())
-  return {'quality': values['accuracy'], 'flops': flops, **values}
+  return {'quality': values['accuracy'], **values}
 
 
 def write(flags: Any) -> None:
   config = loading.load_config(flags.workdir)
   split = loading.split_of(config, flags.split)
   loaded = loading.restore(flags.workdir, config, flags.step)
-  model, variables = loaded.task.model, loaded.variables
+  model, info = loaded.task.model, loaded.task.info
   if not isinstance(model, TapeClassifier) or model.reading() is None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
-  others, info = _others(flags, loaded), loaded.task.info
+  others = [*_others(flags, loaded)]
   data = spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
   fitted = spread_rows(config.dataset, config.train_split, rows, info)
-  counts = read(loaded.task, variables, fitted).counts
+  counts = read(loaded.task, loaded.variables, fitted).counts
   own = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(
     flags.thresholds or (own.threshold,),
     flags.max_steps or (own.max_steps,),
     flags.bank_shares,
   )
-  tasks: dict[str, tuple[Any, Any]] = {}
-  table: dict[str, dict[str, Any]] = {}
+  readings: list[Reading] = []
   for setting in dict.fromkeys([own, *itertools.starmap(Setting, wanted)]):
     kept = most_read(counts, setting.share) if setting.share < 1 else ()
     task = copy.copy(loaded.task)
@@ -173,26 +163,21 @@ def write(flags: Any) -> None:
     except ConfigError as error:
       print(f'left out: {setting.name}: {error}')
       continue
-    tasks[setting.name] = task, variables
     row = {'candidate': setting.name, **setting._asdict()}
-    table[setting.name] = row | measure(task, variables, data)
-  names = set[str]()
-  for name, seed, result, other in others:
-    key = f'{name} {seed}'.strip()
-    row = {'candidate': name, 'seed': seed, **result}
-    table[key] = row | measure(other.task, other.variables, data)
-    if name not in names:  # seeds are equally fast
-      names.add(name)
-      tasks[key] = other.task, other.variables
+    readings.append((row, task, loaded.variables))
+  readings += others
+  table = []
+  for row, task, variables in readings:
+    row |= measure(task, variables, data)
+    table.append(row)
   if flags.rounds:
-    _time(tasks, table, data, own.name, flags)
-  rows = [*table.values()]
+    _time(readings, data, flags)
   out = report.folder_of(flags.out, flags.workdir, 'budgets')
   title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
-  budgets = report.Table('budgets', title, rows, columns=SHOWN)
+  budgets = report.Table('budgets', title, table, columns=SHOWN)
   command.write_tables(out, [budgets])
   with plots.if_installed():
-    draw(out, rows)
+    draw(out, table)
   print(f'written: {out}')
 
 
@@ -208,8 +193,8 @@ def _read_sweep(table: pathlib.Path) -> list[tuple[str, str]]:
     return [(row[places[0]], row[places[1]]) for row in rows]
 
 
-def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
-  """Returns (name, seed, reported results, checkpoint) of the other runs."""
+def _others(flags: Any, loaded: loading.Trained) -> Iterator[Reading]:
+  """Yields the other runs, with what their trainings reported."""
   places = [('dense', '', flags.dense, '--dense')] if flags.dense else []
   if flags.sweep:
     names = report.names(flags.names)
@@ -220,11 +205,10 @@ def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
       parts = re.split(r'\s*\bseed=(\d+)\s*', run)
       name, seed = ' '.join(parts[::2]).strip(), ''.join(parts[1::2])
       name = name.replace(':model=', '')
-      if _result(workdir):
+      if report.read_result(workdir):
         places.append((names.get(name, name), seed, workdir, '--sweep'))
       else:
         print(f'left out: {files.printable(run)}: it has no result')
-  others = []
   for name, seed, workdir, key in dict.fromkeys(places):
     config = loading.load_config(workdir, key)
     if 'dynamic' in config.model:
@@ -232,34 +216,31 @@ def _others(flags: Any, loaded: loading.Trained) -> list[tuple[Any, ...]]:
     other = loading.restore(workdir, config)
     same = *contract.INPUTS, *contract.LABELS
     contract.check(loaded.task.info, other.task.info, same, key)
-    others.append((name, seed, _result(workdir), other))
-  return others
+    result = report.read_result(workdir) or {}
+    row = {'candidate': name, 'seed': seed}
+    row |= {key: value for key, value in result.items() if '/' in key}
+    yield row, other.task, other.variables
 
 
-def _result(workdir: str) -> dict[str, Any]:
-  """Returns what a training reported of its evaluations; {} before its end."""
-  result = report.read_result(workdir) or {}
-  return {key: value for key, value in result.items() if '/' in key}
+def _time(readings: list[Reading], data: Any, flags: Any) -> None:
+  """Times engines, of seeds the first; adds columns to the rows.
 
-
-def _time(
-  tasks: Mapping[str, tuple[Any, Any]],
-  table: dict[str, dict[str, Any]],
-  data: builder.Dataset,
-  own: str,
-  flags: Any,
-) -> None:
-  """Times engines; adds columns to the rows of `table`.
-
-  The baseline is the first other run, without one the setting `own`.
+  The baseline is the first other run, without one the trained settings.
   """
   last, size = len(data.source) - 1, flags.batch_size
   rows = np.linspace(0, last, min(last + 1, TIMED_ROWS)).astype(int)
   items = chosen_inputs(data.source, rows)
-  first = next((key for key in tasks if 'seed' in table[key]), own)
+  baseline = next((r for r, *_ in readings if 'seed' in r), readings[0][0])
+  timed: dict[str, dict[str, Any]] = {}
+  names = set[str]()
   with contextlib.ExitStack() as stack:
     hosts, candidates = stack.enter_context(Hosts()), []
-    for name, (task, variables) in tasks.items():
+    for row, task, variables in readings:
+      if row['candidate'] in names:
+        continue
+      names.add(row['candidate'])
+      name = f'{row["candidate"]} {row.get("seed", "")}'.strip()
+      timed[name] = row
       chain, policy = serve_prepared(task, variables)
       # Small batches pad the last rows of a bucket less.
       sizes = tuple(sorted({max(1, size // 4), size}))
@@ -271,13 +252,13 @@ def _time(
 
       candidates.append(Candidate(
         name, functools.partial(Call, answer, len(items)),
-        is_baseline=name == first, flops=table[name]['flops'],
+        is_baseline=row is baseline, flops=row['flops'],
         throughput='images_per_second',
       ))  # fmt: skip
     length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-    timed, _ = run(candidates, {'batch': size}, hosts, **length)
-  for row in timed:
-    table[row['candidate']] |= {key: row[key] for key in ('baseline', *TIMED)}
+    for line in run(candidates, {'batch': size}, hosts, **length)[0]:
+      added = {key: line[key] for key in ('baseline', *TIMED)}
+      timed[line['candidate']].update(added)
 
 
 def serve_prepared(task: Any, variables: Any) -> tuple[Any, Any]:
@@ -299,27 +280,27 @@ def draw(out: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
       name = f'AdaTape, {100 * row["share"]:.3g} % of its bank'
       point = f'τ {row["threshold"]:g}, T {row["max_steps"]}'
     groups[name, point].append(row)
-  counted, timed = dict[str, Any](), dict[str, Any]()
+  labels = f'{unit}FLOPs of a row', 'images/s'
+  curves = collections.defaultdict[str, Any](dict)
   for (name, point), same in groups.items():
     quality = [100 * row['quality'] for row in same]
     mean = report.Estimate(np.mean(quality), min(quality), max(quality))
     flops = float(np.mean([row['flops'] for row in same])) / scale
-    counted.setdefault(name, {})[point] = flops, mean
-    if 'speedup' in same[0]:  # of seeds the first is timed
-      speed = same[0]['images_per_second']
-      timed.setdefault(name, {})[point] = speed, mean
-  for file, label, curves in (
-    ('frontier_flops', f'{unit}FLOPs of a row', counted),
-    ('frontier_speed', 'images/s', timed),
-  ):
-    if curves:
-      pictures.plot_frontier(
-        out / file, curves, label, 'accuracy (%)', label == 'images/s',
-        'Frontier: thresholds τ, at most T tape tokens',
-      )  # fmt: skip
+    # Of seeds the first is timed.
+    for label, cost in zip(
+      labels, (flops, same[0].get('images_per_second')), strict=True
+    ):
+      if cost is not None:
+        curves[label].setdefault(name, {})[point] = cost, mean
+  for label, drawn in curves.items():
+    is_rate = label == labels[1]
+    pictures.plot_frontier(
+      out / ('frontier_speed' if is_rate else 'frontier_flops'), drawn, label,
+      'accuracy (%)', is_rate, 'Frontier: thresholds τ, at most T tape tokens',
+    )  # fmt: skip
 
 
 main = command.reporting('budgets', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 import jax
@@ -99,12 +99,12 @@ def timed(
   cases: Callable[[Any], Iterable[tuple[Any, Any]]],
   panels: Callable[[Rows], list[plots.Panel]] = lambda table: [],
   note: str = '',
-  then: Callable[[Any, Rows], None] = lambda flags, table: None,
+  documented: Callable[[Any], dict[str, Any]] | None = None,
 ) -> command_line.Command:
   """Returns a command that times the candidates of `cases(flags)` in turns.
 
   A case is its labels and candidates. `panels` of all rows are drawn, bars
-  where there are none. `then` is called with flags and rows.
+  where there are none. `--results` gets the `documented` form of each row.
   """
 
   def run(flags: Any) -> None:
@@ -117,7 +117,8 @@ def timed(
       with plots.if_installed():
         _draw(flags, table, panels(table))
       print(f'written: {flags.out}')
-    then(flags, table)
+    if documented and flags.results:
+      report.write_csv(flags.results, [*map(documented, table)])
 
   return command_line.Command(name, f'{text}{TURNS}', flags, run, 'benchmarks')
 
@@ -140,8 +141,8 @@ def _measure(
     if isinstance(value, (int, float, str)) and value and name != 'out':
       constants[name] = value
   print(timing.label(constants))
-  length: Any = dict(rounds=flags.rounds, warmup=flags.warmup)
-  length['min_seconds'] = vars(flags).get('min_seconds', 0.0)
+  lengths = 'rounds', 'warmup', 'min_seconds'
+  length = {k: v for k, v in vars(flags).items() if k in lengths}
   table: list[dict[str, Any]] = []
   with timing.Hosts() as hosts:
     for case, candidates in cases:
@@ -163,27 +164,22 @@ def _draw(flags: Any, table: Rows, panels: list[plots.Panel]) -> None:
     return
   bars: dict[str, dict[str, Any]] = {}
   for row in table:
-    name, values = _bars(row)
-    bars.setdefault(name, {}).update(values)
+    names, name = [*row], row['candidate']
+    case = {key: row[key] for key in names[: names.index('candidate')]}
+    title = timing.label(case)
+    if 'table' in case:  # its groups have other candidates and share a panel
+      name, title = f'Table {case["table"]}: {name}', case['phase']
+    bar = bars.setdefault(name, {})
+    if 'speedup' in row:
+      bar[title] = row['speedup']
+    else:
+      bar['parameters (M)'] = row['parameters'] / 1e6
+      bar['multiply-adds (G)'] = row['macs'] / 1e9
   # Of the candidates that were timed in all cases.
   most = max(map(len, bars.values()))
   bars = {name: bar for name, bar in bars.items() if len(bar) == most}
   title = 'Speed-up over the baseline' if flags.rounds else 'Counted'
   pictures.plot_bars(flags.out, bars, title)
-
-
-def _bars(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-  """Returns the name of a row's bars, and their values by panel."""
-  names, name = [*row], row['candidate']
-  case = {key: row[key] for key in names[: names.index('candidate')]}
-  title = timing.label(case)
-  if 'table' in case:  # its groups have other candidates and share a panel
-    name, title = f'Table {case["table"]}: {name}', case['phase']
-  if 'speedup' in row:
-    return name, {title: row['speedup']}
-  counted = {'parameters (M)': 'parameters', 'multiply-adds (G)': 'macs'}
-  units = {'parameters': 1e6, 'macs': 1e9}
-  return name, {k: row[v] / units[v] for k, v in counted.items()}
 
 
 def _show(title: str, rows: Rows, tolerance: float, note: str) -> None:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -35,12 +34,6 @@ NOTE = (
   'G: a multiply-add counts once, as in the paper (GFLOPs: twice); the '
   'compiler counts the body of a loop once'
 )
-NAMES = {
-  'vit': 'ViT-{}', 'deit': 'DeiT-{}', 'plainvit': 'PlainViT-{}',
-  'u2t': 'U2T-{}', 'uvit': 'UViT-{}', 'avit': 'A-ViT-{}',
-  '3ffn': 'ViT-{}-3FFN', 'learn': 'AdaTape-{}-Learn',
-  'input': 'AdaTape-{}-Input',
-}  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -48,21 +41,17 @@ class Row(NamedTuple):
 
   table: int
   group: str  # the variant of its first row, the baseline
+  name: str  # in the paper, as 'AdaTape-B/32-Learn'
   model: str  # arguments of the table's config
   variant: str
   throughput: float  # images per second and TPU core
   parameters: float | None  # in millions
   gflops: float | None  # multiply-adds
 
-  @property
-  def name(self) -> str:
-    """Its name in the paper, as 'AdaTape-B/32-Learn'."""
-    return NAMES[self.model].format(self.variant)
 
-
-def _row(table: str, group: str, model: str, variant: str, *cells: str) -> Row:
-  numbers: Any = [float(cell) if cell else None for cell in cells]
-  return Row(int(table), group, model, variant, *numbers)
+def _row(table: str, *cells: str) -> Row:
+  numbers: Any = [float(cell) if cell else None for cell in cells[4:]]
+  return Row(int(table), *cells[:4], *numbers)
 
 
 with pathlib.Path(__file__).with_name('printed.csv').open() as _file:
@@ -99,11 +88,11 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   legal = [row.name for row in rows]
   if unknown := set(flags.rows) - set(legal):
     raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
+  asked = flags.rows or legal
   for (table, variant), group in itertools.groupby(rows, lambda row: row[:2]):
     baseline, *others = group
-    asked = not flags.rows or baseline.name in flags.rows
-    others = [r for r in others if not flags.rows or r.name in flags.rows]
-    if not (asked or others):
+    others = [row for row in others if row.name in asked]
+    if not others and baseline.name not in asked:
       continue
     tasks, columns = dict[str, Task](), dict[str, Any]()
     for row in (baseline, *others):
@@ -117,15 +106,12 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     for phase, prepare in phases(bool(trains)).items():
       candidates = [
         Candidate(
-          name,
-          functools.partial(prepare, task, flags.batch),
-          is_baseline=name == baseline.name,
-          flops=task.flops(),
-          columns=columns[name],
-          throughput='images_per_second',
+          name, functools.partial(prepare, task, flags.batch),
+          is_baseline=name == baseline.name, flops=task.flops(),
+          columns=columns[name], throughput='images_per_second',
         )
         for name, task in tasks.items()
-      ]
+      ]  # fmt: skip
       yield {'table': table, 'group': variant, 'phase': phase}, candidates
 
 
@@ -160,4 +146,4 @@ def counts(task: Task) -> dict[str, Any]:
 main = command.timed('cost', __doc__, Flags, cases, note=NOTE)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

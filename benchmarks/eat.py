@@ -19,19 +19,17 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval, Predicate
 
-from benchmarks import command, eat_pictures, exit_settings, peers
-from benchmarks.exit_settings import Setting
-from benchmarks.recorded_runs import Model
+from benchmarks import command, eat_pictures, peers, recorded_runs
+from benchmarks.recorded_runs import Model, Setting
 from benchmarks.risk_peers import resample
-from benchmarks.timing import Call, Candidate, Hosts, run
+from benchmarks.timing import Candidate, Hosts, in_turn, run
 from core import files
 from core.errors import InvalidDataError
 from core.fields import flag
@@ -89,7 +87,7 @@ class Flags(command.Served, command.Run):
 
 
 def write(flags: Any) -> None:
-  settings, default, timed = exit_settings.sweep(flags)
+  settings, default, timed = recorded_runs.sweep(flags)
   model, out = default.model, pathlib.Path(flags.out)
   reference = timed[0]  # of speed-ups and differences
   tables: dict[str, Any] = {'calibration': calibration_rows(model)}
@@ -114,7 +112,7 @@ def write(flags: Any) -> None:
       report.print_table(name, rows, columns=columns)
   print(', '.join(f'{name}: {value}' for name, value in facts.items()))
   with plots.if_installed():
-    eat_pictures.draw(out, every, tables, default)
+    eat_pictures.draw(out, settings, every, tables, default)
   print(f'written: {out}')
 
 
@@ -138,7 +136,10 @@ def setting_row(setting: Setting, reference: Setting) -> dict[str, Any]:
     **qualities(setting, reference),
     'agreement': point.agreement if len(model.heads) > 1 else None,
     'depth': point.depth,
-    **{name: float(setting.cost(name).mean()) for name in model.cost},
+    **{
+      name: float(setting.where_rows_leave(cost).mean())
+      for name, cost in model.cost.items()
+    },
     'flops_share': point.flops,
     'early': 1.0 - point.shares[-1],
     **{f'exit_{layer}': share for layer, share in shares},
@@ -196,9 +197,7 @@ def retention_rows(setting: Setting) -> list[dict[str, Any]]:
   return rows
 
 
-def guarantee(
-  model: Model, others: Iterable[Model], flags: Any
-) -> list[dict[str, Any]]:
+def guarantee(model: Model, others: Any, flags: Any) -> list[dict[str, Any]]:
   """Resamples the rows that no temperature was fitted to; see `resample`.
 
   Of the recorded `others`, those with larger prune ratios are also offered.
@@ -210,24 +209,15 @@ def guarantee(
       f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  by_ratios = {
-    tuple(other.module.prune_ratios): other
-    for other in others
-    if other.name == 'EAT'
-  }
   own = tuple(model.module.prune_ratios)
-  models = {own: model}
-  models |= {more: by_ratios[more] for more in sorted(by_ratios) if more > own}
+  models = {tuple(m.module.prune_ratios): m for m in others if m.name == 'EAT'}
+  models[own] = model
   variants = [
-    Variant(
-      {'prune_ratios': ratios},
-      each.calibrated[:, judged],
-      each.cost['flops'][judged],
-    )
-    for ratios, each in models.items()
-  ]
-  limits = dict(epsilon=flags.epsilon, delta=flags.delta, draws=flags.draws)
-  return resample(variants, labels, **limits)
+    Variant({}, models[ratios].calibrated[:, judged],
+            models[ratios].cost['flops'][judged])
+    for ratios in sorted(models) if ratios >= own
+  ]  # fmt: skip
+  return resample(variants, labels, flags)
 
 
 def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
@@ -237,7 +227,7 @@ def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
   rows = np.linspace(0, total - 1, count).round().astype(int)
   calls = min(CHUNK, count)
   turns, warmup = -(-count // calls), -(-flags.warmup // calls)
-  dense = [s for s in settings if s.model.name in exit_settings.DENSE]
+  dense = [s for s in settings if s.model.name in recorded_runs.DENSE]
   timed = {setting.name: setting for setting in settings}
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
@@ -281,21 +271,18 @@ def _candidate(
   setting: Setting, rows: np.ndarray, batch: int, engine: Engine
 ) -> Candidate:
   """Returns a candidate that answers the next row, or all in full batches."""
-  items, policy = setting.model.items(rows), setting.model.policy
-  calls = [[item] for item in items] if batch == 1 else [items]
-  turns = itertools.cycle(calls)
 
-  def predict() -> None:
-    policy.rule = setting.rule  # settings of a model share the policy
-    checked(engine.predict(next(turns)))
+  def answer(items: Any) -> None:
+    # Settings of a model share the policy.
+    setting.model.policy.rule = setting.rule
+    checked(engine.predict(items))
 
-  call = Call(predict, len(items) // len(calls))
-  flops = float(setting.cost('flops')[rows].mean())
-  return Candidate(setting.name, lambda: call, flops=flops)
+  call = in_turn(answer, setting.model.items(rows), batch)
+  flops = setting.where_rows_leave(setting.model.cost['flops'])[rows].mean()
+  return Candidate(setting.name, lambda: call, flops=float(flops))
 
 
 main = command.reporting('eat', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

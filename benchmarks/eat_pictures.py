@@ -8,27 +8,26 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pictures
-from benchmarks.exit_settings import OF_REGRESSIONS, SWEPT, Setting
-from benchmarks.recorded_runs import Model
-from eval_lib import calibration, report
-from halting.row_rules import Never, RowRule, softmax
+from benchmarks.recorded_runs import Setting
+from eval_lib import report
+from halting.row_rules import Never, RowRule
 
 
 def draw(
   out: pathlib.Path,
+  settings: Mapping[str, Setting],
   rows: report.Rows,
   tables: Mapping[str, report.Rows],
   default: Setting,
 ) -> None:
   """Draws the rows of all settings, and tables 'timings' and 'retention'."""
-  model, ours = default.model, {row['setting']: row for row in rows}
-  metric = f'{model.facts["metric"]} (%)'
+  model, metric = default.model, f'{default.model.facts["metric"]} (%)'
   frontiers, bars = collections.defaultdict[Any, Any](dict), dict[str, Any]()
   for row in (*rows, *tables.get('timings', ())):
     name, batch = row.get('candidate', row.get('setting')), row.get('batch', 0)
-    run_name, _, rule = name.rpartition('/')
-    if not run_name:  # other libraries have curves of their own
-      run_name = 'EAT' if name in ours else name
+    # Other libraries have curves of their own.
+    setting = settings.get(name)
+    title = title_of(name.rpartition('/')[0] or ('EAT' if setting else name))
     if not batch:
       picture = 'frontier_flops', 'FLOPs at own length (% of dense)'
       cost = 100 * row['flops_share']
@@ -40,11 +39,11 @@ def draw(
       picture = 'frontier_batch', label
       cost = report.Estimate(*(1e3 * x for x in row['seconds']))
     quality = 100 * row['quality']
-    curve = frontiers[picture].setdefault(title_of(run_name), {})
-    curve[short(rule)] = cost, quality
-    is_trained = ours.get(name, {}).get('variant') == 'as trained'
+    curve = frontiers[picture].setdefault(title, {})
+    curve[short(setting.rule) if setting else name] = cost, quality
+    is_trained = setting and not setting.model.variant
     if batch and is_trained and ('/' in name or name == default.name):
-      bar = bars.setdefault(title_of(run_name), {metric: quality})
+      bar = bars.setdefault(title, {metric: quality})
       bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in frontiers.items():
     pictures.plot_frontier(out / file, curves, label, metric)
@@ -53,7 +52,18 @@ def draw(
     title, bars = 'Compute and quality: median and range of seeds', counted
   if len(bars) > 1:
     pictures.plot_bars(out / 'ablation', bars, title)
-  _draw_model(out, rows, tables['retention'], model)
+  shares = {
+    short(setting.rule): {
+      f'layer {layer}': 100 * share
+      for layer, share in zip(model.heads, setting.point.shares, strict=True)
+    }
+    for name, setting in settings.items()
+    if '/' not in name and setting.rule.IS_DRAWN
+  }
+  pictures.plot_exits(out / 'exits', shares, 'Where rows exit')
+  if layers := model.module.prune_layers:
+    kept = model.records['length'], model.observed, layers, tables['retention']
+    pictures.plot_retention(out / 'retention', *kept)
 
 
 def ablation(rows: report.Rows) -> Any:
@@ -83,41 +93,9 @@ def title_of(run: str) -> str:
   return run.replace('prune_', 'EAT, prune ratios x ')
 
 
-def short(rule: str) -> str:
-  """Shortens a name such as `confidence=0.9` for a point of a plot."""
-  name, _, value = rule.partition('=')
-  if name == 'never':
+def short(rule: RowRule) -> str:
+  """Shortens a rule such as `confidence=0.9` for a point of a plot."""
+  if isinstance(rule, Never):
     return 'all layers'
-  symbol = kind_of(name).SYMBOL or f'{name}='
-  return f'{symbol}{value}' if value else name
-
-
-def kind_of(name: str) -> type[RowRule]:
-  """Returns the class of a rule by its name, the base for one of a user."""
-  kinds: tuple[Any, ...] = (Never, *SWEPT, *OF_REGRESSIONS)
-  return {kind.__name__.lower(): kind for kind in kinds}.get(name, RowRule)
-
-
-def _draw_model(
-  out: pathlib.Path, rows: report.Rows, retention: report.Rows, model: Model
-) -> None:
-  shares = {
-    short(row['setting']): {
-      f'layer {n}': 100 * row[f'exit_{n}'] for n in model.heads
-    }
-    for row in rows
-    if '/' not in row['setting'] and kind_of(row['rule']).IS_DRAWN
-  }
-  pictures.plot_exits(out / 'exits', shares, 'Where rows exit')
-  if layers := model.module.prune_layers:
-    kept = model.records['length'], model.observed, layers, retention
-    pictures.plot_retention(out / 'retention', *kept)
-  judged, labels = model.judged, model.records['label']
-  for place, layer in enumerate(model.heads if judged.any() else ()):
-    tables = {}
-    for scale in dict.fromkeys((1.0, model.policy.temperatures[place])):
-      head = softmax(model.logits[place] / scale)
-      table = calibration.reliability(head[judged], labels[judged])
-      tables[f'temperature {scale:.3g}'] = table
-    title = f'Head at layer {layer}, {judged.sum()} rows'
-    pictures.plot_reliability(out / f'reliability_{layer}', tables, title)
+  name, _, value = str(rule).partition('=')
+  return f'{rule.SYMBOL or f"{name}="}{value}' if value else name

@@ -13,9 +13,8 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -32,7 +31,8 @@ from core.fields import flag
 from eat.chain import EatChain
 from eat.model import Adaptive, EatClassifier, EatModernBert
 from eat.policy import ExitPolicy
-from eval_lib.plots import Line, Panel
+from eval_lib.plots import Panel
+from eval_lib.report import Rows
 from launch.command_line import Count, Positive, Sizes
 from model_lib import convert
 from serve_lib.chain import checked, doubling
@@ -46,30 +46,18 @@ TITLES = {
   'modernbert': {'dense': 'ModernBERT'},
 }
 OVER = {
-  'PyTorch BERT': 'over_torch', 'PyTorch DistilBERT': 'over_torch_distil',
-  'PyTorch ModernBERT': 'over_torch',
-}  # fmt: skip
+  ('torch', 'dense'): 'over_torch',
+  ('torch', 'distil'): 'over_torch_distil',
+}
 CLASS_NAMES = ('first', 'second')
 LEAVE, STAY = 'leave', 'stay'  # sources of rows, with thresholds
 
-Lengths = Annotated[
-  tuple[command.Length, ...],
-  Predicate(lambda sizes: sizes and list(sizes) == sorted({*sizes})),
-  'an ascending list of lengths of at most 512 tokens',
-]
 Even = Annotated[
   int, Predicate(lambda n: n >= 0 and n % 2 == 0), 'even integer'
 ]
-Groups = Annotated[
-  tuple[Literal['dense', 'eat', 'torch', 'onnx'], ...],
-  Predicate(lambda names: 'dense' in names),
-  'list of dense, eat, torch, onnx, with dense among them',
-]
-Percents = Annotated[
-  tuple[Annotated[int, Interval(ge=0, le=100)], ...],
-  MinLen(1),
-  'a list of integers from 0 to 100 such as 0,80',
-]
+Lengths = Annotated[tuple[command.Length, ...], MinLen(1)]
+Percent = Annotated[int, Interval(ge=0, le=100)]
+Percents = Annotated[tuple[Percent, ...], MinLen(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,15 +65,14 @@ class Flags(command.Timing):
   encoder: Literal['bert', 'modernbert'] = flag('encoder', 'bert')
   variant: str = flag('sizes: tiny, mini, small, medium, base, ...', 'base')
   depth: Count = flag("layers, even, 6 or more; 0 for the variant's", 0)
-  length: Lengths = flag('tokens of every row, ascending', (128,))
+  length: Lengths = flag('tokens of every row', (128,))
   batch: Sizes = flag('rows of a batch; 1: one request at a time', (1, 16, 32))
   exit_rates: Percents = flag('percent of exits at layer 4', (0, 50, 80, 95))
   window: Even = flag("tokens of EAT's attention window, even; 0: none", 0)
-  candidates: Groups = flag(
-    'candidates to time; dense is required',
-    ('dense', 'eat', 'torch', 'onnx'),
+  candidates: tuple[Literal['dense', 'eat', 'torch', 'onnx'], ...] = flag(
+    'candidates to time; dense always is', ('dense', 'eat', 'torch', 'onnx'),
     names='--candidates --contenders',
-  )
+  )  # fmt: skip
   min_seconds: command.Seconds = flag(
     'least seconds of a candidate per round', 0.5
   )
@@ -102,7 +89,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   with tempfile.TemporaryDirectory() as folder:
     for kind, model in models.items() if libraries else ():
       convert.save_model(f'{folder}/{kind}', model, random_params(model))
-    for length, batch in itertools.product(flags.length, flags.batch):
+    lengths = sorted({*flags.length})
+    for length, batch in itertools.product(lengths, flags.batch):
       timed = [*candidates(length, batch, flags)]
       tokens = token_rows(batch, length)
       items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
@@ -111,47 +99,36 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
         name = f'{peers.TITLES[library]} {titles[kind]}'
         timed.append(Candidate(
           name, functools.partial(peers.make, *weights), name, group=kind,
-          flops=model_flops(models[kind], length)[0], over=OVER.get(name, ''),
+          flops=model_flops(models[kind], length)[0],
+          over=OVER.get((library, kind), ''),
         ))  # fmt: skip
       yield {'length': length, 'batch': batch}, timed
 
 
-def panels(table: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def panels(table: Rows) -> list[Panel]:
   """Returns time and FLOPs against tokens (EAT, equations 4 and 5)."""
   if len({row['length'] for row in table}) < 2:
     return []
-  timed: dict[str, list[Line]] = {}
-  counted: dict[str, Line] = {}
-  numbers = pictures.numbers(row['candidate'] for row in table)
-  names = dict.fromkeys((row['candidate'], row['batch']) for row in table)
-  for name, batch in names:
-    rows = [r for r in table if (r['candidate'], r['batch']) == (name, batch)]
-    x, flops = (np.array([r[k] for r in rows]) for k in ('length', 'flops'))
-    middle, *ends = 1e3 * np.array([row['seconds'] for row in rows]).T
-    number = numbers[name]
-    counted[name] = Line(name, x, 1e-9 * flops, number)
-    line = Line(name, x, middle, number, (ends[0], ends[1]))
-    timed.setdefault(f'Batch {batch}', []).append(line)
-  label = 'tokens of a row'
-  both: Any = dict(log='xy', at_points=True)
-  times = [
-    Panel(k, 'ms per row', label, lines, **both) for k, lines in timed.items()
-  ]
-  last = Panel('FLOPs', 'GFLOPs of a row', label, [*counted.values()], **both)
-  return [*times, last]
+  label, look = 'tokens of a row', dict[str, Any](log='xy', at_points=True)
+  result = []
+  for batch in dict.fromkeys(row['batch'] for row in table):
+    rows = [row for row in table if row['batch'] == batch]
+    lines = pictures.lines(rows, 'length', 'seconds', 1e3)
+    result.append(Panel(f'Batch {batch}', 'ms per row', label, lines, **look))
+  lines = pictures.lines(rows, 'length', 'flops', 1e-9)
+  return [*result, Panel('FLOPs', 'GFLOPs of a row', label, lines, **look)]
 
 
 def dense_model(flags: Any, kind: str = 'dense') -> Any:
   """Returns an encoder, or a DistilBERT, as an EAT with nothing adaptive."""
-  fields: Any = dict(
+  is_modern = flags.encoder == 'modernbert'
+  encoder: Any = EatModernBert if is_modern else EatClassifier
+  model = encoder(
     variant=flags.variant, depth=flags.depth or None,
     num_classes=2, dtype=jnp.dtype(flags.dtype),
     prune_layers=(), prune_ratios=(), exit_layers=(),
+    **{} if is_modern else {'window': 0},
   )  # fmt: skip
-  if flags.encoder == 'modernbert':
-    model: Any = EatModernBert(**fields)
-  else:
-    model = EatClassifier(**fields, window=0)
   depth: Any = model.depth
   if depth <= EXIT_LAYER or depth % 2:
     expected = f'an even number above {EXIT_LAYER}, where rows exit'
@@ -168,8 +145,8 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
     make = functools.partial(_prepare_dense, form, model, tokens)
     name = f'dense {form}'
     yield Candidate(
-      name, make, name, is_baseline=True, flops=full, flops_computed=used,
-      group='dense',
+      name, make, name, is_baseline=True, flops=full, group='dense',
+      columns={'flops': used},
     )  # fmt: skip
   eat = model.clone(
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
@@ -179,8 +156,8 @@ def candidates(length: int, batch: int, flags: Any) -> Iterator[Candidate]:
     full, computed = model_flops(eat, length, (1.0, 1.0 - rate / 100))
     make = functools.partial(_prepare_eat, eat, flags, length, batch, rate)
     yield Candidate(
-      f'EAT {rate} %', make, 'EAT engine', flops=full, flops_computed=computed,
-      group='eat',
+      f'EAT {rate} %', make, 'EAT engine', flops=full, group='eat',
+      columns={'flops': computed},
     )  # fmt: skip
 
 
@@ -297,5 +274,4 @@ def _prepare_eat(
 main = command.timed('eat_speed', __doc__, Flags, cases, panels)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

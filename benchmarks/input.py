@@ -9,10 +9,10 @@ for each core) are what a user would write. Each call takes a fresh stream.
 
 import dataclasses
 import functools
+import itertools
 import pathlib
-import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -101,8 +101,6 @@ def _call(batches: Callable[[], Iterator[Any]], images: int) -> Call:
     stream = batches()
     for _ in range(images // BATCH):
       assert len(next(stream)) == BATCH
-    if isinstance(stream, Generator):
-      stream.close()
 
   return Call(run, rows=images // BATCH * BATCH)
 
@@ -140,49 +138,40 @@ def _tf(root: str, size: int, images: int) -> Call:
   return _call(lambda: data.as_numpy_iterator(), images)
 
 
-class _Images:
-  def __init__(self, root: str, size: int):
-    self._files, self._size = _files(root), size
+def _decoded(size: int, files: Sequence[str]) -> Any:
+  """Returns a batch of crops with Pillow, for a worker of PyTorch."""
+  import torch
+  from PIL import Image
 
-  def __len__(self) -> int:
-    return len(self._files)
-
-  def __getitem__(self, index: int) -> np.ndarray:
-    from PIL import Image
-
-    rng = np.random.default_rng()
-    with Image.open(self._files[index]) as opened:
-      image: Any = opened
-      width, height = image.size
+  rng, images = np.random.default_rng(), []
+  for file in files:
+    with Image.open(file) as opened:
       top, left, rows, columns = image_ops.inception_box(
-        height, width, rng, image_folder.ImageFolder.min_crop_area
+        opened.height, opened.width, rng, image_folder.ImageFolder.min_crop_area
       )
       box = left, top, left + columns, top + rows
-      size, way = (self._size, self._size), Image.Resampling.BILINEAR
-      image = image.convert('RGB').resize(size, way, box)
-      if rng.random() < 0.5:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-      return np.asarray(image)
+      way = Image.Resampling.BILINEAR
+      image = opened.convert('RGB').resize((size, size), way, box)
+    if rng.random() < 0.5:
+      image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    images.append(np.asarray(image))
+  return torch.from_numpy(np.stack(images))
 
 
 def _torch(root: str, size: int, images: int) -> Call:
   from torch.utils import data
 
-  torch_data: Any = _Images(root, size)
-  workers = builder.default_num_threads()
+  files: Any = _files(root)
   loader = data.DataLoader(
-    torch_data, BATCH, shuffle=True, num_workers=workers, drop_last=True
-  )
-
-  def batches() -> Iterator[Any]:
-    while True:
-      yield from loader
-
-  return _call(batches, images)
+    files, BATCH, shuffle=True, drop_last=True,
+    num_workers=builder.default_num_threads(),
+    collate_fn=functools.partial(_decoded, size),
+  )  # fmt: skip
+  repeated = itertools.chain.from_iterable
+  return _call(lambda: repeated(itertools.repeat(loader)), images)
 
 
 main = command.timed('input', __doc__, Flags, cases, note=NOTE)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

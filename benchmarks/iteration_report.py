@@ -16,7 +16,7 @@ import html
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +59,7 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+Batches = Iterable[Mapping[str, Any]]
 # A batch, the iterations of its tokens, and cosines `[N, B, L]`.
 Traced = tuple[Mapping[str, Any], Int[np.ndarray, 'B L'], Any]
 Rows = list[dict[str, Any]]
@@ -73,9 +74,7 @@ class Analysis(NamedTuple):
   curves: dict[str, dict[str, Float[np.ndarray, ' N']]]
 
 
-def traced(
-  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
-) -> Iterator[Traced]:
+def traced(model: Albert, variables: Any, rows: Batches) -> Iterator[Traced]:
   """Yields (batch, iterations, cosines); padding has 0 iterations.
 
   A cosine is that of the states before and after an iteration, 1 for a halted
@@ -100,9 +99,7 @@ def traced(
     yield batch, *jax.device_get(run(variables, *inputs))
 
 
-def analyse(
-  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
-) -> Analysis:
+def analyse(model: Albert, variables: Any, rows: Batches) -> Analysis:
   """Analyses batches, see `masks` and `traced`."""
   limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
   for batch, steps, cosines in traced(model, variables, rows):
@@ -223,10 +220,8 @@ def label_table(
   )  # fmt: skip
 
 
-def label_rows(
-  words: Iterable[tuple[str, Int[np.ndarray, ' _']]], at_least: int
-) -> tuple[Rows, Rows]:
-  """Averages iterations over the tokens of the words of each label.
+def label_rows(words: Iterable[Any], at_least: int) -> tuple[Rows, Rows]:
+  """Averages iterations `[L]` of words (label, iterations) of each label.
 
   Returns rows of labels of `at_least` words, the most frequent first, and
   summary rows. A word without tokens does not count.
@@ -271,11 +266,7 @@ def words(names: Sequence[str]) -> Iterator[tuple[str, bool]]:
       yield name[2:] if is_piece else name, is_piece
 
 
-def page(
-  batches: Iterable[Traced],
-  names: Callable[[list[int]], Sequence[str]],
-  most: int,
-) -> bytes:
+def page(batches: Iterable[Traced], names: Any, most: int) -> bytes:
   """Returns the real rows of `traced` as HTML; `names` of token ids."""
   numbers = range(1, most + 1)
   body = _paragraph('iterations', [*map(str, numbers)], numbers, most)

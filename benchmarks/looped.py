@@ -23,8 +23,7 @@ import functools
 import itertools
 import pathlib
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -136,28 +135,22 @@ def batched(chain: Any, questions: Any, batch: int, is_fixed: bool) -> Any:
 
 def one_row(chain: Any, questions: Any, backend: str) -> Any:
   pool = concurrent.futures.ThreadPoolExecutor(machine.cores())
+  if backend == 'onnxruntime':
+    from serve_lib.onnx.program import OnnxStages
 
-  def in_xla(question: Any) -> Any:
-    return batched(chain, question[None], 1, False)[0][0]
-
-  answer = in_xla if backend == 'xla' else alone_in_onnx(chain)
-  return lambda: np.stack([*pool.map(answer, questions)])
-
-
-def alone_in_onnx(chain: Any) -> Any:
-  from serve_lib.onnx.program import OnnxStages
-
-  stages, name = OnnxStages(chain, Grid((1,), (1,))), chain.reader.NAME
+    stages = OnnxStages(chain, Grid((1,), (1,)))
   start, again = (Group(n, VARIANT, 1) for n in range(2))
 
   def answer(question: Any) -> Any:
-    carry, _ = stages.run(start, 1, {name: question[None, None]})
-    outputs = {'running': [True]}
+    if backend == 'xla':
+      return batched(chain, question[None], 1, False)[0][0]
+    inputs = {chain.reader.NAME: question[None, None]}
+    carry, outputs = stages.run(start, 1, inputs)[0], {'running': [True]}
     while outputs['running'][0]:
       carry, outputs = stages.run(again, 1, carry)
     return outputs['answer'][0]
 
-  return answer
+  return lambda: np.stack([*pool.map(answer, questions)])
 
 
 def slots(chain: Any, questions: Any, batch: int) -> Any:
@@ -189,13 +182,14 @@ def slots(chain: Any, questions: Any, batch: int) -> Any:
   return run
 
 
-def engine(chain: Any, questions: Any, batch: int, *options: Any) -> Any:
-  backend, visit = options
+def engine(
+  chain: Any, questions: Any, batch: int, backend: str, visit: int
+) -> Any:
   own = {'params': chain.variables['params'], 'model_state': chain.variables}
   chain = LoopedChain(chain.model, own, chain.reader, visit)
   policy = LoopedPolicy(chain, chain.reader, (), (1,), limit=chain.limit)
-  sizes: Any = dict(batches=doubling(batch), max_pending=10**6)
-  served = Engine(chain, policy, (1,), **sizes, backend=backend)
+  sizes: Any = (1,), doubling(batch)
+  served = Engine(chain, policy, *sizes, max_pending=10**6, backend=backend)
   served.warm_up()
   return lambda: checked(served.predict([*questions]))
 
@@ -213,29 +207,29 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       wrong = tokens(chain.reader.puzzle, run()) != answers
       return Call(run, len(steps), columns={'cells': int(wrong.sum())})
 
-    flops = model.flops(
-      answers.shape[1:], chain.limit if name == 'all' else mean
-    )
-    over: Any = dict(over=OVER.get(name, ''), throughput='rows_per_second')
-    return Candidate(name, make, is_baseline=name == 'all', flops=flops, **over)
+    is_all = name == 'all'
+    return Candidate(
+      name, make, is_baseline=is_all, over=OVER.get(name, ''),
+      flops=model.flops(answers.shape[1:], chain.limit if is_all else mean),
+      throughput='rows_per_second',
+    )  # fmt: skip
 
-  timed = [
-    candidate('all', lambda: batched(chain, questions, batch, True)[0]),
-    candidate('slowest', lambda: batched(chain, questions, batch, False)[0]),
-    candidate('slots', slots(chain, questions, batch)),
-  ]
-  timed += [
-    candidate(f'one row, {backend}', one_row(chain, questions, backend))
-    for backend in dict.fromkeys(('xla', *flags.backends))
-  ]
+  runs: dict[str, Any] = {
+    'all': lambda: batched(chain, questions, batch, True)[0],
+    'slowest': lambda: batched(chain, questions, batch, False)[0],
+    'slots': slots(chain, questions, batch),
+  }
+  for backend in dict.fromkeys(('xla', *flags.backends)):
+    runs[f'one row, {backend}'] = one_row(chain, questions, backend)
   for options in itertools.product(flags.backends, flags.visits):
     name = 'engine, {}, {} in a visit'.format(*options)
     try:
-      timed.append(candidate(name, engine(chain, questions, batch, *options)))
+      runs[name] = engine(chain, questions, batch, *options)
     except ConfigError as error:
       print(f'left out: {error}')
   case = {'width': model.width, 'iterations': chain.limit}
-  yield case | {'mean': f'{mean:.2f}'}, timed
+  case['mean'] = f'{mean:.2f}'
+  yield case, list(itertools.starmap(candidate, runs.items()))
 
 
 def tokens(puzzle: Puzzle, answers: Any) -> Any:
@@ -297,20 +291,18 @@ def scripted(flags: Any) -> Any:
   return LoopedChain(model, own, TokenPuzzleReader(1, puzzle)), questions
 
 
-def write_results(flags: Any, rows: report.Rows) -> None:
-  """Writes the table of the docs."""
-  if flags.results:
-    report.write_csv(flags.results, [
-      {name: row[name] for name in ('width', 'candidate')}
-      | {'rows/s': row['rows_per_second'].text()}
-      | {f'over {n}': row[OVER[n]].text() for n in SHOWN}
-      | {'limit': f'{row["limit"]:.2f}'}
-      | {'of the limit': f'{row["share"]:.2f}', 'cells': row['cells']}
-      for row in rows
-    ])  # fmt: skip
+def documented(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a row of the table of the docs."""
+  return {
+    'width': row['width'], 'candidate': row['candidate'],
+    'rows/s': row['rows_per_second'].text(),
+    **{f'over {name}': row[OVER[name]].text() for name in SHOWN},
+    'limit': f'{row["limit"]:.2f}', 'of the limit': f'{row["share"]:.2f}',
+    'cells': row['cells'],
+  }  # fmt: skip
 
 
-main = command.timed('looped', __doc__, Flags, cases, then=write_results)
+main = command.timed('looped', __doc__, Flags, cases, documented=documented)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

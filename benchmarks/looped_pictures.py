@@ -11,7 +11,6 @@ model, that it is right. board.png and .pdf have up to 6 boards, board.gif all.
 import dataclasses
 import functools
 import pathlib
-import sys
 from typing import Any
 
 import numpy as np
@@ -112,4 +111,4 @@ def draw(
 main = command.reporting('looped_pictures', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -17,7 +17,6 @@ certificates, NAME_certificates.csv, and a picture are written beside
 import csv
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -124,9 +123,7 @@ def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
   return chosen
 
 
-def timed(
-  workdir: str, chains: Any, questions: Any, flags: Any
-) -> dict[Any, dict[str, float]]:
+def timed(workdir: str, chains: Any, questions: Any, flags: Any) -> Any:
   """Returns 'speed', the engine's rows/s, and 'speedup' over all iterations."""
 
   def candidate(key: Any) -> timing.Candidate:
@@ -196,4 +193,4 @@ def line(label: str, x: Any, y: Any, number: int = 0) -> Line:
 main = command.reporting('looped_rules', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

@@ -10,15 +10,14 @@ in ONNX Runtime where it is installed.
 
 import contextlib
 import dataclasses
-import itertools
-import sys
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from benchmarks import command
-from benchmarks.timing import Call, Candidate
+from benchmarks.timing import Candidate, in_turn
 from core.fields import flag
 from dataset_lib import builder
 from launch.command_line import Positive
@@ -56,26 +55,18 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       engines[f'{name}, {TITLES[engine.backend]}'] = engine
       stack.enter_context(engine)
     for size in sizes:
-      yield (
-        {'batch': size},
-        [
-          _candidate(name, engine, items, size)
-          for name, engine in engines.items()
-        ],
-      )
-
-
-def _candidate(
-  name: str, engine: Engine, items: Sequence[Any], size: int
-) -> Candidate:
-  """Returns a candidate that answers the next image, or all."""
-  turns = itertools.cycle([[one] for one in items] if size == 1 else [items])
-  call = Call(lambda: checked(engine.predict(next(turns))), size)
-  is_baseline = name.startswith('dense')
-  return Candidate(name, lambda: call, is_baseline=is_baseline)
+      candidates = []
+      for name, engine in engines.items():
+        make = functools.partial(
+          in_turn, lambda items, engine=engine: checked(engine.predict(items)),
+          items, size,
+        )  # fmt: skip
+        is_baseline = name.startswith('dense')
+        candidates.append(Candidate(name, make, is_baseline=is_baseline))
+      yield {'batch': size}, candidates
 
 
 main = command.timed('own_images', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

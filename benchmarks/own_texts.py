@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from core import files
@@ -39,18 +38,22 @@ class Flags:
   pretrained: str = flag('see launch.classify', 'minilm')
 
 
-def run(flags: Flags) -> int | None:
+def run(flags: Flags) -> None:
   paths = sorted(pathlib.Path(flags.data).iterdir())
   if not paths:
     raise ConfigError('--data', flags.data, 'a folder with data sets')
-  rows = []
+  rows, means = list[dict[str, Any]](), list[dict[str, Any]]()
   for path in paths:
     for seed in flags.seeds:
       rows.append(_row(path, seed, flags))
       report.write_csv(flags.out, rows)
-  by_set = [_means([r for r in rows if r['set'] == p.stem]) for p in paths]
-  report.print_table(f'mean of {len(flags.seeds)} seeds', by_set)
-  return None
+    own = rows[-len(flags.seeds) :]
+    means.append({'set': path.stem} | {
+      name: round(statistics.mean(row[name] for row in own), 2)
+      for name, value in own[0].items()
+      if isinstance(value, float) and name not in ('tau', 'epsilon')
+    })  # fmt: skip
+  report.print_table(f'mean of {len(flags.seeds)} seeds', means)
 
 
 def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
@@ -59,42 +62,28 @@ def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
   train = path / 'train.csv' if path.is_dir() else path
   with train.open(newline='', encoding='utf-8') as file:
     header = next(csv.reader(file))
-  columns = [f'--{name}={name}' for name in OPTIONAL if name in header]
   begin = time.monotonic()
   subprocess.run(
     [
       sys.executable, '-m', 'launch.classify', str(path), f'--out={out}',
-      f'--seed={seed}', f'--config.dataset.split_seed={seed}', *columns,
+      f'--seed={seed}', f'--config.dataset.split_seed={seed}',
+      *(f'--{name}={name}' for name in OPTIONAL if name in header),
       f'--pretrained={flags.pretrained}', f'--timed_rows={flags.timed_rows}',
     ],
     check=True,
   )  # fmt: skip
   minutes = (time.monotonic() - begin) / 60
   made = files.read_object(out / 'report.json')
-  certificate = made['certificate']
   return {
-    'set': path.stem,
-    'seed': seed,
-    'rows': sum(made['rows'].values()),
-    'test_rows': made['rows']['test'],
+    'set': path.stem, 'seed': seed,
+    'rows': sum(made['rows'].values()), 'test_rows': made['rows']['test'],
     **{name: round(100 * v, 2) for name, v in made['accuracy'].items()},
-    'epsilon': certificate.get('epsilon'),
-    'tau': certificate.get('tau'),
-    'saved': certificate.get('saved'),
+    **{k: made['certificate'].get(k) for k in ('epsilon', 'tau', 'saved')},
     'minutes': round(minutes, 2),
-  }
-
-
-def _means(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-  means: dict[str, Any] = {}
-  for name, value in rows[0].items():
-    values = [row[name] for row in rows]
-    if isinstance(value, float) and name not in ('tau', 'epsilon'):
-      means[name] = round(statistics.mean(values), 2)
-  return {'set': rows[0]['set']} | means
+  }  # fmt: skip
 
 
 main = command_line.Command('own_texts', __doc__, Flags, run, 'benchmarks')
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

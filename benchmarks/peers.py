@@ -78,11 +78,9 @@ def make(
   return Call(run, rows, scores(logits), columns)
 
 
-def classifier(
-  library: str, weights: str, dtype: str = 'float32'
-) -> Callable[[Sequence[Mapping[str, Any]]], Float[np.ndarray, 'B C']]:
+def classifier(library: str, weights: str) -> Callable[[Any], np.ndarray]:
   """Returns a function of the items of a batch, see `make`, to their logits."""
-  classify, _ = _load(library, weights, dtype)
+  classify, _ = _load(library, weights, 'float32')
   return lambda items: classify(_padded(items))
 
 

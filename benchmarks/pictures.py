@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 
 from eval_lib import plots
-from eval_lib.calibration import Reliability
 from eval_lib.frontier import pareto
 from eval_lib.plots import Line, Panel, Path
+from eval_lib.report import Rows
 
 # Rows are averaged over this many groups of equally many rows, by length.
 LENGTH_GROUPS = 12
@@ -33,7 +33,7 @@ MODELS: Mapping[str, int] = {
   'UT': 3, 'U2T': 3, 'Universal Transformer': 3,
   'UViT': 4, 'PonderViT': 5, 'A-ViT': 6,
 }  # fmt: skip
-LIBRARIES = '', 'PyTorch', 'ONNX Runtime'  # that run it: markers
+Columns = Mapping[str, Num[np.ndarray, ' N']]
 
 
 def model_of(name: str) -> int | None:
@@ -45,17 +45,25 @@ def model_of(name: str) -> int | None:
 def numbers(names: Iterable[str]) -> dict[str, int]:
   """Returns a number for `look` of each name, by `MODELS` if it has one.
 
-  Other libraries, and further forms of a model, have its colour and another
-  marker. Names of no model get the first numbers that are left.
+  Further forms of a model have its colour and another marker. Names of no model
+  get the first numbers that are left.
   """
   result: dict[str, int] = {}
   for name in sorted(dict.fromkeys(names), key=lambda n: model_of(n) is None):
-    first, step = 0, 1
-    if (model := model_of(name)) is not None:
-      library = max(n for n, word in enumerate(LIBRARIES) if word in name)
-      first, step = model + library * len(plots.COLOURS), len(plots.COLOURS)
-    every = itertools.count(first, step)
+    model, step = model_of(name), len(plots.COLOURS)
+    every = itertools.count() if model is None else itertools.count(model, step)
     result[name] = next(n for n in every if n not in result.values())
+  return result
+
+
+def lines(rows: Rows, x: str, y: str, scale: float = 1.0) -> list[Line]:
+  """Returns columns of each candidate, y times `scale` with its quartiles."""
+  result = []
+  for name, number in numbers(row['candidate'] for row in rows).items():
+    own = [row for row in rows if row['candidate'] == name]
+    low, middle, high = scale * np.array([*_parts([row[y] for row in own])])
+    places = np.array([row[x] for row in own])
+    result.append(Line(name, places, middle, number, (low, high)))
   return result
 
 
@@ -95,28 +103,6 @@ def _parts(values: Sequence[Any]) -> Iterator[Float[np.ndarray, ' P']]:
     yield np.array([getattr(value, end, value) for value in values], float)
 
 
-def plot_reliability(
-  path: Path, tables: Mapping[str, Reliability], title: str = 'Reliability'
-) -> None:
-  """Draws accuracy against confidence, above the share of the rows, by name."""
-  dotted = dict(color=plots.GREY, linestyle=':', linewidth=1.2, marker='')
-  top = [Line('', (0, 100), (0, 100), style=dotted)]
-  bottom = []
-  for number, (name, table) in enumerate(tables.items()):
-    full = table.count > 0
-    x, y = 100 * table.confidence[full], 100 * table.accuracy[full]
-    top.append(Line(f'{name}: ECE {100 * table.error:.1f} %', x, y, number))
-    shares = 100 * table.count / table.count.sum()
-    steps = {'drawstyle': 'steps-pre', 'marker': ''}
-    edges = np.linspace(0, 100, len(shares) + 1)
-    bottom.append(Line('', edges, [shares[0], *shares], number, style=steps))
-  panels = [
-    Panel(title, 'accuracy (%)', '', top, (0, 101), (0, 101)),
-    Panel('', 'rows (%)', 'confidence max P (%)', bottom, (0, 101)),
-  ]
-  plots.draw_panels(path, panels, (5.4, 5.8), sharex=True, height_ratios=(3, 1))
-
-
 def plot_retention(
   path: Path,
   length: Int[np.ndarray, ' N'],
@@ -151,24 +137,19 @@ def grouped(
   shares = np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]
   # By x, so that no value is in two groups.
   group = np.digitize(x, np.quantile(x, shares))
-  groups = [group == number for number in np.unique(group)]
-  middle = np.array([np.median(x[rows]) for rows in groups])
-  low, median, high = np.array(
-    [np.quantile(y[rows], (0.25, 0.5, 0.75)) for rows in groups]
-  ).T
+  points = [
+    (np.median(x[rows]), *np.quantile(y[rows], (0.25, 0.5, 0.75)))
+    for rows in (group == number for number in np.unique(group))
+  ]
+  middle, low, median, high = np.array(points).T
   return Line(label, middle, median, number, (low, high))
 
 
-def plot_against(
-  path: Path,
-  costs: Mapping[str, Num[np.ndarray, ' N']],
-  difficulties: Mapping[str, Num[np.ndarray, ' N']],
-  title: str,
-) -> None:
+def plot_against(path: Path, costs: Columns, hard: Columns, title: str) -> None:
   """Draws each cost of rows against each of their difficulties, `grouped`."""
-  columns, panels = len(difficulties), list[Panel]()
+  columns, panels = len(hard), list[Panel]()
   for row, (name, cost) in enumerate(costs.items()):
-    for label, difficulty in difficulties.items():
+    for label, difficulty in hard.items():
       line = grouped('', row, difficulty, cost)
       log = 'x' if 0 < VERY_WIDE * min(line.x) <= max(line.x) else ''
       panels.append(Panel('', name, label, [line], log=log))
@@ -180,11 +161,7 @@ def plot_against(
   plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
 
 
-def plot_iterations(
-  path: Path,
-  curves: Mapping[str, Mapping[str, Float[np.ndarray, ' N']]],
-  title: str,
-) -> None:
+def plot_iterations(path: Path, curves: Mapping[str, Any], title: str) -> None:
   """Draws curves, by axis and kind of token; NaN is a gap."""
   panels: list[Panel] = []
   for name, kinds in curves.items():
@@ -199,9 +176,7 @@ def plot_iterations(
   plots.draw_panels(path, panels, size, sharex=True)
 
 
-def plot_bars(
-  path: Path, table: Mapping[str, Mapping[str, Any]], title: str
-) -> None:
+def plot_bars(path: Path, table: Mapping[str, Any], title: str) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
   An `Estimate` has an error bar; colours are those of `MODELS`.
@@ -234,9 +209,7 @@ def plot_bars(
     drawn.suptitle(title, x=0.012, ha='left', weight='bold', fontsize=12)
 
 
-def plot_exits(
-  path: Path, shares: Mapping[str, Mapping[str, float]], title: str
-) -> None:
+def plot_exits(path: Path, shares: Mapping[str, Any], title: str) -> None:
   """Draws shares of rows (%) by rule and by head, a bar for each rule."""
   size = 6.4, 1.9 + 0.3 * len(shares)
   with plots.figure(path, shares, size) as drawn:
@@ -284,9 +257,7 @@ def plot_heatmap(
     bar.outline.set_visible(False)
 
 
-def plot_tapes(
-  path: Path, tapes: Sequence[tuple[Any, Any, str]], grid: tuple[int, int]
-) -> None:
+def plot_tapes(path: Path, tapes: Sequence[Any], grid: tuple[int, int]) -> None:
   """Draws (image `[Y, X, E]`, patches `[T, K]`, title) of some tapes.
 
   Patches, places in the grid of (rows, columns) or -1, have the number of their
@@ -309,9 +280,7 @@ def plot_tapes(
       axes.set_title(title, fontsize=10, weight='normal')
 
 
-def plot_examples(
-  path: Path, groups: Mapping[str, Sequence[tuple[Any, str]]]
-) -> None:
+def plot_examples(path: Path, groups: Mapping[str, Any]) -> None:
   """Draws a line of (image `[Y, X, 3]` or text, title) for each group."""
   columns = max(map(len, groups.values()), default=0)
   size = 1.25 * columns + 0.2, 2.0 * len(groups)  # in inches

@@ -1,18 +1,20 @@
-"""Trained EATs with recorded logits.
+"""Trained EATs with recorded logits, and exit rules measured on them.
 
 Each model is run once over the rows of a split, in its masked form, and the
-logits of all heads are kept; `benchmarks.exit_settings` measures rules on them.
+logits of all heads are kept; rules need no further run.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
+from core import registry
 from core.errors import ConfigError
 from dataset_lib import builder
 from eat.chain import EatChain
@@ -20,7 +22,8 @@ from eat.model import EatClassifier
 from eat.policy import ExitPolicy
 from eval_lib import frontier, glue, predictions
 from eval_lib.calibration import CalibrationFile
-from halting.row_rules import scale
+from halting import row_rules
+from halting.row_rules import Never, RowRule, scale
 from serve_lib.chain import doubling
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -28,6 +31,13 @@ from train_lib import loading
 from train_lib.task import ServedRun
 
 BATCH = 64  # rows of a batch that is recorded
+DENSE = ('dense', 'student')  # runs that other libraries can run too
+MOST = 6  # points of the frontier that are timed
+# Rules to sweep for classes, and for a regression.
+SWEPT: Sequence[type[RowRule]] = (
+  row_rules.Confidence, row_rules.Entropy, row_rules.Margin, row_rules.Patience
+)  # fmt: skip
+OF_REGRESSIONS: Sequence[type[RowRule]] = (row_rules.Tolerance,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,9 +86,8 @@ class Model:
   def start(self, batch: int) -> Engine:
     """Returns an engine for the lengths of the rows; no caller waits."""
     longest, (*every,) = self.records['length'].max(), self.policy.lengths
-    lengths = tuple(every[: np.searchsorted(every, longest) + 1])
-    chain, sizes = self.policy.chain, doubling(batch)
-    engine = Engine(chain, self.policy, lengths, sizes, max_pending=10**7)
+    sizes = tuple(every[: np.searchsorted(every, longest) + 1]), doubling(batch)
+    engine = Engine(self.policy.chain, self.policy, *sizes, max_pending=10**7)
     print(f'{self.name}: in {engine.warm_up(progress=True).backend}')
     return engine
 
@@ -110,16 +119,10 @@ def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
 
 
 def load(
-  name: str,
-  directory: str,
-  flag: str,
-  *,
-  step: Any = None,
-  split: str = '',
-  limit: int = 0,
-  lengths: tuple[int, ...] | None = None,
+  name: str, directory: str, flag: str, *, step: Any = None, split: str = '',
+  limit: int = 0, lengths: tuple[int, ...] | None = None,
   serve: Mapping[str, Any] | None = None,
-) -> Model:
+) -> Model:  # fmt: skip
   """Reads a run and the rows of a split; `record` adds the logits.
 
   Args:
@@ -152,37 +155,25 @@ def load(
   if (longest := int(length.max())) > policy.lengths[-1]:
     expected = f'at least the {longest} tokens of the longest row as the last'
     raise ConfigError('--lengths', policy.lengths, expected)
-  fitted, origin = _fitted(CalibrationFile(directory, step), rows, dataset)
+  file, used, origin = CalibrationFile(directory, step), set[str](), 'none'
+  if file.values.get('temperatures'):
+    origin = 'calibration.json, which does not name the rows'
+    if (chosen := file.fitted_rows(dataset)) is not None:
+      origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
+      used = chosen.places()
+  fitted = np.array([rows.where(n) in used for n in range(count)])
   print(f'{name}: {directory}, step {step}, {count} rows of {split}')
   task = glue.task_of('', dataset)
   shares = {f'p{n}': float(np.percentile(length, n)) for n in (5, 50, 95)}
   facts = {
-    'workdir': directory,
-    'step': step,
-    'split': split,
-    'rows': count,
-    'temperatures': origin,
-    'rows_fitted': int(fitted[:count].sum()),
+    'workdir': directory, 'step': step, 'split': split, 'rows': count,
+    'temperatures': origin, 'rows_fitted': int(fitted.sum()),
     'device': jax.devices()[0].device_kind,
     'metric': frontier.main_number(task)[0],
     'length': {'mean': float(length.mean()), **shares},
-  }
+  }  # fmt: skip
   data = builder.chosen(rows, np.arange(count), BATCH)
-  return Model(name, facts, task, policy, data, records, fitted[:count])
-
-
-def _fitted(
-  file: CalibrationFile, rows: Any, dataset: Mapping[str, Any]
-) -> tuple[np.ndarray, str]:
-  """Returns rows the temperatures were fitted to; a description of the file."""
-  used: set[str] = set()
-  origin = 'calibration.json, which does not name the rows'
-  if not file.values.get('temperatures'):
-    origin = 'none'
-  elif (fitted := file.fitted_rows(dataset)) is not None:
-    origin = f'calibration.json, fitted to {file.values["calibration_split"]}'
-    used = fitted.places()
-  return np.array([rows.where(n) in used for n in range(len(rows))]), origin
+  return Model(name, facts, task, policy, data, records, fitted)
 
 
 def record(model: Model, variant: str = '', **changes: Any) -> Model:
@@ -216,3 +207,142 @@ def variants(model: Model, scales: Sequence[int | float]) -> Iterator[Model]:
       raise ConfigError('--prune_scales', factor, expected)
     if factor != 1.0:
       yield record(model, f'prune_{factor:g}', prune_ratios=ratios)
+
+
+class Setting(NamedTuple):
+  name: str  # `rule=value`; other models prefix their variant or run
+  model: Model  # recorded
+  rule: RowRule
+  point: frontier.Point
+
+  def where_rows_leave(self, values: np.ndarray) -> np.ndarray:
+    """Returns values `[N, E, ...]` of heads at the head of each row."""
+    exits = self.point.exits
+    return values[np.arange(len(exits)), exits]
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the metrics of a task of GLUE that has several."""
+    task = self.model.task
+    names = glue.TASK_METRICS.get(task, ())
+    if len(names) < 2:
+      return {}
+    logits = self.where_rows_leave(self.model.calibrated.swapaxes(0, 1))
+    values = glue.compute(task, logits, self.model.records['label'])
+    return {name: values[name] for name in names}
+
+
+def default_name(model: Model, tau: float) -> str:
+  """Returns the name of the setting that a model is served with by default."""
+  if len(model.heads) == 1:
+    return 'never'
+  return 'tolerance=0.1' if model.classes == 1 else f'confidence={tau:g}'
+
+
+def measure(
+  model: Model, full_flops: np.ndarray, tau: float, swept: Any = SWEPT
+) -> dict[str, Setting]:
+  """Returns all exit rules by name, confidence also with `tau`.
+
+  `full_flops` `[N]` are those of the dense model.
+  """
+  recording = frontier.Recording(
+    model.calibrated, model.records['label'], model.heads, model.cost['flops'],
+    full_flops, frontier.main_number(model.task)[1],
+  )  # fmt: skip
+  rules: list[RowRule] = [Never()]
+  early = len(model.heads) - 1
+  kinds = OF_REGRESSIONS if model.classes == 1 else swept
+  for kind in kinds if early else ():
+    values = {*kind.sweep(model.classes, early)}
+    values |= {tau} if kind is row_rules.Confidence else set()
+    # A rule of a user may name no values.
+    rules += [kind(**{kind.KNOB: v}) for v in sorted(values)] or [kind()]
+  prefix = model.variant if model.name == 'EAT' else model.name
+  result = {}
+  for rule in rules:
+    name = f'{prefix}/{rule}' if prefix else str(rule)
+    point = recording.leave(rule.first(recording.logits))
+    result[name] = Setting(name, model, rule, point)
+  return result
+
+
+def choose(
+  settings: Mapping[str, Setting], text: str, default: str
+) -> list[Setting]:
+  """Returns the settings to time.
+
+  `text` is 'auto' (or 'none') for the full model, the default and points of the
+  frontier of quality against FLOPs, spread evenly; 'all', or names.
+  """
+  names = dict.fromkeys(settings if text == 'all' else text.split(','))
+  if text in ('auto', 'none'):
+    always = 'never', default
+    listed = [*dict.fromkeys([*always, *settings])]
+    points = [settings[name].point for name in listed]
+    places = np.array([(point.flops, point.quality) for point in points])
+    # Equal points once; the unchanged model comes first.
+    places, first = np.unique(places, axis=0, return_index=True)
+    best = [listed[n] for n in first[frontier.pareto(*places.T)]]
+    best = [name for name in best if name not in always]
+    spread = np.linspace(0, len(best) - 1, min(MOST, len(best))).round()
+    names = dict.fromkeys([*always, *(best[int(n)] for n in spread)])
+  elif not {*names} <= {*settings}:
+    expected = f'auto, all, none or names: {", ".join(list(settings)[:3])}'
+    raise ConfigError('--time', text, expected)
+  return [settings[name] for name in names]
+
+
+def _others(flags: Any, eat: Model, rows: Mapping[str, Any]) -> Iterator[Model]:
+  """Yields the other runs of the flags, recorded on the rows of the EAT."""
+  runs = [(n, getattr(flags, n), f'--{n}') for n in DENSE if getattr(flags, n)]
+  runs += [(*item.split('=', 1), '--ablation') for item in flags.ablation]
+  for name, directory, flag in runs:
+    model = load(name, directory, flag, **rows)
+    same_labels, same_lengths = (
+      np.array_equal(model.records[key], eat.records[key])
+      for key in ('label', 'length')
+    )
+    if not same_labels:
+      expected = f'a run on the same {len(eat.fitted)} rows as {flags.workdir}'
+      raise ConfigError(flag, directory, expected)
+    if not same_lengths:
+      logging.warning(
+        '%s %s: its rows are not as long as those of %s, so the tokenizer or '
+        'dataset.max_length differs', flag, directory, flags.workdir,
+      )  # fmt: skip
+    module = model.module
+    adaptive = module.exit_layers, module.prune_layers, module.window
+    if name in DENSE and any(adaptive):
+      expected = 'a run without exits, pruning and window'
+      raise ConfigError(flag, directory, expected)
+    yield record(model)
+
+
+def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
+  """Measures all settings on recorded logits.
+
+  Returns (settings of all runs by name, default of the EAT, settings to time,
+  the reference of the speed-ups first).
+  """
+  registry.trust_named(flags.rules)
+  users = (registry.locate(name, '--rules', RowRule) for name in flags.rules)
+  swept = *SWEPT, *users
+  rows = {name: getattr(flags, name) for name in ('split', 'limit', 'lengths')}
+  eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
+  others = [*_others(flags, eat, rows)]
+  recorded = [*variants(eat, flags.prune_scales)]
+  dense = (others if flags.dense else recorded)[0].module.clone(
+    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
+  )
+  full = flops(dense, eat.records['length'])[:, -1]
+  own: dict[str, Setting] = {}
+  for model in recorded:
+    own |= measure(model, full, flags.tau, swept)
+  names = {f'{m.name}/{default_name(m, flags.tau)}': m for m in others}
+  settings = {k: measure(m, full, flags.tau)[k] for k, m in names.items()}
+  default = own[default_name(recorded[0], flags.tau)]
+  timed = choose(own, flags.time, default.name)
+  first = [settings.get('dense/never', own['never']), *settings.values()]
+  first += [default] * bool(flags.ablation)
+  every = {setting.name: setting for setting in (*first, *timed)}
+  return settings | own, default, [*every.values()]

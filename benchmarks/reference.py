@@ -9,7 +9,6 @@ configurations of the checkout name.
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,4 +103,4 @@ def run(flags: Any) -> None:
 main = command_line.Command('reference', __doc__, Flags, run, 'benchmarks')
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

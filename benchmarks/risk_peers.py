@@ -2,8 +2,9 @@
 
 Written from their papers. All of them sweep one threshold of the confidence of
 the model as trained; a choice is the index of a setting of a `risk.Grid`, None
-for full depth. RC-EENN: Jazbec, Timans, Veljkovic, Sakmann, Zhang, Naesseth and
-Nalisnick, 2024, "Fast yet Safe: Early-Exiting with Risk Control", section 4.
+for full depth, and losses are in [0, 1]. RC-EENN: Jazbec, Timans, Veljkovic,
+Sakmann, Zhang, Naesseth and Nalisnick, 2024, "Fast yet Safe: Early-Exiting with
+Risk Control", section 4.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +28,12 @@ def uncorrected(losses: Losses, epsilon: float) -> int | None:
 
 
 def rc_eenn_expectation(losses: Losses, epsilon: float) -> int | None:
-  """Chooses as conformal risk control; losses at most B = 1.
+  """Chooses as conformal risk control, which bounds the expected risk only.
 
-  The smallest threshold with `mean <= (N + 1) / N epsilon - B / N`. It bounds
-  the expectation of the risk, not its probability to exceed epsilon.
+  The smallest threshold with `mean <= (N + 1) / N epsilon - 1 / N`.
   """
   rows = len(losses)
-  return _last(losses.mean(0) <= (rows + 1) / rows * epsilon - 1 / rows)
+  return uncorrected(losses, (rows + 1) / rows * epsilon - 1 / rows)
 
 
 def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
@@ -43,17 +43,17 @@ def rc_eenn_bound(losses: Losses, epsilon: float, delta: float) -> int | None:
   [0, 1] (prior mean 1/2, bets of at most 1).
   """
   p_values = bounds.betting(losses, epsilon, delta, prior=0.5, most=1.0)
-  return _before_failure(p_values < delta)
+  return _last(np.logical_and.accumulate(p_values < delta))
 
 
 def calm(losses: Losses, epsilon: float, delta: float) -> int | None:
   """Chooses by fixed-sequence testing with Hoeffding's and Bentkus' p-values.
 
   Schuster, Fisch, Gupta, Dehghani, Bahri, Tran, Tay and Metzler, 2022,
-  "Confident Adaptive Language Modeling", section 4; losses in [0, 1].
+  "Confident Adaptive Language Modeling", section 4.
   """
   p_values = bounds.hoeffding_bentkus(losses, epsilon, delta)
-  return _before_failure(p_values <= delta)
+  return _last(np.logical_and.accumulate(p_values <= delta))
 
 
 def cats(
@@ -69,20 +69,15 @@ def cats(
   of the rows with an early head that `differs` from full depth, the 1 - epsilon
   quantile of their largest confidence at such a head. A row leaves above it.
   The score is the confidence instead of a meta-classifier. It bounds the
-  expectation of the disagreement, not its probability to exceed epsilon.
+  expected disagreement only.
   """
-  wrong = differs.any(0)
-  worst = np.where(differs, confidence, -np.inf).max(0)[wrong]
+  worst = np.where(differs, confidence, -np.inf).max(0)[differs.any(0)]
   quantile = np.quantile([*worst, np.inf], 1 - epsilon, method='higher')
   return _last(thresholds > quantile)
 
 
 def _last(passes: Bool[np.ndarray, ' K']) -> int | None:
   return int(np.flatnonzero(passes)[-1]) if passes.any() else None
-
-
-def _before_failure(passes: Bool[np.ndarray, ' K']) -> int | None:
-  return _last(np.logical_and.accumulate(passes))
 
 
 def choices(
@@ -119,21 +114,14 @@ def choices(
   heads, grid = softmax(variants[0].logits), grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)
-  table[disagreement, 'CATs'] = (
-    grid,
-    lambda n: cats(sure[:, n], differs[:, n], grid.thresholds, epsilon),
-  )
-  return table
+
+  def choose_cats(n: Any) -> int | None:
+    return cats(sure[:, n], differs[:, n], grid.thresholds, epsilon)
+
+  return table | {(disagreement, 'CATs'): (grid, choose_cats)}
 
 
-def resample(
-  variants: Sequence[Variant],
-  labels: Labels,
-  *,
-  epsilon: float,
-  delta: float,
-  draws: int,
-) -> list[dict[str, Any]]:
+def resample(variants: Sequence[Variant], labels: Labels, flags: Any) -> Any:
   """Returns how often the choices fail, a row for each.
 
   The recorded rows are the distribution: a draw takes as many of them
@@ -142,10 +130,10 @@ def resample(
   columns are means over the draws of the risk, the share of FLOPs `saved` and
   the share of rows that leave `early`, and the `worst` risk.
   """
-  rng, rows = np.random.default_rng(0), len(labels)
-  samples, table = rng.integers(rows, size=(draws, rows)), []
-  limits = {'epsilon': epsilon, 'delta': delta, 'rows': rows, 'draws': draws}
-  every = choices(variants, labels, epsilon, delta)
+  rng, rows, epsilon = np.random.default_rng(0), len(labels), flags.epsilon
+  samples, table = rng.integers(rows, size=(flags.draws, rows)), []
+  limits = {'epsilon': epsilon, 'delta': flags.delta, 'rows': rows}
+  every = choices(variants, labels, epsilon, flags.delta)
   for (kind, method), (grid, choose) in every.items():
     settings = [grid.losses.mean(0), 1 - grid.cost.mean(0), grid.early]
     # Full depth has risk 0 and saves nothing.
@@ -153,7 +141,7 @@ def resample(
     chosen = [choose(sample) for sample in samples]
     risks, saved, early = values[[-1 if k is None else k for k in chosen]].T
     table.append({
-      'risk': kind, 'method': method, **limits,
+      'risk': kind, 'method': method, **limits, 'draws': flags.draws,
       'exceeded': float((risks > epsilon).mean()),
       'mean': float(risks.mean()), 'worst': float(risks.max()),
       'saved': float(saved.mean()), 'early': float(early.mean()),

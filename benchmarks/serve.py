@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import itertools
 import queue
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,11 +64,7 @@ def arrivals(rate: float, count: int, burst: float, seed: int = 0) -> Seconds:
   return np.repeat(starts, draw.geometric(1.0 / burst, count))[:count]
 
 
-def offer(
-  submit: Callable[[Any], concurrent.futures.Future],
-  rows: Sequence[Any],
-  times: Seconds,
-) -> Seconds:
+def offer(submit: Any, rows: Sequence[Any], times: Seconds) -> Seconds:
   """Submits rows, in turn, at times in seconds; returns the latencies."""
   ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -91,10 +86,7 @@ def offer(
 
 
 def offer_batches(
-  function: Callable[[list[Any]], Any],
-  batch: int,
-  rows: Sequence[Any],
-  times: Seconds,
+  function: Any, batch: int, rows: Sequence[Any], times: Seconds
 ) -> Seconds:
   """As `offer`, for a function of the rows that are due, `batch` at most."""
   start, latencies, first = time.perf_counter(), np.zeros_like(times), 0
@@ -115,60 +107,47 @@ def offer_library(library: str, weights: str, *rows: Any) -> Seconds:
 
 
 def measure(
-  candidates: Mapping[str, tuple[str, Server]],
-  hosts: Hosts,
-  *,
-  loads: Sequence[int],
-  seconds: float,
-  deadline: float,
-  rows: int,
-) -> list[dict[str, Any]]:
+  candidates: Mapping[str, tuple[str, Server]], hosts: Hosts, rows: int,
+  flags: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
   """Measures the capacities, then all candidates in turns at each load.
 
-  `candidates` are (process of `hosts`, server) by name. `loads` are percents of
-  the capacity: the rate when `rows` rows arrive at once, the second time.
-  `goodput` is the rate of the answers within `deadline` seconds.
+  `candidates` are (process of `hosts`, server) by name. The capacity is the
+  rate when `rows` rows arrive at once, the second time. `goodput` is the rate
+  of the answers within the deadline.
   """
-
-  def ask(name: str, times: Seconds) -> Any:
-    process, server = candidates[name]
-    return hosts.ask(process, server, times)
-
   capacity: dict[str, float] = {}
   table: list[dict[str, Any]] = []
   for _, name in itertools.product(range(2), candidates):
-    if (latencies := ask(name, np.zeros(rows))) is not None:
+    latencies = hosts.ask(*candidates[name], np.zeros(rows))
+    if latencies is not None:
       capacity[name] = rows / float(latencies.max())
-  for kind, load, name in itertools.product(BURSTS, loads, capacity):
+  for kind, load, name in itertools.product(BURSTS, flags.loads, capacity):
     rate = load / 100 * capacity[name]
-    count = max(MIN_ROWS, round(rate * seconds))
+    count = max(MIN_ROWS, round(rate * flags.seconds))
     times = arrivals(rate, count, BURSTS[kind])
-    if (latencies := ask(name, times)) is None:
+    if (latencies := hosts.ask(*candidates[name], times)) is None:
       continue
     rate = count / float(times[-1])
     table.append({
       'arrivals': kind, 'load': load, 'candidate': name,
       'capacity': capacity[name], 'rate': rate,
       **{f'latency_p{p}': float(np.percentile(latencies, p)) for p in PERCENTS},
-      'goodput': rate * float((latencies <= deadline).mean()),
+      'goodput': rate * float((1e3 * latencies <= flags.deadline_ms).mean()),
     })  # fmt: skip
   return table
 
 
-def draw(path: plots.Path, table: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: plots.Path, table: report.Rows) -> None:
   panels = []
-  names = [*dict.fromkeys(row['candidate'] for row in table)]
-  numbers = pictures.numbers(names)
   labels = {'latency_p95': 'p95 latency (s)', 'goodput': 'goodput (rows/s)'}
-  for column, kind in itertools.product(labels, BURSTS):
-    lines = []
-    for key in itertools.product([kind], names):
-      own = [r for r in table if (r['arrivals'], r['candidate']) == key]
-      x, y = (np.array([r[axis] for r in own]) for axis in ('rate', column))
-      lines.append(plots.Line(key[1], x, y, numbers[key[1]]))
-    title, log = f'{kind} arrivals', 'xy' if 'latency' in column else 'x'
-    label = 'rate (rows/s)'
-    panels.append(plots.Panel(title, labels[column], label, lines, log=log))
+  for (column, label), kind in itertools.product(labels.items(), BURSTS):
+    rows = [row for row in table if row['arrivals'] == kind]
+    panels.append(plots.Panel(
+      f'{kind} arrivals', label, 'rate (rows/s)',
+      pictures.lines(rows, 'rate', column),
+      log='xy' if 'latency' in column else 'x',
+    ))  # fmt: skip
   plots.draw_panels(path, panels, (10.8, 7.4), 2)
 
 
@@ -193,10 +172,8 @@ def write(flags: Any) -> None:
       name = f'dense, {peers.TITLES[library]}'
       sent = library, folder, flags.batch_size, rows
       servers[name] = name, functools.partial(offer_library, *sent)
-    table = measure(
-      servers, stack.enter_context(Hosts()), loads=flags.loads, rows=len(rows),
-      seconds=flags.seconds, deadline=flags.deadline_ms / 1e3,
-    )  # fmt: skip
+    hosts = stack.enter_context(Hosts())
+    table = measure(servers, hosts, len(rows), flags)
   report.print_table('under load', table, columns=list(table[0]))
   if flags.out:
     report.write_csv(flags.out, table, {'deadline_ms': flags.deadline_ms})
@@ -207,5 +184,4 @@ def write(flags: Any) -> None:
 main = command.reporting('serve', __doc__, Flags, write)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

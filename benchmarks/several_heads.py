@@ -12,7 +12,6 @@ are those that end there. Each answer is compared with that of its own model.
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,17 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import command
-from benchmarks.eat_speed import (
-  CLASS_NAMES,
-  EXIT_LAYER,
-  Lengths,
-  Percents,
-  answer_all,
-  exits,
-  random_params,
-  token_rows,
-)
+from benchmarks import command, eat_speed
+from benchmarks.eat_speed import CLASS_NAMES, EXIT_LAYER, random_params
 from benchmarks.timing import Call, Candidate
 from core.fields import flag
 from dataset_lib.source import tasks_of
@@ -55,9 +45,11 @@ class Flags(command.Timing):
   variant: tuple[Literal['minilm', 'medium', 'base'], ...] = flag(
     'sizes of the encoder', ('minilm', 'base')
   )
-  length: Lengths = flag('tokens of every row, ascending', (32, 128))
+  length: eat_speed.Lengths = flag('tokens of every row', (32, 128))
   batch: Sizes = flag('rows of a batch; 1: one request at a time', (1, 8))
-  exit_rates: Percents = flag('percent that leave a task', (0, 50, 80))
+  exit_rates: eat_speed.Percents = flag(
+    'percent that leave a task', (0, 50, 80)
+  )
   rounds: Positive = flag('timed rounds', 5, names=command.ROUNDS)
   fill: Positive = flag('calls ask this multiple of the fewest rows', 1)
 
@@ -85,20 +77,14 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
 def plans(rows: int, rate: int) -> list[str]:
   """Returns which tasks a row leaves, as '101', `rate` percent for each."""
-  columns = [
-    np.random.default_rng(seed).permutation(exits(rows, rate))
-    for seed in range(len(TASKS))
-  ]
-  return [
-    ''.join('01'[int(x)] for x in row) for row in zip(*columns, strict=True)
-  ]
+  left = np.array(eat_speed.exits(rows, rate)).astype(int).astype(str)
+  rngs = map(np.random.default_rng, range(len(TASKS)))
+  return [*map(''.join, zip(*(r.permutation(left) for r in rngs), strict=True))]
 
 
 @functools.lru_cache(maxsize=1)
-def engines(
-  variant: str, dtype: str, length: int, batch: int
-) -> tuple[Engine, list[Engine]]:
-  """Returns an engine of all tasks, and one for each with the same weights."""
+def engines(variant: str, dtype: str, length: int, batch: int) -> Any:
+  """Returns an engine of all tasks, and a list: one for each, same weights."""
   model = EatClassifier(
     variant=variant, num_classes=len(NAMES), dtype=jnp.dtype(dtype), window=0,
     prune_layers=(2, 4), prune_ratios=(0.3, 0.3), exit_layers=(EXIT_LAYER,),
@@ -119,16 +105,15 @@ def engines(
     left = {p: 0.0 if p[TASKS.index(task)] == '1' else math.inf for p in every}
     own[task] = {'class_names': CLASS_NAMES, 'thresholds': left}
     small = model.clone(num_classes=len(CLASS_NAMES))
-    cut = functools.partial(cut_head, classes)
-    part = jax.tree_util.tree_map_with_path(cut, params)
+    # The columns of the task of the last layer of each head.
+    part = jax.tree_util.tree_map_with_path(
+      lambda path, leaf, own=classes: (
+        leaf[..., own] if path[-2].key == 'head' else leaf
+      ),
+      params,
+    )
     alone.append(engine(small, part, ExitPolicy, CLASS_NAMES, thresholds=left))
   return engine(model, params, SeveralPolicy, NAMES, tasks=own), alone
-
-
-def cut_head(classes: slice, path: Any, leaf: Any) -> Any:
-  """Returns the columns of a task of the last layer of a head."""
-  *_, layer, _ = (key.key for key in path)
-  return leaf[..., classes] if layer == 'head' else leaf
 
 
 def prepare(
@@ -137,7 +122,7 @@ def prepare(
 ) -> Call:  # fmt: skip
   """Prepares the engine of all tasks, or those of each, which are compared."""
   one, alone = engines(variant, dtype, length, batch)
-  tokens = token_rows(rows, length)
+  tokens = eat_speed.token_rows(rows, length)
   items = [
     {'tokens': row, 'source': plan}
     for row, plan in zip(tokens, plans(rows, rate), strict=True)
@@ -148,7 +133,7 @@ def prepare(
 
   def run() -> None:
     for engine in asked:
-      answer_all(engine, items)
+      eat_speed.answer_all(engine, items)
 
   return Call(run, rows, None, {'backend': one.warm_up().backend})
 
@@ -168,5 +153,4 @@ def compare(together: Sequence[Any], alone: Sequence[Sequence[Any]]) -> None:
 main = command.timed('several_heads', __doc__, Flags, cases)
 
 if __name__ == '__main__':
-  # Guard for spawned processes, which import this module again.
-  sys.exit(main())
+  raise SystemExit(main())

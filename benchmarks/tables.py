@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import pathlib
 import re
-import sys
 from typing import Any
 
 from core import files
@@ -32,10 +31,9 @@ def table(path: pathlib.Path) -> str:
   """Returns a CSV file as a table in Markdown."""
   with path.open(newline='', encoding='utf-8') as file:
     rows = list(csv.reader(file, strict=True))
-  if len({*map(len, rows)}) != 1:
-    expected = 'lines of as many cells as the first'
+  if len(counts := {*map(len, rows)}) != 1:
     raise InvalidDataError(
-      f'{path}: expected {expected}, got {[*map(len, rows)]}'
+      f'{path}: expected lines of one length, got {counts}'
     )
   cells = [[f' {cell} |' if cell else ' |' for cell in row] for row in rows]
   cells.insert(1, ['---|'] * len(rows[0]))
@@ -65,4 +63,4 @@ def run(flags: Any) -> None:
 main = command_line.Command('tables', __doc__, Flags, run, 'benchmarks')
 
 if __name__ == '__main__':
-  sys.exit(main())
+  raise SystemExit(main())

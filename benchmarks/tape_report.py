@@ -7,6 +7,7 @@ lengths of Table 2. In pictures of symbols '-' is -1.
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -117,36 +118,11 @@ def write(
   grid = bank_grid(task.model, task.info.input_shape)
   rows, shown = examples(tapes, data.source, flags.images, names)
   with plots.if_installed():
-    draw(out, tapes, grid)
-    pictures.plot_examples(out / 'examples', shown)
-    draw_tapes(out, tapes, grid, shown)
+    draw(out, tapes, grid, shown)
   return [*tables(tapes, grid, names), Table('examples', '', rows)]
 
 
-def draw_tapes(
-  out: pathlib.Path,
-  tapes: Tapes,
-  grid: tuple[int, int],
-  shown: dict[str, list[Any]],
-) -> None:
-  """Draws the patches of the shortest and of the longest tape of `examples`."""
-  if not grid[0]:
-    print(
-      "no tape.png: bank='learnable' reads trained vectors, not patches; a run "
-      "with model.bank='input' reads patches"
-    )
-  elif grid[0] > 1:
-    ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
-    drawn = [
-      (image, tapes.picks[row], title.replace('\n', ', ') + ' tokens')
-      for row, ((image, title), *_) in zip(ends, shown.values(), strict=True)
-    ]
-    pictures.plot_tapes(out / 'tape', drawn, grid)
-
-
-def tables(
-  tapes: Tapes, grid: tuple[int, int], names: tuple[str, ...]
-) -> list[Table]:
+def tables(tapes: Tapes, grid: Any, names: Sequence[str]) -> list[Table]:
   """Returns summary, lengths, classes and bank, with places on a `grid`."""
   both = {'tape tokens': 0, 'sequence length': tapes.input_tokens}
   summary = [
@@ -204,10 +180,8 @@ def _part(tapes: Tapes, here: Bool[np.ndarray, ' N']) -> dict[str, Any]:
   }
 
 
-def examples(
-  tapes: Tapes, source: Any, count: int, names: tuple[str, ...]
-) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-  """Returns rows and pictures of the shortest and the longest tapes."""
+def examples(tapes: Tapes, source: Any, count: int, names: Any) -> Any:
+  """Returns rows, and pictures by kind, of the shortest and longest tapes."""
   order = np.argsort(tapes.length, kind='stable')
   count = min(count, max(1, len(order) // 2))
   groups = {'shortest': order[:count], 'longest': order[::-1][:count]}
@@ -237,11 +211,9 @@ def _lines(value: Any) -> Any:
   return '\n'.join(' '.join(signs[n : n + across]) for n in starts)
 
 
-def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
+def draw(out: pathlib.Path, tapes: Tapes, grid: Any, shown: Any) -> None:
+  """Draws counts, lengths and examples, with patches of an input as tape."""
   percent = 100 * tapes.counts / len(tapes.label)
-  if grid[0]:
-    cells, title = percent.reshape(grid), 'Input read as tape'
-    pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
   ranks, uniform = np.arange(1, len(percent) + 1), np.full(2, percent.mean())
   ordered, dashed = np.sort(percent)[::-1], pictures.DASHED
   # An empty place at both ends.
@@ -262,3 +234,19 @@ def draw(out: pathlib.Path, tapes: Tapes, grid: tuple[int, int]) -> None:
   for name, panel in panels.items():
     panel = panel._replace(y_limits=(0, None), ticks=5)
     plots.draw_panels(out / name, [panel], (3.9, 2.9))
+  pictures.plot_examples(out / 'examples', shown)
+  if not grid[0]:
+    print(
+      "no tape.png: bank='learnable' reads trained vectors, not patches; a run "
+      "with model.bank='input' reads patches"
+    )
+    return
+  cells, title = percent.reshape(grid), 'Input read as tape'
+  pictures.plot_heatmap(out / 'heatmap', cells, READ_BY, title)
+  if grid[0] > 1:  # of images: the shortest and the longest tape
+    ends = np.argsort(tapes.length, kind='stable')[[0, -1]]
+    drawn = [
+      (image, tapes.picks[row], title.replace('\n', ', ') + ' tokens')
+      for row, ((image, title), *_) in zip(ends, shown.values(), strict=True)
+    ]
+    pictures.plot_tapes(out / 'tape', drawn, grid)

@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import faulthandler
+import itertools
 import math
 import multiprocessing
 import os
@@ -57,11 +58,10 @@ class Candidate:
   is_baseline: bool = False  # the fastest of several is used
   baseline: str = ''  # name of the candidate to compare with instead
   flops: float | None = None  # of an example by formula, for the limit
-  flops_computed: float | None = None  # where they differ from `flops`
   group: str = ''  # of candidates that compute the same output; '' for none
   over: str = ''  # column of the speed-ups over this candidate; '' for none
   throughput: str = ''  # column of examples per second; '' for none
-  # Known before it runs.
+  # Known before it runs; 'flops' may differ from those of the limit.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -109,6 +109,15 @@ def _answer(timeout: float, function: Callable[..., Any], *given: Any) -> Any:
     return function(*given)
   finally:
     faulthandler.cancel_dump_traceback_later()
+
+
+def in_turn(
+  answer: Callable[[Any], Any], items: Sequence[Any], batch: int, **fields: Any
+) -> Call:
+  """Returns a call that answers the next item at batch 1, else all items."""
+  calls = [[item] for item in items] if batch == 1 else [items]
+  turns = itertools.cycle(calls)
+  return Call(lambda: answer(next(turns)), len(items) // len(calls), **fields)
 
 
 class Hosts(contextlib.ExitStack):
@@ -218,7 +227,7 @@ def rows(
       'candidate': name,
       'baseline': baseline,
       'seconds': Estimate.of(seconds[name]),
-      'flops': one.flops_computed or one.flops,
+      'flops': one.flops,
       'speedup': speedup,
       'limit': limit,
       'share': speedup.median / limit if limit else None,

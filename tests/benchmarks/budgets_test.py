@@ -118,7 +118,7 @@ def test_too_small_a_part_of_the_bank_is_named(model):
     budgets.changed(task.model, Setting(1.0, 6, 0.5), KEPT)
   wrong = r'bank_size: .* = 22 tokens \(of an input bank: .*\), got 1?\d'
   with pytest.raises(ConfigError, match=wrong):
-    budgets.changed(task.model, Setting(1.0, 11, 1.0), bank_size=16)
+    budgets.changed(task.model, Setting(1.0, 11, 1.0), size=16)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import eat, exit_settings, peers, recorded_runs, serve
+from benchmarks import eat, peers, recorded_runs, serve
 from core.errors import ConfigError
 from tests.benchmarks.command_test import parse, read
 from tests.launch import toy_runs
@@ -71,7 +71,7 @@ def made(runs, tau, tmp_path_factory):
 def test_every_file_is_there(made):
   pictures = [
     'frontier', 'frontier_batch', 'frontier_flops', 'exits', 'retention',
-    'reliability_1', 'reliability_2', 'reliability_3', 'ablation',
+    'ablation',
   ]  # fmt: skip
   wanted = {f'{p}.{kind}' for p in pictures for kind in ('png', 'pdf')}
   tables = ('settings', 'timings', 'calibration', 'retention', 'guarantee')
@@ -128,7 +128,7 @@ def test_flags_that_do_not_fit_the_run(runs, run):
   assert np.flatnonzero(run.fitted).tolist() == [2, 4, 10, 11, 18, 21]
   flags = parse(f'eat --workdir={runs["eat"]} --dense={runs["eat"]} --out=o')
   with pytest.raises(ConfigError, match='expected a run without exits'):
-    exit_settings.sweep(flags)
+    recorded_runs.sweep(flags)
 
 
 @pytest.mark.nightly

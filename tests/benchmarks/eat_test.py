@@ -3,10 +3,57 @@
 import numpy as np
 import pytest
 
-from benchmarks import eat, eat_pictures, exit_settings, pictures
+from benchmarks import eat, eat_pictures, pictures, recorded_runs
 from core.errors import ConfigError, InvalidDataError
+from dataset_lib import builder
+from eat.chain import EatChain
+from eat.model import EatClassifier
+from eat.policy import ExitPolicy
 from tests.benchmarks.command_test import parse
-from tests.benchmarks.recorded import LABELS, LOGITS, fake, measured
+from tests.eat import small
+
+# Confidences of 0.9, 0.6 and 0.9 at the first head; the last is always sure.
+LOGITS = np.log(
+  [
+    [[0.9, 0.1], [0.4, 0.6], [0.1, 0.9]],
+    [[0.99, 0.01], [0.99, 0.01], [0.99, 0.01]],
+  ]
+)
+LABELS = np.array([0, 0, 1])
+
+
+def fake(logits, labels, heads=(2, 4), variant='', fitted=None, task=''):
+  """A model without a run: rows of 10 tokens, 7 of them left after layer 2.
+
+  A row that leaves at a head costs 10 for each layer, 15 as it is served.
+  """
+  logits = np.asarray(logits, np.float32)
+  rows, classes = logits.shape[1:]
+  own = dict(prune_layers=(2,), prune_ratios=(0.4,), exit_layers=heads)
+  fields = small.FIELDS | own | {'num_classes': classes}
+  chain = EatChain(EatClassifier(**fields), {})
+  names = tuple('abc'[:classes]) if classes > 1 else ()
+  data = builder.build(
+    {'name': 'parity', 'length': 10, 'test_examples': rows},
+    split='test', train=False, seed=0, batch_size=1, num_threads=0,
+  )  # fmt: skip
+  model = recorded_runs.Model(
+    name='EAT', facts={'workdir': '/run'}, task=task, data=data,
+    policy=ExitPolicy(chain, chain.reader, names, (16,)),
+    records={'label': np.asarray(labels), 'length': np.full(rows, 10)},
+    fitted=np.zeros(rows, bool) if fitted is None else fitted,
+    variant=variant, logits=logits,
+    observed=np.resize([[7], [6], [8]], (rows, 1)),
+  )  # fmt: skip
+  depth = np.tile(heads, (rows, 1))
+  model.cost['flops'] = 10.0 * depth
+  return model
+
+
+def measured(model, tau=0.9):
+  """Settings by name; a row of the dense model costs 80."""
+  full = np.full(model.logits.shape[1], 80.0)
+  return recorded_runs.measure(model, full, tau)
 
 
 def test_rules_by_hand():
@@ -26,17 +73,17 @@ def test_all_runs_have_the_rows_of_the_eat(flag, monkeypatch):
   def load(name, *arguments, **rows):
     return fake(LOGITS, LABELS if name == 'EAT' else 1 - LABELS)
 
-  monkeypatch.setattr(exit_settings, 'load', load)
+  monkeypatch.setattr(recorded_runs, 'load', load)
   line = f'eat --workdir=/run --out=o --{flag}=/other'
   with pytest.raises(ConfigError, match='a run on the same 3 rows') as caught:
-    exit_settings.sweep(parse(line))
+    recorded_runs.sweep(parse(line))
   assert caught.value.field == f'--{flag}'
 
 
 def test_choosing_settings_to_time():
   settings = measured(fake(LOGITS, LABELS))
   settings |= measured(fake(LOGITS, LABELS, variant='prune_0'))
-  auto = exit_settings.choose(settings, 'auto', 'confidence=0.9')
+  auto = recorded_runs.choose(settings, 'auto', 'confidence=0.9')
   assert [one.name for one in auto[:2]] == ['never', 'confidence=0.9']
   # On the frontier: all leave at once (2 of 3 right), or two of them (all).
   assert {(one.point.flops, one.point.quality) for one in auto} == {
@@ -47,10 +94,10 @@ def test_choosing_settings_to_time():
     ('all', list(settings)), ('none', [one.name for one in auto]),
     ('prune_0/never,never,never', ['prune_0/never', 'never']),
   ):  # fmt: skip
-    chosen = exit_settings.choose(settings, text, 'confidence=0.9')
+    chosen = recorded_runs.choose(settings, text, 'confidence=0.9')
     assert [one.name for one in chosen] == wanted
   with pytest.raises(ConfigError) as caught:
-    exit_settings.choose(settings, 'never,x', 'never')
+    recorded_runs.choose(settings, 'never,x', 'never')
   assert caught.value.field == '--time'
 
 
@@ -95,13 +142,13 @@ def test_rules_of_a_regression_and_of_one_head():
   regression = fake(np.array(numbers), LABELS)
   settings = measured(regression)
   assert {one.rule.name for one in settings.values()} == {'tolerance', 'never'}
-  assert exit_settings.default_name(regression, 0.9) == 'tolerance=0.1'
+  assert recorded_runs.default_name(regression, 0.9) == 'tolerance=0.1'
   row = eat.setting_row(settings['tolerance=0.1'], settings['never'])
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
-  assert eat_pictures.short('tolerance=0.1') == '±0.1'
+  assert eat_pictures.short(settings['tolerance=0.1'].rule) == '±0.1'
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
-  assert list(measured(alone)) == [exit_settings.default_name(alone, 0.9)]
+  assert list(measured(alone)) == [recorded_runs.default_name(alone, 0.9)]
   never = measured(alone)['never']
   assert eat.setting_row(never, never)['agreement'] is None
 

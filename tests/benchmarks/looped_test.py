@@ -1,6 +1,6 @@
 """Looped models timed and their rules measured: answers, numbers by hand."""
 
-import csv
+import importlib.util
 import types
 
 import jax
@@ -10,7 +10,10 @@ import pytest
 from benchmarks import looped, looped_rules
 from looped import rules
 from looped.certificate import Record
+from tests.benchmarks.command_test import read
 
+BACKENDS = ['xla']
+BACKENDS += ['onnxruntime'] * bool(importlib.util.find_spec('onnxruntime'))
 STOPS = """\
 rule,knob,accuracy,iterations,lost,gained
 fixed number,2,0.5,2.0,0.4,0.0
@@ -44,14 +47,6 @@ def plain(chain, questions):
   return answers[np.arange(len(steps)), steps - 1], steps
 
 
-def backends():
-  try:
-    import onnxruntime  # noqa: F401
-  except ImportError:
-    return ['xla']
-  return ['xla', 'onnxruntime']
-
-
 def test_all_candidates_give_the_answers_at_halting(depths):
   chain, questions = work(depths, '--rows=11')
   answers, steps = plain(chain, questions)
@@ -61,7 +56,7 @@ def test_all_candidates_give_the_answers_at_halting(depths):
     np.testing.assert_array_equal(own, answers)
     np.testing.assert_array_equal(taken, steps)
   others = [looped.slots(chain, questions, 4)]
-  others += [looped.one_row(chain, questions, b) for b in backends()]
+  others += [looped.one_row(chain, questions, b) for b in BACKENDS]
   for run in others:
     np.testing.assert_array_equal(run(), answers)
     np.testing.assert_array_equal(run(), answers)  # again, from empty slots
@@ -100,11 +95,6 @@ def test_the_speed_of_rules(depths):
   assert [*speeds] == [*chains]
   assert min(one['speed'] for one in speeds.values()) > 0
   assert speeds[looped_rules.FULL]['speedup'] == 1
-
-
-def read(path):
-  with path.open(newline='') as file:
-    return [*csv.DictReader(file)]
 
 
 def record(rng, count, early):

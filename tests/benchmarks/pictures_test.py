@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import pictures
-from eval_lib import calibration, plots, run_plots
+from eval_lib import plots, run_plots
 from eval_lib.report import Estimate
 
 CURVES = {
@@ -39,10 +39,6 @@ RANGES = {
   'AdaTape': {8: [98.0, 99.0], 4: [100.0]},
   'UT': {4: [50.0, 60.0], 8: [50.0]},
 }
-TABLE = calibration.reliability(
-  np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]),
-  np.array([0, 1, 0, 1]),
-)
 NAN = np.nan
 COSINES = {
   'cosine': {'mask': np.array([0.2, 0.6, 1]), 'cls': np.array([0.1, -0.3, 1])},
@@ -55,7 +51,6 @@ TRIALS = {
 PLOTS = {
   'frontier': (pictures.plot_frontier, CURVES, LATENCY, ACCURACY),
   'close': (pictures.plot_frontier, CLOSE, LATENCY, ACCURACY),
-  'reliability': (pictures.plot_reliability, {'layer 4': TABLE}),
   'retention': (pictures.plot_retention, LENGTH, KEPT, (2, 4), BY_LAYER),
   'ranges': (run_plots.plot_ranges, RANGES, 'N', ACCURACY),
   'trials': (run_plots.plot_trials, TRIALS, 'max', ['lr']),
@@ -103,14 +98,6 @@ SHOWN = {
     x='rows (%)', labels=['layer 2', 'layer 6'], texts=['60', '100', '40'],
     bars=[(0, 0), (0, 60), (0, 100), (60, 40)],
   )],
-  'reliability': [
-    # Bins without rows are left out.
-    dict(y=ACCURACY, labels=[f'layer 4: ECE {100 * TABLE.error:.1f} %'],
-         lines=[[0, 100], [100, 100, 50]]),
-    # The first bin is there twice, as the steps begin at its left edge.
-    dict(x='confidence max P (%)', y='rows (%)',
-         lines=[[*[0] * 9, 25, 0, 0, 25, 0, 50, 0]]),
-  ],
   'ranges': [dict(
     x='N', y=ACCURACY, labels=['AdaTape', 'UT'],
     lines=[[100.0, 98.5], [55.0, 50.0]],

@@ -1,5 +1,7 @@
 """Choices of other authors by hand, and the table of resamplings."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -49,8 +51,8 @@ def test_cats_by_hand():
 def test_the_table_has_every_method_once():
   logits, labels = population(400)
   models = [variant(logits), variant(logits, 0.9, ratio=0.4)]
-  limits = dict(epsilon=0.1, delta=0.2, draws=20)
-  table = risk_peers.resample(models, labels, **limits)
+  flags = types.SimpleNamespace(epsilon=0.1, delta=0.2, draws=20)
+  table = risk_peers.resample(models, labels, flags)
   found = {(row['risk'], row['method']): row for row in table}
   assert len(found) == len(table) == 15
   for row in table:

@@ -67,12 +67,12 @@ def test_a_library_runs_the_rows_that_are_due(slow):
 
 
 def test_capacity_rates_percentiles_and_goodput(slow):
-  offer = functools.partial(serve.offer, slow.submit, 'ab')
+  servers = {'slow': ('', functools.partial(serve.offer, slow.submit, 'ab'))}
+  line = (
+    '--workdir=w --dense=d --loads=50,200 --seconds=1000 --deadline_ms=4500'
+  )
   with Hosts() as hosts:
-    table = serve.measure(
-      {'slow': ('', offer)}, hosts,
-      loads=(50, 200), seconds=1e3, deadline=4.5, rows=10,
-    )  # fmt: skip
+    table = serve.measure(servers, hosts, 10, serve.main.parse(line.split()))
   cases = [(row['arrivals'], row['load']) for row in table]
   assert cases == [*itertools.product(('Poisson', 'bursty'), (50, 200))]
   for row in table:

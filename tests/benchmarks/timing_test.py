@@ -72,7 +72,7 @@ BASELINE = dict(is_baseline=True, flops=12.0, group='same')
 CANDIDATES = [
   candidate('unrolled', over='over_unrolled', **BASELINE),
   candidate('scanned', **BASELINE),
-  candidate('engine', flops=6.0, flops_computed=5.0),
+  candidate('engine', flops=6.0, columns={'flops': 5.0}),
   candidate('reading', baseline='engine'),
   candidate('torch', over='over_torch'),
 ]
