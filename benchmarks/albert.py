@@ -60,14 +60,11 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     }
     runs: dict[str, Any] = {}
     for name, apply in forms.items():
-      form = jax.jit(lambda *x, apply=apply: apply(*x)[0])
+      form = jax.jit(functools.partial(_logits, apply))
       runs[name] = functools.partial(form, variables, *inputs)
     chain = AlbertChain(model, variables, iterations=flags.iterations)
     runs['engine'] = _engine(HaltingPolicy, chain, inputs, batch)
-    whole = OneStage(
-      lambda v, x, fixed=fixed: fixed.apply(v, **x, method=_unroll)[0],
-      variables, TOKEN_IDS,
-    )  # fmt: skip
+    whole = OneStage(functools.partial(_named, fixed), variables, TOKEN_IDS)
     runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
@@ -82,6 +79,14 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
         is_baseline=is_fixed, group='fixed' if is_fixed else 'halting',
       ))  # fmt: skip
     yield {'batch': batch, 'mean': mean}, candidates
+
+
+def _logits(apply: Any, *arguments: Any) -> Any:
+  return apply(*arguments)[0]
+
+
+def _named(model: Any, variables: Any, inputs: Any) -> Any:
+  return model.apply(variables, **inputs, method=_unroll)[0]
 
 
 def prepare(batch: int, mean: float, flags: Any) -> Any:

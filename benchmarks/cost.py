@@ -50,8 +50,9 @@ class Row(NamedTuple):
 
 
 def _row(table: str, *cells: str) -> Row:
-  numbers: Any = [float(cell) if cell else None for cell in cells[4:]]
-  return Row(int(table), *cells[:4], *numbers)
+  numbers = [float(cell) if cell else None for cell in cells[4:]]
+  words: Any = [*cells[:4], *numbers]
+  return Row(int(table), *words)
 
 
 with pathlib.Path(__file__).with_name('printed.csv').open() as _file:

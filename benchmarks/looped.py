@@ -183,7 +183,7 @@ def slots(chain: Any, questions: Any, batch: int) -> Any:
 
 
 def engine(
-  chain: Any, questions: Any, batch: int, backend: str, visit: int
+  chain: Any, questions: Any, batch: int, backend: Any, visit: int
 ) -> Any:
   own = {'params': chain.variables['params'], 'model_state': chain.variables}
   chain = LoopedChain(chain.model, own, chain.reader, visit)

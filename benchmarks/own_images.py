@@ -36,6 +36,10 @@ class Flags(command.Timing):
   min_seconds: command.Seconds = flag('least time of a round', 0.2)
 
 
+def answers(engine: Engine, items: Any) -> Any:
+  return checked(engine.predict(items))
+
+
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   config = loading.load_config(flags.workdir)
   source = builder.build_source(config.dataset, 'test')
@@ -57,10 +61,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     for size in sizes:
       candidates = []
       for name, engine in engines.items():
-        make = functools.partial(
-          in_turn, lambda items, engine=engine: checked(engine.predict(items)),
-          items, size,
-        )  # fmt: skip
+        answer = functools.partial(answers, engine)
+        make = functools.partial(in_turn, answer, items, size)
         is_baseline = name.startswith('dense')
         candidates.append(Candidate(name, make, is_baseline=is_baseline))
       yield {'batch': size}, candidates

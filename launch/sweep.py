@@ -200,8 +200,8 @@ def _report(flags: Flags, runs: Sequence[Run]) -> None:
     if isinstance(value := row.get(metric), float):
       config = command_line.load_config(run.config, run.overrides)
       x, line = sweep_runs.place_of(flags, config)
-      line = points.setdefault(shown.get(line, line), {})
-      line.setdefault(x, []).append(100 * value if is_share else value)
+      values = points.setdefault(shown.get(line, line), {}).setdefault(x, [])
+      values.append(100 * value if is_share else value)
   if not points:
     print('no picture: no run has the metric', file=sys.stderr)
     return
