@@ -29,7 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Gt, MinLen
+from annotated_types import Gt, Interval, MinLen
 
 from adatape.model import TapeClassifier
 from benchmarks import command, pictures
@@ -50,7 +50,7 @@ from train_lib import loading
 TIMED = ('images_per_second', 'speedup', 'limit')
 SHOWN = ('candidate', 'quality', 'tape_length_mean', 'flops', *TIMED)
 TIMED_ROWS = 512  # at most
-Shares = Annotated[tuple[command.Confidence, ...], MinLen(1)]
+Part = Annotated[int | float, Interval(gt=0.0, le=1.0)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,13 @@ class Flags(command.Run):
   sweep: str = flag('a sweep whose runs stand beside it', '', 'DIRECTORY')
   names: command_line.Names = flag('other names to show', '', 'GIVEN=SHOWN;...')
   out: str = flag('default: budgets/ in the workdir', '', 'DIRECTORY')
-  thresholds: tuple[Annotated[float, Gt(0.0)], ...] = flag(
+  thresholds: tuple[Annotated[int | float, Gt(0.0)], ...] = flag(
     'halting thresholds; default: own', ()
   )
   max_steps: Sizes = flag('most tape tokens T; default: own', ())
-  bank_shares: Shares = flag('shares of the bank kept, the most read', (1.0,))
+  bank_shares: Annotated[tuple[Part, ...], MinLen(1)] = flag(
+    'shares of the bank kept, the most read', (1.0,)
+  )
   batch_size: Positive = flag('rows of a full batch', 32)
   rounds: Count = flag('timed rounds; 0: no timing', 5, names=command.ROUNDS)
   warmup: Count = flag('rounds before the timed ones', 1)

@@ -257,10 +257,11 @@ def monitor_of(
   sources: dict[str, Any] = dict.fromkeys(checks)
   for source, values in checks.items():
     if values is not None:
-      during = values.get('during')
+      confidences, during = values['confidences'], values.get('during')
       sources[source] = DriftCheck(
-        np.array(values['confidences'], float), float(values['threshold']),
-        during and np.array(during, float), source=source, on_drift=on_drift,
+        np.array(confidences, float), float(values['threshold']),
+        None if during is None else np.array(during, float),
+        source=source, on_drift=on_drift,
       )  # fmt: skip
   return Monitor(drift=sources.pop('', None), sources=sources)
 

@@ -18,7 +18,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from core import files
+from core import fields, files
 from core.errors import ConfigError
 from dataset_lib.source import DatasetInfo
 from eval_lib.metrics import CLASS_ACCURACY, Average, ByClass
@@ -227,13 +227,15 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     raise ConfigError('model.from_checkpoint', directory, expected) from error
 
 
-def with_image_size(config: dict[str, Any]) -> dict[str, Any]:
+def with_image_size(config: dict[str, Any]) -> Any:
   """Returns the data set; an `image_size` of 0 becomes the checkpoint's."""
-  data = dict(config['dataset'])
-  directory = config['model'].get('from_checkpoint', '')
+  data, model = config['dataset'], config['model']
+  if not all(isinstance(one, fields.ConfigLike) for one in (data, model)):
+    return data  # which is refused where it is checked
+  directory = model.get('from_checkpoint', '')
   if directory and str(data.get('image_size')) == '0':
     known = checkpoint_fields(directory, ('image_size',))
-    data['image_size'] = known['image_size'] or 224
+    return dict(data) | {'image_size': known['image_size'] or 224}
   return data
 
 

@@ -77,6 +77,9 @@ def load_config(
       values['loss']['teacher'] = ''
     if 'tokenizer' in values['dataset'] and own.is_file():
       values['dataset']['tokenizer'] = str(own)
+    for group in ('model', 'evals', 'dataset'):
+      if not isinstance(values.get(group, {}), dict):
+        raise TypeError(f'{group}: expected a group of fields')
     has_contract = path.with_name(DATASET_INFO).exists()
     # Lengths of the train rows, which may be gone.
     if has_contract and values['dataset'].get('max_length') == 0:

@@ -174,7 +174,8 @@ def test_a_sequence_is_right_if_all_its_targets_are():
 def test_skipped_inputs_are_told_apart_by_their_kind():
   data = dataset('sparse_parity', length=6)
   (batch,) = data.batches()
-  task = task_of(data, num_targets=1, rule='skip', mu=2)
+  rule = {'name': 'halting.token_rules:SkipACT', 'mu': 2}
+  task = task_of(data, num_targets=1, rule=rule)
   params = sharding.unbox(jax.jit(task.init)(jax.random.key(0))[0])
   # Every score is 2: every second input is skipped, which fits by chance.
   params['repetition']['score']['bias'] = jnp.full((1,), 50.0)

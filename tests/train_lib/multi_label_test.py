@@ -3,14 +3,17 @@
 import dataclasses
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adatape.task import PonderMultiLabel, TapeMultiLabel
 from benchmarks import adaptivity, tape_report
 from benchmarks.tape_report import Tapes
 from core.errors import ConfigError
+from dataset_lib import builder
 from dataset_lib.source import DatasetInfo
 from eval_lib import predictions
 from serve_lib import bundle
@@ -18,7 +21,6 @@ from serve_lib.chain import Grid
 from serve_lib.engine import Engine
 from serve_lib.programs import Programs
 from tests import fakes
-from tests.golden import adapter
 from train_lib import config_schema
 from train_lib.build import Setup
 from train_lib.multi_label import MultiLabel
@@ -104,17 +106,38 @@ def test_what_does_not_fit(changes, message):
     Setup(config_schema.validate(config | changes))
 
 
-@pytest.fixture(
-  scope='module', params=['table7 3ffn', 'table1 learn', 'table1 uvit']
-)
-def served(request, folders):
-  """(task, variables, images) of a family with its own loss or none."""
-  flag, overrides = adapter.configs()[request.param]
+TAPE = dict(
+  name='adatape.model:AdaTapeViT', width=16, depth=2, mlp_dim=16, num_heads=2,
+  patch_size=8, bank='learnable', bank_size=20, tokens_per_step=2, max_steps=4,
+  query_dim=8,
+)  # fmt: skip
+
+
+STEPS = MODEL | dict(name='adatape.universal:UniversalViT', max_steps=2)
+del STEPS['depth']
+
+
+@pytest.fixture(scope='module', params=[
+  (MultiLabel, MODEL), (TapeMultiLabel, TAPE), (PonderMultiLabel, STEPS),
+], ids=['vit', 'tape', 'steps'])  # fmt: skip
+def served(request):
+  """(task, variables, images) with random weights."""
+  kind, model = request.param
+  data = dict(name='tests.fakes:FakeImages', image_size=16, num_classes=4)
+  loss = dict(label_smoothing=0.0, tape_weight=0.0, ponder_weight=0.0)
   # ONNX Runtime, if it is installed, needs 'gap' under the type checks here.
-  config = adapter.load(flag, [*overrides, 'model.pool=gap'], folders)
-  task, batch = adapter.first_batch(config)
-  params, state = adapter.initial_parameters(task)
-  return task, {'params': params, 'model_state': state}, batch['image'][:6]
+  model = model | {'pool': 'gap'}
+  config = dict(model=model, loss=loss, dtype='float32', dataset=data)
+  info = dataclasses.replace(
+    builder.build_source(data, 'test').info, max_labels=3
+  )
+  task, rng = kind(config, info), np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda leaf: leaf + rng.normal(size=leaf.shape).astype('f'),
+    nn.unbox(task.init(jax.random.key(0))[0]),
+  )
+  images = rng.integers(256, size=(6, 16, 16, 3)).astype(np.uint8)
+  return task, {'params': params, 'model_state': {}}, images
 
 
 @pytest.mark.parametrize('backend', ['xla', 'auto', 'bundle'])
