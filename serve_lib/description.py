@@ -13,7 +13,13 @@ from prometheus_client.core import (
 
 from core import VERSION, machine
 from serve_lib.decisions import GUARANTEED, ClassifierPolicy
-from serve_lib.items import ItemReader, Reader, TextReader, TokenReader
+from serve_lib.items import (
+  ImageReader,
+  ItemReader,
+  Reader,
+  TextReader,
+  TokenReader,
+)
 
 ENDPOINTS = {
   'POST /predict': 'the answer to an item, or those to `items` in their order',
@@ -23,6 +29,11 @@ ENDPOINTS = {
   'GET /readyz': '200 once the programs are compiled, before that 503',
   'GET /metrics': 'numbers for Prometheus',
 }
+# A black pixel.
+_PNG = (
+  'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVQIHWNgAAAAAgABz8g15QAA'
+  'AABJRU5ErkJggg=='
+)
 # Fields of a policy that are no options; warnings have paths of the server.
 _OTHERS = 'chain reader monitor warnings about class_names kept_tokens'
 # Upper limits of the buckets of a histogram, which adds up over servers.
@@ -93,15 +104,17 @@ def about(engine: Any, name: str) -> dict[str, Any]:
 
 
 def sample(reader: Reader) -> dict[str, Any]:
-  """Returns an item as JSON; of images and puzzles its form, else {}."""
+  """Returns an item as JSON; of puzzles its form, else {}."""
   if isinstance(reader, TextReader):
     pair = {'pair': 'It is fun.'} if reader.num_texts == 2 else {}
     texts = {'text': 'A good film.', **pair}
     return texts if reader.tokenizer else {'tokens': [0]}
   if isinstance(reader, TokenReader):
     return {'tokens': [0] * reader.count}
+  if isinstance(reader, ImageReader):
+    return {reader.NAME: _PNG}
   if isinstance(reader, ItemReader):
-    return {reader.NAME: 'a text, or the bytes of a file in base64'}
+    return {reader.NAME: 'a text'}
   return {}
 
 

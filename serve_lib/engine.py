@@ -44,6 +44,10 @@ Rows = Annotated[int, Interval(ge=1, le=10**7)]
 _END = object()
 
 
+class _Local(threading.local):
+  encodes = False  # True within `encode`
+
+
 class Engine:
   """Serves a chain to any number of threads.
 
@@ -107,7 +111,7 @@ class Engine:
     ]
     self._is_lazy = lazy
     self._warm_up: Any = None
-    self._local = threading.local()
+    self._local = _Local()
 
   def __enter__(self) -> 'Engine':
     self.warm_up()
@@ -267,7 +271,7 @@ class Engine:
   def _blocks_itself(self) -> bool:
     """Returns True in a thread that others need in order to free room."""
     is_worker = threading.current_thread() in self._threads
-    return is_worker or getattr(self._local, 'encodes', False)
+    return is_worker or self._local.encodes
 
   def _enqueue(
     self, items: Sequence[Any], expected: int, flow: Flow
@@ -288,8 +292,8 @@ class Engine:
   def _encode(self, item: Any, future: concurrent.futures.Future) -> Row | None:
     """Returns the row of an item; None if it is answered with a failure."""
     now, handled = time.monotonic(), sys.exception()
-    outer = getattr(self._local, 'encodes', False)
-    self._local.encodes = True  # in this thread
+    outer = self._local.encodes
+    self._local.encodes = True
     try:
       encoded = self.policy.encode(item)
       variants = self._programs.chain.variants

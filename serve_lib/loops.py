@@ -7,7 +7,7 @@ iterations share a batch.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,16 @@ class Loop:
     return self.limit // self.iterations
 
 
+@runtime_checkable
+class Looping(Protocol):
+  """A chain of which one stage may be a loop."""
+
+  loop: Loop | None
+
+
 def loop_of(chain: Any) -> Loop | None:
   """Returns the loop of a chain; raises ConfigError if it has no such stage."""
-  loop = getattr(chain, 'loop', None)
+  loop = chain.loop if isinstance(chain, Looping) else None
   if loop and not 0 < loop.stage < chain.num_stages:
     legal = f'a stage after the first of {chain.num_stages}'
     raise ConfigError('loop.stage', loop.stage, legal)

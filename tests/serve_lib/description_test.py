@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 
 from core import VERSION
-from serve_lib import bundle, description
+from serve_lib import bodies, bundle, description
 from serve_lib.engine import Engine
+from serve_lib.items import ImageReader
 from tests.serve_lib import bundle_test, toy
 
 pytestmark = pytest.mark.anyio
@@ -92,3 +93,9 @@ def test_the_metrics_of_the_page_exist():
   known = {name.partition('{')[0] for name in description.METRICS}
   known |= {name.replace('drift_', 'drift_by_source_') for name in known}
   assert named <= known | {'http_latency_seconds_bucket'}
+
+
+def test_the_example_of_images_is_an_image():
+  reader = ImageReader(1, image_size=8, resize_small=8)
+  item = bodies.read_item(description.sample(reader))
+  assert reader.read(item, '').inputs['image'].tolist() == [[[0] * 3] * 8] * 8
