@@ -50,7 +50,7 @@ class Evaluator(heads.Evaluator):
   source: str = ''
   # Also models that save more than the trained one; see `Task.cheaper`.
   cheaper: bool = False
-  replace: bool = False  # a certificate that saves more, by this one
+  replace: bool = False  # one that saves more or has a smaller `epsilon`
 
   def __post_init__(self):
     super().__post_init__()
@@ -67,7 +67,7 @@ class Evaluator(heads.Evaluator):
     task counts none), `early` (share of the rows that leave before the last
     head) and, if a setting was certified, `tau` and `bound` (of the risk), else
     `rows_needed`, the fewest that certify one if no row gets worse. Raises
-    ConfigError if that would replace a certificate that saves more.
+    ConfigError if that would replace a better certificate, see `replace`.
     """
     workdir, column = self.context.workdir, self.column
     file = calibration.CalibrationFile(workdir, column=column)
@@ -95,6 +95,11 @@ class Evaluator(heads.Evaluator):
       needed = risk.least_rows(self.risk, self.method, *limits, groups)
       entry['rows_needed'] = needed
       self.note = emptiness(entry)
+    if self.seen:
+      told = (
+        f'{self.seen} of {len(labels)} rows have texts of the training split'
+      )
+      self.note = f'{self.note} ({told}: certify on rows that are new)'.strip()
     temperatures = file.temperatures(len(variants[0].logits))
     self.store(entry, parameters, temperatures)
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
@@ -140,8 +145,11 @@ class Evaluator(heads.Evaluator):
     return {}
 
   def _check_better(self, entry: Any, old: Any) -> None:
-    """Raises ConfigError if a certificate saves less than the old one."""
-    if self.replace or old is None or entry['saved'] >= old['saved']:
+    """Raises ConfigError if one saves or promises less than the old one."""
+    if self.replace or old is None:
+      return
+    is_weaker = old['saved'] > 0 and entry['epsilon'] > old['epsilon']
+    if entry['saved'] >= old['saved'] and not is_weaker:
       return
     before, after = (
       f'epsilon={row["epsilon"]:g} on {row["rows"]} rows saves '
@@ -149,7 +157,10 @@ class Evaluator(heads.Evaluator):
     )  # fmt: skip
     if needed := entry.get('rows_needed'):
       after += f'; it needs at least {needed} rows'
-    expected = f'True to replace the certificate of {self.source!r} ({before})'
+    name = f'certificate_{self.column}' if self.column else 'certificate'
+    source = f' of {self.source!r}' if self.source else ''
+    expected = f'True (--config.evals.{name}.replace=true) to replace the '
+    expected += f'certificate{source} ({before})'
     raise ConfigError('replace', f'False for another ({after})', expected)
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:

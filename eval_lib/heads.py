@@ -10,6 +10,7 @@ from annotated_types import Interval, Predicate
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder, source
+from dataset_lib.text_rows import LabelledTexts
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
 
@@ -44,6 +45,8 @@ class Evaluator(evaluator.Evaluator):
   # Of a run on several label columns the one that is evaluated: its rows with a
   # label, its logits. Its files are named as `calibration.domain.json`.
   column: str = ''
+  # Rows of other data with texts that the run is trained on.
+  seen: int = dataclasses.field(default=0, init=False)
 
   def __post_init__(self):
     super().__post_init__()
@@ -128,6 +131,12 @@ class Evaluator(evaluator.Evaluator):
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"
     )
     self.check_apart(field, rows, expected)
+    own = self.splits[field].source
+    if isinstance(rows, LabelledTexts) and isinstance(own, LabelledTexts):
+      texts = {repr(rows.item(index)) for index in range(len(rows))}
+      self.seen = sum(
+        repr(own.item(index)) in texts for index in range(len(own))
+      )
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""

@@ -326,9 +326,12 @@ def _item_fields(item: Any) -> dict[str, Any]:
   if isinstance(item, (tuple, list)) and len(item) == 2:
     return {'text': item[0], 'pair': item[1]}
   if not isinstance(item, Mapping) or not {'text', 'tokens'} & set(item):
+    got = type(item).__name__
+    if isinstance(item, Mapping):
+      got = f'the keys {sorted(map(str, item))}'
     raise InputError(
       "item: expected a text, a pair of texts, or a mapping with 'text' and "
-      f"optionally 'pair' and 'source', got {type(item).__name__}"
+      f"optionally 'pair' and 'source', got {got}"
     )
   legal = _TEXT_KEYS if 'text' in item else _TOKEN_KEYS
   unknown = sorted(str(key) for key in item if key not in legal)

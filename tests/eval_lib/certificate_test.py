@@ -154,12 +154,26 @@ def test_a_certificate_is_not_replaced_by_less(tmp_path):
   before = read(tmp_path)
   less = dict(risk='disagreement', epsilon=0.3)
   for entry in (dict(risk='harm', epsilon=0.01), less):
-    with pytest.raises(ConfigError, match=r'True to .* 700 rows saves 34\.3%'):
+    with pytest.raises(
+      ConfigError, match=r'\.replace=true\) .* 700 rows saves 34\.3%'
+    ):
       build(tmp_path, **entry).run(VARIABLES)
     assert read(tmp_path) == before
   result = build(tmp_path, replace=True, **less).run(VARIABLES)
   assert read(tmp_path)['sources']['']['epsilon'] == 0.3
   assert result['saved'] < before['sources']['']['saved']
+
+
+def test_a_certificate_is_not_replaced_by_a_larger_loss(tmp_path):
+  build(tmp_path, epsilon=0.3).run(VARIABLES)
+  before = read(tmp_path)
+  saves_more = dict(epsilon=0.5, dataset=PARITY | {'test_examples': 600})
+  with pytest.raises(ConfigError, match=r'=0\.3 .*\(epsilon=0\.5 on 600'):
+    build(tmp_path, **saves_more).run(VARIABLES)
+  assert read(tmp_path) == before
+  build(tmp_path, replace=True, **saves_more).run(VARIABLES)
+  after = read(tmp_path)['sources']['']
+  assert after['saved'] >= before['sources']['']['saved']
 
 
 def test_sources_are_kept_for_the_same_parameters(tmp_path):

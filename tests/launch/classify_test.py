@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 
 import pytest
 
@@ -96,6 +97,11 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert entry['rows'] == ROWS
   assert entry['dataset']['path'] == str(folder / 'new.csv')
   assert entry['epsilon'] == 0.02  # that of the number of its rows
+
+  copied = shutil.copy(folder / 'tickets.csv', folder / 'copied.csv')
+  replace = '--config.evals.certificate.replace=true'  # it saves a hair less
+  evaluate.main([workdir, f'--labelled={copied}', replace])
+  assert '120 of 200 rows have texts of the training' in capfd.readouterr().out
 
 
 def test_results_of_other_settings_are_refused(tmp_path):
