@@ -60,3 +60,32 @@ class SymbolBank(nn.Module):
 def _projection(bank: Any) -> nn.Dense:
   axes = None, 'embed'
   return partitioned_dense(bank.width, *axes, 'projection', dtype=bank.dtype)
+
+
+class SharedNorm(nn.Module):
+  """The LayerNorm that bank and query share, in float32 (section 2.4)."""
+
+  initial_scale: float = 1.0  # initial scores are proportional to scale ** 2
+  epsilon: float = 1e-6  # added to the variance
+
+  @nn.compact
+  def __call__(
+    self, tokens: Float[Array, '*S H'], count: int
+  ) -> Float[Array, '*S h']:
+    """Returns the leading `count` features of the normalised tokens.
+
+    Mean and variance are of all features.
+    """
+    width, init = tokens.shape[-1:], nn.initializers
+    start = partitioned(init.constant(self.initial_scale), 'embed')
+    scale = self.param('scale', start, width)
+    bias = self.param('bias', partitioned(init.zeros, 'embed'), width)
+    tokens = tokens.astype(jnp.float32)
+    mean = tokens.mean(-1, keepdims=True)
+    # The mean square minus the squared mean is rounding where that is large.
+    variance = jnp.square(tokens - mean).mean(-1, keepdims=True)
+    shape = (1,) * (tokens.ndim - 1) + (count,)
+    factor = scale[:count].reshape(shape)
+    centred = tokens[..., :count] - mean
+    normed = centred * jax.lax.rsqrt(variance + self.epsilon) * factor
+    return normed + bias[:count].reshape(shape)

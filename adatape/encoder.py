@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from adatape.bank import SharedNorm
 from adatape.reading import Reading, bank_drop, query_noise
 from adatape.tape import Tape, read
 from halting.rule import weigh
@@ -75,8 +76,7 @@ class TapeEncoder(nn.Module):
       gated = self.read_mlp == 'glu'
       self.read_network = Mlp(self.mlp_dim, gated=gated, dtype=self.dtype)
     if self.reading is not None:
-      # In float32; initial scores are proportional to its scale ** 2.
-      self.tape_norm = layers.LayerNorm(initial_scale=self.norm_scale)
+      self.tape_norm = SharedNorm(self.norm_scale)
     if self.act:
       self.halt = layers.classifier(1, 'halt')
 
@@ -106,7 +106,7 @@ class TapeEncoder(nn.Module):
     if row_keys is not None and self.bank_drop:
       keys, keep = fold_rows(row_keys, 'bank_drop'), self.reading.min_bank_size
       dropped = bank_drop(keys, self.bank_drop, size, keep)
-    query = self.tape_norm(query)[:, : self.reading.query_dim]
+    query = self.tape_norm(query, self.reading.query_dim)
     options: Any = dict(normalize=self.tape_norm, dropped=dropped)
     tape = read(bank, query, self.reading, stop_early=stop_early, **options)
     return x, self._halted(tape) if self.act else tape

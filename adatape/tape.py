@@ -62,7 +62,7 @@ def read(
   query: Float[Arrays, 'B h'],
   reading: Reading,
   *,
-  normalize: Callable[[Array], Array] = lambda tokens: tokens,
+  normalize: Callable[[Array, int], Array] | None = None,
   dropped: Bool[Array, 'B C'] | None = None,
   stop_early: bool = False,
 ) -> Tape:
@@ -74,16 +74,18 @@ def read(
   Args:
     bank: at least K * T tokens.
     query: the leading `query_dim` features of the normalised queries.
-    normalize: the LayerNorm shared with the query (section 2.4); the default is
-      for a normalised bank. Gradients flow only through the selected tokens.
+    normalize: `(tokens, count)` -> the leading `count` features of the
+      normalised tokens, float32: the LayerNorm shared with the query; None if
+      the bank is normalised. Gradients flow only through the selected tokens.
     dropped: bank tokens hidden from each row; at least K * T must remain.
     stop_early: stop when every row has halted instead of after T steps: the
       same result, bit for bit, for serving.
   """
   bank = jnp.asarray(bank)
+  normalize = normalize or (lambda tokens, count: tokens[..., :count])
   reading.check_bank(*bank.shape[-2:])
   query = jnp.asarray(query, jnp.float32)
-  keys = normalize(jax.lax.stop_gradient(bank))[..., : reading.query_dim]
+  keys = normalize(jax.lax.stop_gradient(bank), reading.query_dim)
 
   def pick(bank, keys, query, dropped):
     selection = select(keys, query, reading, dropped, stop_early)
@@ -92,7 +94,7 @@ def read(
   per_row = bank.ndim == 3
   pick = over_rows(pick, query.shape[0], (per_row, per_row, True, True))
   selection, rows = pick(bank, keys, query, dropped)
-  rows = normalize(rows).astype(jnp.float32)
+  rows = normalize(rows, rows.shape[-1]).astype(jnp.float32)
   tokens, loss = replay(rows, query, selection, reading)
   return Tape(
     tokens=tokens,

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from adatape.bank import SharedNorm
 from adatape.tape import read
 from adatape.task import TapeClassification
 from benchmarks import command
@@ -25,7 +26,7 @@ from benchmarks.timing import Call, Candidate
 from core.fields import flag
 from dataset_lib.source import DatasetInfo
 from launch.command_line import Positive
-from model_lib import flops, layers
+from model_lib import flops
 from train_lib.classification import Classification
 from train_lib.sharding import unbox
 from train_lib.train_step import init_state, make_train_step
@@ -94,8 +95,8 @@ def _prepare_reading(task: Any, rows: int) -> Call:
   bank_key, query_key = jax.random.split(jax.random.key(2))
   tokens = jax.random.normal(bank_key, (*shape, width))
   query = jax.random.normal(query_key, (rows, reading.query_dim))
-  norm = layers.LayerNorm()
-  variables = nn.unbox(norm.init(jax.random.key(3), tokens))
+  norm = SharedNorm()
+  variables = nn.unbox(norm.init(jax.random.key(3), tokens, width))
   normalize: Any = functools.partial(norm.apply, variables)
   run = jax.jit(lambda b, q: read(b, q, reading, normalize=normalize).tokens)
   return Call(functools.partial(run, tokens, query))

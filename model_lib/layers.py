@@ -49,15 +49,14 @@ class LayerNorm(nn.Module):
   dtype: Any = jnp.float32  # of the result
   epsilon: float = 1e-6  # added to the variance
   use_bias: bool = True
-  initial_scale: float = 1.0
 
   @nn.compact
   def __call__(self, x: Float[Array, '*S D']) -> Float[Array, '*S D']:
     """Normalises `x`, then scales and shifts every feature."""
     shape = (1,) * (x.ndim - 1) + (x.shape[-1],)
-    start = nn.initializers.constant(self.initial_scale)
+    ones = partitioned(nn.initializers.ones, 'embed')
     zeros = partitioned(nn.initializers.zeros, 'embed')
-    scale = self.param('scale', partitioned(start, 'embed'), shape[-1:])
+    scale = self.param('scale', ones, shape[-1:])
     bias = jnp.zeros(shape[-1:])  # ONNX Runtime fuses a norm with a bias only
     if self.use_bias:
       bias = self.param('bias', zeros, shape[-1:])

@@ -32,8 +32,8 @@ def collectives(model):
     found.setdefault(one.kind, []).extend(one.sizes)
   gradients = [leaf.size for leaf in jax.tree.leaves(setup.abstract.params)]
   if model != 'vit':
-    # Scale and bias of the shared norm: those of the query apart.
-    gradients += 2 * [config.model.width]
+    # Scale and bias of the shared norm: the query's leading features apart.
+    gradients += 2 * [config.model.query_dim]
   return found, gradients
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from adatape.bank import SharedNorm
 from adatape.model import AdaTapeViT
 from adatape.parity import ParityModel
 from adatape.reading import Reading, bank_drop, query_noise
@@ -243,6 +244,18 @@ def test_parity_equals_plain_numpy(symbol):
     ours = out['tape']['indices'][row, : len(picks)]
     np.testing.assert_array_equal(text[ours], text[picks])
   assert len(lengths) > 1
+
+
+@pytest.mark.parametrize('mean', [0.0, 1e3, -1e4])
+def test_the_shared_norm_does_not_depend_on_the_mean(mean):
+  tokens = np.float32(np.random.default_rng(0).normal(mean, 1.0, (64, 192)))
+  params = {'scale': np.ones(192), 'bias': np.zeros(192)}
+  want = plain.layer_norm(params, np.float64(tokens))[:, :8]
+  params = jax.tree.map(jnp.float32, params)
+  ours = SharedNorm().apply({'params': params}, jnp.asarray(tokens), 8)
+  # Some units in the last place of the mean, as for `LayerNorm`.
+  atol = 1e-5 + abs(mean) * 2.0**-22
+  np.testing.assert_allclose(ours, want, rtol=0, atol=atol)
 
 
 def test_parity_of_equal_symbols():

@@ -68,6 +68,7 @@ def items_of(task, count):
   ],
 )
 def test_rows_are_batched_by_the_bucket_of_their_tape(key, backend):
+  # Invariant 4, second half: static and cropped encoders agree.
   model = IMAGE if key == 'image' else PARITY
   if backend == 'onnxruntime':
     pytest.importorskip('onnxruntime', reason='needs onnx and onnxruntime')
@@ -75,21 +76,23 @@ def test_rows_are_batched_by_the_bucket_of_their_tape(key, backend):
   task, variables = build(model, DATA[key])
   items = items_of(task, 24)
   batch = {key: np.stack(items)}
-  _, out = jax.jit(task.apply)(variables['params'], {}, batch)
+  masked, out = jax.jit(task.apply)(variables['params'], {}, batch)
   tapes = np.asarray(out['tape']['length'])
   assert len(set(tapes)) > 1
   run = ServedRun(lengths=tuple(range(1, task.model.max_steps + 1)))
   chain, policy = task.serve(variables, {}, run)
-  buckets, describe = [], policy.describe
+  buckets, answer = [], policy.answer
 
   def spy(row):
     buckets.append((row.length, int(row.outputs[0]['length'])))
-    return describe(row)
+    return row.outputs[-1]['logits'], answer(row)
 
-  policy.describe = spy
-  with Engine(chain, policy, policy.lengths, (8,), backend=backend) as engine:
-    answers = engine.predict(items)
+  policy.answer = spy
+  given = chain, policy, policy.lengths, (8,)
+  with Engine(*given, backend=backend) as engine:
+    logits, answers = zip(*engine.predict(items), strict=True)
     snapshot = engine.monitor.snapshot()
+  np.testing.assert_allclose(np.stack(logits), masked, atol=1e-4)
   assert [one.fields['tape_length'] for one in answers] == tapes.tolist()
   for bucket, tape in buckets:  # ONNX Runtime pads to the longest of a batch
     assert bucket >= tape if backend == 'onnxruntime' else bucket == tape
@@ -114,9 +117,11 @@ def test_a_certified_threshold_serves_until_drift(tmp_path):
     short = [answer.fields['tape_length'] for answer in engine.predict(items)]
     policy.monitor.drift.drifted = True
     long = [answer.fields['tape_length'] for answer in engine.predict(items)]
-  batch = {'image': np.stack(items)}
-  _, out = jax.jit(task.apply)(variables['params'], {}, batch)
-  assert long == out['tape']['length'].tolist()
+  plain = Engine(*task.serve(variables, {}), policy.lengths, (8,))
+  with plain as engine:
+    assert long == [
+      answer.fields['tape_length'] for answer in engine.predict(items)
+    ]
   assert sum(short) < sum(long)
 
 

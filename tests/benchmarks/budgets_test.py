@@ -62,7 +62,7 @@ def test_a_part_of_an_input_bank_equals_hiding_the_other_positions():
     encoder = model.encoder
     x = encoder._blocks(x, None, None, range(encoder.insert_after))
     norm, settings = encoder.tape_norm, encoder.reading
-    query = norm(x.mean(1))[:, : settings.query_dim]
+    query = norm(x.mean(1), settings.query_dim)
     given = bank, query, settings
     return tape.read(*given, normalize=norm, dropped=jnp.array(hidden))
 
