@@ -58,6 +58,10 @@ class Classification(Task):
     takes_keys = cls.apply is Task.apply
     given = config['model'], cls.MODEL, cls._known_fields, takes_keys
     config['model'] = complete_model(*given)
+    optimizer = config.get('optimizer', {})
+    if 'scales' in optimizer:
+      scales = by_layer(optimizer['scales'], config['model'])
+      optimizer['scales'] = (*scales,)
     alpha = config['loss'].get('mixup')
     if alpha and 'image_size' not in config['dataset']:
       raise ConfigError('loss.mixup', alpha, '0 for inputs other than images')

@@ -191,8 +191,6 @@ def validate(
   expected = "'package.module:Name' of a subclass of train_lib.task.Task"
   task = registry.locate(run['task'], 'task', Task, expected)
   task.validate_config(run)
-  scales = classification.by_layer(run['optimizer']['scales'], run['model'])
-  run['optimizer']['scales'] = tuple(scales)
   for name, entry in run['evals'].items():
     kind = evaluator.locate(entry['type'], f'evals.{name}.type')
     if kind.NEEDS_OUTPUTS and task.outputs is Task.outputs:

@@ -11,7 +11,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from adatape.deit import Distillation
-from adatape.model import AdaTapeViT
 from adatape.task import PonderClassification, TapeClassification
 from core import files
 from core.errors import ConfigError
@@ -203,6 +202,15 @@ def test_adatape_starts_with_the_trunk_of_a_vit(model, file, caplog):
   np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
+def info_of(sides=(16, 16)):
+  return DatasetInfo('image', (*sides, 3), 'uint8', 5, (), 4)
+
+
+def drawn(model, sides=(16, 16), seed=0):
+  params = plain.noise(model, jnp.zeros((1, *sides, 3)), seed=seed)
+  return jax.tree.map(jnp.asarray, params)
+
+
 def fresh_params(**fields):
   return drawn(ViT(**(public_vits.FIELDS | {'num_classes': 10} | fields)))
 
@@ -333,97 +341,3 @@ def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
     public_vits.archive()), **public_vits.CONFIG)  # fmt: skip
   plain_vit = warm_start(vit, tmp_path, skip=skip[:1])
   assert_trees_equal(plain_vit, started)
-
-
-IMAGE_MODELS = {
-  'vit': ViT(**(public_vits.FIELDS | {'pool': 'cls'})),
-  'gap': ViT(**(public_vits.FIELDS | {'pool': 'gap'})),
-  'input': AdaTapeViT(
-    num_classes=5, width=16, depth=2, mlp_dim=24, num_heads=4, patch_size=4,
-    bank='input', bank_patch_size=2, tokens_per_step=2, max_steps=3,
-    threshold=1.5, query_dim=8,
-  ),
-}  # fmt: skip
-
-
-def info_of(sides=(16, 16)):
-  return DatasetInfo('image', (*sides, 3), 'uint8', 5, (), 4)
-
-
-def drawn(model, sides=(16, 16), seed=0):
-  params = plain.noise(model, jnp.zeros((1, *sides, 3)), seed=seed)
-  return jax.tree.map(jnp.asarray, params)
-
-
-def save_run(folder, params, sides=(16, 16)):
-  save_all(folder / 'checkpoints', [1], lambda _: {'params': params})
-  record = files.dumps(dataclasses.asdict(info_of(sides)))
-  (folder / 'dataset_info.json').write_text(record)
-
-
-@pytest.mark.parametrize('model', IMAGE_MODELS)
-@pytest.mark.parametrize(
-  ('old', 'new', 'folder'),
-  [
-    ((16, 16), (24, 24), ''), ((16, 24), (24, 12), 'checkpoints'),
-    ((8, 32), (16, 16), ''),  # as many patches, at other places
-    ((16, 24), (8, 4), ''), ((16, 24), (16, 24), 'checkpoints'),
-  ],
-)  # fmt: skip
-def test_positions_of_an_own_run_are_resized(
-  model, old, new, folder, tmp_path, caplog
-):
-  model = IMAGE_MODELS[model]
-  saved, fresh = drawn(model, old), drawn(model, new, seed=1)
-  save_run(tmp_path, saved, old)
-  started = warm_start(fresh, tmp_path / folder, info=info_of(new))
-  started, saved = map(checkpoint_io.flatten, (started, saved))
-  for name, leaf in saved.items():
-    if name.endswith('positions/embedding'):
-      patch = 2 if name.startswith('tape_bank') else 4
-      grids = [[side // patch for side in sides] for sides in (old, new)]
-      leaf = public_vits.resized(leaf, grids[1], grids[0])
-      assert (name in caplog.text) == (old != new)
-    np.testing.assert_allclose(started[name], leaf, rtol=0, atol=1e-5)
-
-
-def test_adatape_starts_with_the_vit_of_an_own_run(tmp_path, caplog):
-  saved = fresh_params(num_classes=5)
-  save_run(tmp_path, saved)
-  fresh = drawn(IMAGE_MODELS['input'].clone(pool='cls'))
-  started = warm_start(fresh, tmp_path, info=info_of())
-  assert_trees_equal(started['tape_bank'], fresh['tape_bank'])
-  assert_trees_equal({n: started[n] for n in saved if n != 'encoder'} | {
-    'encoder': {n: started['encoder'][n] for n in saved['encoder']}
-  }, saved)  # fmt: skip
-  assert re.search(r'new: encoder/read_network \(.*, tape_bank \(', caplog.text)
-  # Its head of other classes is skipped explicitly.
-  with pytest.raises(ValueError, match='head/bias: expected float32'):
-    warm_start(fresh_params(num_classes=3), tmp_path, info=info_of())
-
-
-def test_positions_that_are_no_grid_of_the_images_are_refused(tmp_path):
-  saved, fresh = fresh_params(), fresh_params()
-  embedding = saved['tokens']['positions']['embedding']
-  saved['tokens']['positions']['embedding'] = embedding[:, :11]
-  save_all(tmp_path, [1], lambda _: {'params': saved})
-  message = r'positions/embedding: expected grids .*\(1, 1\) and \(16, 16\)'
-  with pytest.raises(ValueError, match=message):
-    warm_start(fresh, tmp_path, info=info_of())
-
-
-def test_a_public_vit_of_images_that_are_no_squares(tmp_path):
-  arrays = public_vits.archive()
-  name = public_vits.NAMES['vit_jax'][0]
-  draw = np.random.default_rng(0)
-  arrays[name] = draw.normal(size=(1, 9, 16)).astype(np.float32)
-  given = {'image_size': [8, 16]}  # 2 x 4 patches and the class token
-  tensors = public_vits.hugging_face_tensors(arrays)
-  public_vits.write(tmp_path, tensors, **(public_vits.CONFIG | given))
-  fresh = fresh_params(num_classes=5)
-  started = warm_start(fresh, tmp_path, info=info_of())
-  want = public_vits.resized(arrays[name][:, 1:], (4, 4), (2, 4))
-  got = started['tokens']['positions']['embedding']
-  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
-  token = arrays['cls'] + arrays[name][:, :1]
-  np.testing.assert_allclose(started['tokens']['cls'], token, atol=1e-6)
