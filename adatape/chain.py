@@ -47,8 +47,8 @@ class TapeChain(Resizable):
     self._models = {VARIANT: model, **others}
     self.variants = tuple(self._models)
     self._reads = {
-      (name, stops): functools.partial(self._read, one, stops)
-      for name, one in self._models.items()
+      (name, stops): functools.partial(self._read, module, stops)
+      for name, module in self._models.items()
       for stops in (True, False)
     }
 
@@ -90,7 +90,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
 
   `run.lengths` are tape buckets; options: `adatape.policy.Options`.
   """
-  given = classifier.read_options(Options, options)
+  chosen = classifier.read_options(Options, options)
   lengths = tape_lengths(task.model.max_steps, run.lengths)
   reader = classifier.item_reader(task, lengths[-1])
 
@@ -98,7 +98,7 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     return TapeChain(task.model, variables, reader, task.inputs, others)
 
   return classifier.with_files(
-    task, run, given.setting, VARIANT, lengths, chain, TapePolicy
+    task, run, chosen.setting, VARIANT, lengths, chain, TapePolicy
   )
 
 

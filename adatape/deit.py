@@ -80,9 +80,9 @@ class Distillation(Student):
 
   def terms(self, forward):
     """Returns the losses of both heads; `teacher_agreement` is logged."""
-    own, taught = forward.out['heads']
+    logits, taught = forward.out['heads']
     weight = forward.settings['distill_weight']
-    first = Term(self.target_loss(forward, own), 1 - weight)
+    first = Term(self.target_loss(forward, logits), 1 - weight)
     if not forward.frozen:
       return first, Term(self.target_loss(forward, taught), weight)
     target = self.teacher_logits(forward.frozen, forward.batch)

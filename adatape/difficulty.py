@@ -146,13 +146,13 @@ def examples(rows: Rows) -> Int[np.ndarray, ' E']:
   """Returns the first row of median tape length of some difficulties."""
   levels = np.unique(rows['difficulty'])
   places = np.linspace(0, len(levels) - 1, EXAMPLES).round().astype(int)
-  found = []
+  selected = []
   for place in dict.fromkeys(places.tolist()):
     here = np.flatnonzero(rows['difficulty'] == levels[place])
     length = rows['tape_length'][here]
     median = np.quantile(length, 0.5, method='nearest')
-    found.append(here[(length == median).argmax()])
-  return np.array(found)
+    selected.append(here[(length == median).argmax()])
+  return np.array(selected)
 
 
 def _draw_tapes(axes: Any, rows: Rows, chosen: Int[np.ndarray, ' E']) -> None:

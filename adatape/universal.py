@@ -147,7 +147,7 @@ class UnsharedEncoder(UniversalEncoder):
   def _step(self, x, valid, row_keys) -> loop.Step:
     names = [f'block_{n}' for n in range(self.max_steps)]
     stack = [build(EncoderBlock, self, name=name) for name in names]
-    score, *pure = [blocks.pure(one, x) for one in (score_layer(), *stack)]
+    score, *pure = [blocks.pure(m, x) for m in (score_layer(), *stack)]
 
     def step(state: Array, n: int, running: Array) -> Any:
       x = add_coordinates(state, n) if self.coordinates else state

@@ -60,8 +60,8 @@ class AlbertChain(Resizable):
     self._models = {VARIANT: model, **others}
     runs = self._begin, self._iterate
     self._stages = {
-      name: [functools.partial(one.apply, method=run) for run in runs]
-      for name, one in self._models.items()
+      name: [functools.partial(module.apply, method=run) for run in runs]
+      for name, module in self._models.items()
     }
 
   def sized(
@@ -96,14 +96,14 @@ class AlbertChain(Resizable):
 
 def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   """Serves halting with compaction; options: `albert_act.policy.Options`."""
-  given = classifier.read_options(Options, options)
+  chosen = classifier.read_options(Options, options)
   lengths = classifier.text_lengths(task, run.lengths)
-  reader = classifier.text_reader(task, lengths[-1], given.max_characters)
+  reader = classifier.text_reader(task, lengths[-1], chosen.max_characters)
 
   def chain(variables: Any, others: Any) -> AlbertChain:
-    return AlbertChain(task.model, variables, reader, given.iterations, others)
+    return AlbertChain(task.model, variables, reader, chosen.iterations, others)
 
   policy = functools.partial(HaltingPolicy, rule=repr(task.model.rule))
   return classifier.with_files(
-    task, run, given.setting, VARIANT, lengths, chain, policy
+    task, run, chosen.setting, VARIANT, lengths, chain, policy
   )

@@ -144,8 +144,8 @@ class Albert(TextEncoder, kw_only=True):
 
     def layer(group: list[Any], state: Array, keys: Any) -> Array:
       for number, block in enumerate(group):
-        own = row_random.fold_rows(keys, f'block_{number}')
-        state = block(state, valid, own).x
+        block_keys = row_random.fold_rows(keys, f'block_{number}')
+        state = block(state, valid, block_keys).x
       return state
 
     branches = [

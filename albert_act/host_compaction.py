@@ -84,8 +84,8 @@ def stages(
 ) -> tuple[HostStage, HostStage]:
   """Returns the first stage and a later one, for `AlbertChain.programs`."""
 
-  def compiled(function: Callable[..., Any], given: Any) -> Any:
-    return compile(functools.partial(model.apply, method=function), given)
+  def compiled(function: Callable[..., Any], example: Any) -> Any:
+    return compile(functools.partial(model.apply, method=function), example)
 
   first = compiled(begin, inputs)
   shapes: Any = first.result[0]
@@ -93,17 +93,17 @@ def stages(
   packed, most = export.symbolic_shape('m, q', scope=rows.scope)
   array = jax.ShapeDtypeStruct
   state = (*vars(model.rule.start(np.zeros(0, bool))),)
-  given = {
+  example = {
     'x': array((packed, width), model.dtype),
     'is_last': array((packed,), bool),
     'first': array((packed,), jnp.int32),
     'queries': array((rows, most), jnp.int32),
     'place': array((packed,), jnp.int32),
   }
-  given |= {name: array((packed,), shapes[name].dtype) for name in state}
-  given |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
+  example |= {name: array((packed,), shapes[name].dtype) for name in state}
+  example |= {name: shapes[name] for name in ('keys', 'values', 'valid')}
   programs = {
-    'iterate': compiled(iterate, given),
+    'iterate': compiled(iterate, example),
     'classify': compiled(classify, array((rows, width), model.dtype)),
     'result': first.result,
   }
@@ -135,8 +135,8 @@ def iterate(model: AlbertClassifier, packed: Any) -> tuple[Any, Any]:
   def attend(query: Any, *unused: Any, **none: Any) -> tuple[Any, None]:
     rows: Any = _taken(attention.join_heads(query)[0], packed['queries'])
     keys_values = split(packed['keys']), split(packed['values'])
-    found, _ = attention.attend(split(rows), *keys_values, packed['valid'])
-    flat = attention.join_heads(found).reshape(-1, rows.shape[-1])
+    attended, _ = attention.attend(split(rows), *keys_values, packed['valid'])
+    flat = attention.join_heads(attended).reshape(-1, rows.shape[-1])
     return split(_taken(flat, packed['place'])[None]), None
 
   before: Any = model.rule.start(jnp.ones_like(packed['is_last']))

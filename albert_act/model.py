@@ -124,8 +124,8 @@ class AlbertPretraining(Albert):
     masked = jnp.take_along_axis(states, places, axis=1, mode='clip')
     rate = self.classifier_dropout
     dropped = row_random.drop(features, rate, row_keys, 'order')
-    words = self.predictions(masked, nn.meta.unbox(table))
-    logits = {'words': words, 'order': self.sop(dropped)}
+    word_logits = self.predictions(masked, nn.meta.unbox(table))
+    logits = {'words': word_logits, 'order': self.sop(dropped)}
     return logits, {'features': features, 'ponder': encoded.ponder}
 
   @nn.nowrap
@@ -136,7 +136,7 @@ class AlbertPretraining(Albert):
     predictions: int = 0,
   ) -> float:
     """Returns the FLOPs of one row `[L]` with `predictions` masked words."""
-    words = flops.dense(predictions, self.width, self.embedding_width)
-    words += flops.dense(predictions, self.embedding_width, self.vocab_size)
+    mlm_head = flops.dense(predictions, self.width, self.embedding_width)
+    mlm_head += flops.dense(predictions, self.embedding_width, self.vocab_size)
     head = flops.dense(1, self.width, self.width + 2)
-    return self.encoder_flops(input_shape[0], iterations) + words + head
+    return self.encoder_flops(input_shape[0], iterations) + mlm_head + head

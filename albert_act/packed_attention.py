@@ -132,6 +132,6 @@ class PackedAttention:
     """Returns `[N, B * A, H]` for queries `[N, B, A, H]`."""
     heads, features = query.shape[0], query.shape[-1]
     by_row = query.transpose(1, 0, 2, 3)
-    keys, values = (split_heads(one, heads) for one in (self.keys, self.values))
+    keys, values = (split_heads(x, heads) for x in (self.keys, self.values))
     out, _ = attend(by_row, keys, values, self.valid)
     return out.transpose(1, 0, 2, 3).reshape(heads, -1, features)

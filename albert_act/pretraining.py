@@ -100,15 +100,15 @@ class Pretraining(Task):
     chooses tau so that it is about 10 %.
     """
     logits, batch = forward.logits, forward.batch
-    words, order = (
+    mlm_loss, sop_loss = (
       optax.softmax_cross_entropy_with_integer_labels(
         logits[name].astype(jnp.float32), batch[labels]
       )
       for name, labels in (('words', 'mlm_labels'), ('order', 'label'))
     )
     return (
-      Term(words, over='words', name='mlm_loss'),
-      Term(order, 'sop_weight', name='sop_loss'),
+      Term(mlm_loss, over='words', name='mlm_loss'),
+      Term(sop_loss, 'sop_weight', name='sop_loss'),
       ponder_cost(forward, 'ponder_weight', share='ponder_share'),
     )
 

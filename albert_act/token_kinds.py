@@ -31,8 +31,8 @@ def masks(batch: Batch) -> dict[str, Bool[Array, 'B L']]:
     places = jnp.where(batch['mlm_weights'] > 0, batch['mlm_positions'], size)
     masked = KINDS.index(MASKED[0]) + batch['mlm_kind']
     kind = kind.at[jnp.arange(rows)[:, None], places].set(masked, mode='drop')
-  others = {name: real & (kind == n) for n, name in enumerate(KINDS)}
-  return others | {'all': real}
+  by_kind = {name: real & (kind == n) for n, name in enumerate(KINDS)}
+  return by_kind | {'all': real}
 
 
 def means(

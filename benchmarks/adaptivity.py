@@ -63,12 +63,12 @@ def write(flags: Any) -> None:
   logits, name = rows['logits'][:, -1], 'own'
   if flags.dense:
     dense = loading.load_config(flags.dense, '--dense')
-    _, others, _ = _read(dense, '--dense', flags, split)
-    same = np.array_equal(others['label'], rows['label'])
-    if not same or others['logits'].shape[-1] != logits.shape[-1]:
+    _, dense_rows, _ = _read(dense, '--dense', flags, split)
+    same = np.array_equal(dense_rows['label'], rows['label'])
+    if not same or dense_rows['logits'].shape[-1] != logits.shape[-1]:
       expected = f'a run on the same {len(logits)} rows as {flags.workdir}'
       raise ConfigError('--dense', flags.dense, expected)
-    logits, name = others['logits'][:, -1], 'dense'
+    logits, name = dense_rows['logits'][:, -1], 'dense'
   costs, answers = spent(rows, trained, flags)
   task: Any = trained.task
   hard: Columns = {k: rows[k] for k in DIFFICULTIES if k in rows}
@@ -124,9 +124,9 @@ def _read(config: Any, flag: str, flags: Any, split: str) -> Any:
 
   @jax.jit
   def outputs(variables: Any, batch: Any) -> dict[str, Any]:
-    own = {name: batch[name] for name in DIFFICULTIES if name in batch}
+    hard = {name: batch[name] for name in DIFFICULTIES if name in batch}
     state = variables['params'], variables['model_state']
-    return own | task.outputs(*state, batch)
+    return hard | task.outputs(*state, batch)
 
   source = builder.build_source(config.dataset, split, task.info)
   data = builder.spread(source, flags.rows, BATCH)
@@ -186,8 +186,8 @@ def reader(config: Any, data: Any) -> Callable[[int], str | None]:
   """Returns a function from an index to its text, or to its few numbers."""
   path, source = config.dataset.get('tokenizer', ''), data.source
   if path:
-    words = tokenizer.load(path)
-    return lambda index: words.decode(source.record(index)['tokens'])
+    vocab = tokenizer.load(path)
+    return lambda index: vocab.decode(source.record(index)['tokens'])
   info = source.info
   if math.prod(info.input_shape) > NUMBERS:
     return lambda index: None

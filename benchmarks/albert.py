@@ -64,8 +64,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
       runs[name] = functools.partial(form, variables, *inputs)
     chain = AlbertChain(model, variables, iterations=flags.iterations)
     runs['engine'] = _engine(HaltingPolicy, chain, inputs, batch)
-    whole = OneStage(functools.partial(_named, fixed), variables, TOKEN_IDS)
-    runs['fixed, engine'] = _engine(ClassifierPolicy, whole, inputs, batch)
+    one_stage = OneStage(functools.partial(_named, fixed), variables, TOKEN_IDS)
+    runs['fixed, engine'] = _engine(ClassifierPolicy, one_stage, inputs, batch)
     shares = {'mean_share': steps.mean(), 'depth_share': steps.max(1).mean()}
     columns = {k: float(v) / model.max_iterations for k, v in shares.items()}
     candidates = []
@@ -81,8 +81,8 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     yield {'batch': batch, 'mean': mean}, candidates
 
 
-def _logits(apply: Any, *arguments: Any) -> Any:
-  return apply(*arguments)[0]
+def _logits(apply: Any, *args: Any) -> Any:
+  return apply(*args)[0]
 
 
 def _named(model: Any, variables: Any, inputs: Any) -> Any:

@@ -65,9 +65,9 @@ def write(flags: Flags) -> None:
     expected = 'a run of an ALBERT of albert_act, or of an AdaTape'
     raise ConfigError('--workdir', config.model.name, expected)
   expected = f'nothing, not a flag for a run of {config.model.name}'
-  for other, own in REPORTS.items():
+  for other, flag_names in REPORTS.items():
     if other is not module:
-      command_line.refuse(flags, own, expected)
+      command_line.refuse(flags, flag_names, expected)
   if module is iteration_report:
     command_line.check_texts(flags.workdir)
   split = loading.split_of(config, flags.split or module.SPLIT)

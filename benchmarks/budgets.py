@@ -144,20 +144,20 @@ def write(flags: Any) -> None:
   if not isinstance(model, TapeClassifier) or model.reading() is None:
     expected = 'a run of an AdaTape with a bank'
     raise ConfigError('--workdir', config.model.name, expected)
-  others = [*_others(flags, loaded)]
+  other_readings = [*_others(flags, loaded)]
   data = spread_rows(config.dataset, split, flags.rows, info)
   # Without a share below 1 one row is read, for the size of the bank.
   rows = flags.rows if min(flags.bank_shares) < 1 else 1
   fitted = spread_rows(config.dataset, config.train_split, rows, info)
   counts = read(loaded.task, loaded.variables, fitted).counts
-  own = Setting(model.threshold, model.max_steps, 1.0)
+  trained = Setting(model.threshold, model.max_steps, 1.0)
   wanted = itertools.product(
-    flags.thresholds or (own.threshold,),
-    flags.max_steps or (own.max_steps,),
+    flags.thresholds or (trained.threshold,),
+    flags.max_steps or (trained.max_steps,),
     flags.bank_shares,
   )
   readings: list[Reading] = []
-  for setting in dict.fromkeys([own, *itertools.starmap(Setting, wanted)]):
+  for setting in dict.fromkeys([trained, *itertools.starmap(Setting, wanted)]):
     kept = most_read(counts, setting.share) if setting.share < 1 else ()
     task = copy.copy(loaded.task)
     try:
@@ -167,7 +167,7 @@ def write(flags: Any) -> None:
       continue
     row = {'candidate': setting.name, **setting._asdict()}
     readings.append((row, task, loaded.variables))
-  readings += others
+  readings += other_readings
   table = []
   for row, task, variables in readings:
     row |= measure(task, variables, data)
@@ -175,7 +175,7 @@ def write(flags: Any) -> None:
   if flags.rounds:
     _time(readings, data, flags)
   out = report.folder_of(flags.out, flags.workdir, 'budgets')
-  title = f'{split}, at most {flags.rows} rows; trained: {own.name}'
+  title = f'{split}, at most {flags.rows} rows; trained: {trained.name}'
   budgets = report.Table('budgets', title, table, columns=SHOWN)
   command.write_tables(out, [budgets])
   with plots.if_installed():

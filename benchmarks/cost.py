@@ -51,8 +51,8 @@ class Row(NamedTuple):
 
 def _row(table: str, *cells: str) -> Row:
   numbers = [float(cell) if cell else None for cell in cells[4:]]
-  words: Any = [*cells[:4], *numbers]
-  return Row(int(table), *words)
+  values: Any = [*cells[:4], *numbers]
+  return Row(int(table), *values)
 
 
 with pathlib.Path(__file__).with_name('printed.csv').open() as _file:
@@ -91,12 +91,12 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
     raise ConfigError('rows', sorted(unknown), f'some of {", ".join(legal)}')
   asked = flags.rows or legal
   for (table, variant), group in itertools.groupby(rows, lambda row: row[:2]):
-    baseline, *others = group
-    others = [row for row in others if row.name in asked]
-    if not others and baseline.name not in asked:
+    baseline, *compared = group
+    compared = [row for row in compared if row.name in asked]
+    if not compared and baseline.name not in asked:
       continue
     tasks, columns = dict[str, Task](), dict[str, Any]()
-    for row in (baseline, *others):
+    for row in (baseline, *compared):
       task = tasks[row.name] = task_of(load_config(row, flags.dtype))
       columns[row.name] = counts(task) | {
         'paper_parameters': row.parameters and row.parameters * 1e6,

@@ -209,13 +209,13 @@ def guarantee(model: Model, others: Any, flags: Any) -> list[dict[str, Any]]:
       f'was fitted to, got {len(model.heads)} heads and {len(labels)} such '
       'rows; other rows are given as --split'
     )
-  own = tuple(model.module.prune_ratios)
+  trained = tuple(model.module.prune_ratios)
   models = {tuple(m.module.prune_ratios): m for m in others if m.name == 'EAT'}
-  models[own] = model
+  models[trained] = model
   variants = [
     Variant({}, models[ratios].calibrated[:, judged],
             models[ratios].cost['flops'][judged])
-    for ratios in sorted(models) if ratios >= own
+    for ratios in sorted(models) if ratios >= trained
   ]  # fmt: skip
   return resample(variants, labels, flags)
 
@@ -232,7 +232,7 @@ def _time(settings: Sequence[Setting], flags: Any) -> list[dict[str, Any]]:
   with contextlib.ExitStack() as stack:
     hosts = stack.enter_context(Hosts())
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    served = functools.cache(lambda one: stack.enter_context(one.start(size)))
+    served = functools.cache(lambda m: stack.enter_context(m.start(size)))
     candidates: dict[int, list[Candidate]] = {
       batch: [_candidate(s, rows, batch, served(s.model)) for s in settings]
       for batch in (1, size)

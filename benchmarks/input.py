@@ -110,7 +110,7 @@ def _ours(config: Mapping[str, Any], size: int, images: int) -> Call:
   data = builder.build(
     dict(config) | options, split='train', train=True, seed=0, batch_size=BATCH
   )
-  return _call(lambda: (one['image'] for one in data.batches()), images)
+  return _call(lambda: (batch['image'] for batch in data.batches()), images)
 
 
 def _tf(root: str, size: int, images: int) -> Call:

@@ -196,19 +196,19 @@ def label_table(
     info, encoded, np.zeros(len(sentences)), tokenizer.pad_id
   )
   batches = builder.spread(records, len(sentences)).batches()
-  depths, words = [], []
+  depths, labelled = [], []
   for batch, steps, _ in traced(model, variables, batches):
     for row in np.flatnonzero(batch['mask']):
       number = batch['index'][row]
       depths.append(steps[row].max())
       pairs = zip(sentences[number], places[number], strict=False)
-      words += [
+      labelled += [
         (label.partition(':')[0], steps[row, start:stop])
         for (_, label), (start, stop) in pairs
         if label != tagged_words.NO_TAG
       ]
-  labels, below = label_rows(words, at_least)
-  left_out = sum(map(len, sentences)) - len(words)
+  labels, below = label_rows(labelled, at_least)
+  left_out = sum(map(len, sentences)) - len(labelled)
   below.append(_row('label', 'words left out', left_out))
   below.append(_row('label', DEPTH, len(depths), np.mean(depths)))
   return Table(
@@ -243,7 +243,7 @@ def label_rows(words: Iterable[Any], at_least: int) -> tuple[Rows, Rows]:
     for name, mean in means.items()
   ]  # fmt: skip
   labels.sort(key=lambda row: (-row['count'], row['label']))
-  rare = sum(len(own) for name, own in of_label.items() if name not in means)
+  rare = sum(len(x) for name, x in of_label.items() if name not in means)
   return labels, [
     _row('label', 'mean of the labels', len(labels), average, high=''),
     _row('label', 'standard deviation of the labels', len(labels), std),
@@ -298,20 +298,22 @@ def write(
   """Draws the curves and writes the page of a run; returns the tables."""
   labelled = read_treebank(flags.treebank)
   records = builder.build_source(config.dataset, split, loaded.task.info)
-  words = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
+  vocab = tokenizer.load(pathlib.Path(flags.workdir) / TOKENIZER)
   model = dataclasses.replace(loaded.task.model, dynamic=False, remat_chunk=0)
   spread = functools.partial(builder.spread, records, seed=config.seed)
   rows = spread(flags.rows).batches()
   analysis = analyse(model, loaded.variables, rows)
   result = tables(analysis)
   if labelled:
-    limits = records.info.input_shape[0], flags.label_words
-    labels = label_table(model, loaded.variables, words, labelled, *limits)
+    length = records.info.input_shape[0]
+    labels = label_table(
+      model, loaded.variables, vocab, labelled, length, flags.label_words
+    )
     result.append(labels)
   if flags.sentences:
     rows = spread(flags.sentences).batches()
     shown = traced(model, loaded.variables, rows)
-    content = page(shown, words.names, model.max_iterations)
+    content = page(shown, vocab.names, model.max_iterations)
     files.write_bytes(out / 'sentences.html', content)
   with plots.if_installed():
     title = 'Similarity of consecutive states'

@@ -185,8 +185,8 @@ def slots(chain: Any, questions: Any, batch: int) -> Any:
 def engine(
   chain: Any, questions: Any, batch: int, backend: Any, visit: int
 ) -> Any:
-  own = {'params': chain.variables['params'], 'model_state': chain.variables}
-  chain = LoopedChain(chain.model, own, chain.reader, visit)
+  state = {'params': chain.variables['params'], 'model_state': chain.variables}
+  chain = LoopedChain(chain.model, state, chain.reader, visit)
   policy = LoopedPolicy(chain, chain.reader, (), (1,), limit=chain.limit)
   sizes: Any = (1,), doubling(batch)
   served = Engine(chain, policy, *sizes, max_pending=10**6, backend=backend)
@@ -287,8 +287,8 @@ def scripted(flags: Any) -> Any:
   forms = (puzzle.augment(rng, *base[n % BASE]) for n in range(flags.rows))
   questions = np.stack([question for question, _ in forms])
   variables = nn.unbox(jax.jit(model.init)(jax.random.key(0), questions[:1]))
-  own = {'params': variables['params'], 'model_state': variables}
-  return LoopedChain(model, own, TokenPuzzleReader(1, puzzle)), questions
+  state = {'params': variables['params'], 'model_state': variables}
+  return LoopedChain(model, state, TokenPuzzleReader(1, puzzle)), questions
 
 
 def documented(row: Mapping[str, Any]) -> dict[str, Any]:

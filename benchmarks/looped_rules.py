@@ -103,15 +103,14 @@ def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
     for key, values in speeds.items():
       table[key] = table[key] | values
   steps = 1 + certificate.stops_of(record, [rules.Score(0.5)])[0]
-  found, counts = np.unique(hard, return_counts=True)
-  common = found[counts >= min(LEAST, counts.max())].tolist()
+  difficulties, counts = np.unique(hard, return_counts=True)
+  common = difficulties[counts >= min(LEAST, counts.max())].tolist()
   levels = {n: steps[hard == n].mean() for n in common}
   return table, levels
 
 
 def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
   """Returns the rules of `SHOWN`, as the engine serves them."""
-  limits = flags.epsilon, flags.delta, flags.patience
   chosen: Any = {
     FULL: rules.AllIterations(),
     (stops.SCORE, 0.5): rules.Score(0.5),
@@ -119,7 +118,9 @@ def rules_of(record: Any, puzzle: Any, flags: Any) -> dict[Any, Any]:
     (stops.VERIFIED, 0.0): rules.Verified(puzzle),
   }
   for key in CERTIFICATES:
-    chosen[key] = certificate.certify(record, key[1], *limits).rule
+    chosen[key] = certificate.certify(
+      record, key[1], flags.epsilon, flags.delta, flags.patience
+    ).rule
   return chosen
 
 
@@ -128,8 +129,10 @@ def timed(workdir: str, chains: Any, questions: Any, flags: Any) -> Any:
 
   def candidate(key: Any) -> timing.Candidate:
     def make() -> timing.Call:
-      own = chains[key], questions, flags.batch, flags.backend, 1
-      return timing.Call(looped.engine(*own), len(questions))
+      engine = looped.engine(
+        chains[key], questions, flags.batch, flags.backend, 1
+      )
+      return timing.Call(engine, len(questions))
 
     name, is_full = ' '.join(map(str, key)), key == FULL
     return timing.Candidate(name, make, is_baseline=is_full, throughput='speed')
@@ -145,14 +148,15 @@ def timed(workdir: str, chains: Any, questions: Any, flags: Any) -> Any:
 def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:
   """Returns means over samples of what a certificate does on all rows."""
   rng, (count, limit), rows = np.random.default_rng(0), record.right.shape, []
-  limits = flags.epsilon, flags.delta, flags.patience
   proved = record.right | (np.arange(limit) == limit - 1)
   verified = 1 - (1 + proved.argmax(1)).mean() / limit
   for _ in range(flags.splits):
     sample = certificate.take(
       record, rng.permutation(count)[: count // SAMPLED]
     )
-    rule = certificate.certify(sample, method, *limits).rule
+    rule = certificate.certify(
+      sample, method, flags.epsilon, flags.delta, flags.patience
+    ).rule
     steps = 1 + certificate.stops_of(record, [rule])[0]
     row: Any = stops.summary(steps, record.right)
     extra = {'saved': 1 - steps.mean() / limit, 'verified': verified}

@@ -47,10 +47,10 @@ def run(flags: Flags) -> None:
     for seed in flags.seeds:
       rows.append(_row(path, seed, flags))
       report.write_csv(flags.out, rows)
-    own = rows[-len(flags.seeds) :]
+    runs = rows[-len(flags.seeds) :]
     means.append({'set': path.stem} | {
-      name: round(statistics.mean(row[name] for row in own), 2)
-      for name, value in own[0].items()
+      name: round(statistics.mean(row[name] for row in runs), 2)
+      for name, value in runs[0].items()
       if isinstance(value, float) and name not in ('tau', 'epsilon')
     })  # fmt: skip
   report.print_table(f'mean of {len(flags.seeds)} seeds', means)

@@ -65,15 +65,15 @@ def make(
     _padded([items[n] for n in order[start : start + batch]])
     for start in range(0, len(items), batch)
   ]
-  logits = np.concatenate([classify(one) for one in batches])[np.argsort(order)]
+  logits = np.concatenate([classify(x) for x in batches])[np.argsort(order)]
   columns: dict[str, Any] = {'device': device}
   if expected is not None:
     columns['difference'] = float(np.abs(logits - expected).max())
-  calls = [[one] for one in batches] if batch == 1 else [batches]
+  calls = [[x] for x in batches] if batch == 1 else [batches]
   turns, rows = itertools.cycle(calls), len(items) // len(calls)
 
   def run() -> Any:
-    return [classify(one) for one in next(turns)]
+    return [classify(x) for x in next(turns)]
 
   return Call(run, rows, scores(logits), columns)
 
@@ -169,8 +169,8 @@ def _optimized(
     )  # fmt: skip
   # The optimizer makes some inputs int32.
   dtypes = {
-    one.name: np.int32 if 'int32' in one.type else np.int64
-    for one in session.get_inputs()
+    entry.name: np.int32 if 'int32' in entry.type else np.int64
+    for entry in session.get_inputs()
   }
 
   def classify(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -38,8 +38,8 @@ Columns = Mapping[str, Num[np.ndarray, ' N']]
 
 def model_of(name: str) -> int | None:
   """Returns the value in `MODELS` of the model that a name has, or None."""
-  found = [m for m in MODELS if re.search(rf'(?<![\w-]){m}(?!\w)', name)]
-  return MODELS[max(found, key=len)] if found else None
+  matches = [m for m in MODELS if re.search(rf'(?<![\w-]){m}(?!\w)', name)]
+  return MODELS[max(matches, key=len)] if matches else None
 
 
 def numbers(names: Iterable[str]) -> dict[str, int]:
@@ -60,9 +60,9 @@ def lines(rows: Rows, x: str, y: str, scale: float = 1.0) -> list[Line]:
   """Returns columns of each candidate, y times `scale` with its quartiles."""
   result = []
   for name, number in numbers(row['candidate'] for row in rows).items():
-    own = [row for row in rows if row['candidate'] == name]
-    low, middle, high = scale * np.array([*_parts([row[y] for row in own])])
-    places = np.array([row[x] for row in own])
+    group = [row for row in rows if row['candidate'] == name]
+    low, middle, high = scale * np.array([*_parts([row[y] for row in group])])
+    places = np.array([row[x] for row in group])
     result.append(Line(name, places, middle, number, (low, high)))
   return result
 

@@ -329,20 +329,20 @@ def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   swept = *SWEPT, *users
   rows = {name: getattr(flags, name) for name in ('split', 'limit', 'lengths')}
   eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
-  others = [*_others(flags, eat, rows)]
+  compared = [*_others(flags, eat, rows)]
   recorded = [*variants(eat, flags.prune_scales)]
-  dense = (others if flags.dense else recorded)[0].module.clone(
+  dense = (compared if flags.dense else recorded)[0].module.clone(
     prune_layers=(), prune_ratios=(), window=0, exit_layers=()
   )
   full = flops(dense, eat.records['length'])[:, -1]
-  own: dict[str, Setting] = {}
+  of_eat: dict[str, Setting] = {}
   for model in recorded:
-    own |= measure(model, full, flags.tau, swept)
-  names = {f'{m.name}/{default_name(m, flags.tau)}': m for m in others}
+    of_eat |= measure(model, full, flags.tau, swept)
+  names = {f'{m.name}/{default_name(m, flags.tau)}': m for m in compared}
   settings = {k: measure(m, full, flags.tau)[k] for k, m in names.items()}
-  default = own[default_name(recorded[0], flags.tau)]
-  timed = choose(own, flags.time, default.name)
-  first = [settings.get('dense/never', own['never']), *settings.values()]
+  default = of_eat[default_name(recorded[0], flags.tau)]
+  timed = choose(of_eat, flags.time, default.name)
+  first = [settings.get('dense/never', of_eat['never']), *settings.values()]
   first += [default] * bool(flags.ablation)
   every = {setting.name: setting for setting in (*first, *timed)}
-  return settings | own, default, [*every.values()]
+  return settings | of_eat, default, [*every.values()]

@@ -40,17 +40,17 @@ _MODEL, _OTHERS = {'parent', 'name', 'num_classes', 'dtype'}, {'context'}
 
 def comments(kind: type) -> dict[str, str]:
   """Returns the comments of a class at its fields, above or after them."""
-  found: dict[str, str] = {}
+  by_field: dict[str, str] = {}
   for base in kind.__mro__[::-1]:
     above: list[str] = []
     if base.__module__.partition('.')[0] in ('builtins', 'flax', 'abc'):
       continue
     for line in inspect.getsource(base).splitlines():
       if match := _FIELD.match(line):
-        found[match[1]] = ' '.join([*above, match[2] or ''])
+        by_field[match[1]] = ' '.join([*above, match[2] or ''])
       is_comment = line.startswith('  # ')
       above = [*above, line[4:]] if is_comment else []
-  return found
+  return by_field
 
 
 def table(title: str, kind: Any) -> Iterator[str]:

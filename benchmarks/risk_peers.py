@@ -87,17 +87,19 @@ def choices(
 
   The first variant is as trained; ours with '+ models' choose among all.
   """
-  limits, accuracy, disagreement = (epsilon, delta), 'accuracy', 'disagreement'
+  accuracy, disagreement = 'accuracy', 'disagreement'
   grids = {
     kind: risk.build_grid(variants[:1], labels, kind, epsilon)
     for kind in (accuracy, 'harm', disagreement, 'brier')
   }
 
   def ours(kind: str, method: str, grid: Grid) -> tuple[Grid, Choose]:
-    return grid, lambda n: risk.choose(grid.take(n), kind, method, *limits)[0]
+    return grid, lambda n: risk.choose(
+      grid.take(n), kind, method, epsilon, delta
+    )[0]
 
-  def peer(kind: str, choose: Any, *limits: float) -> tuple[Grid, Choose]:
-    return grids[kind], lambda n: choose(grids[kind].losses[n], *limits)
+  def peer(kind: str, choose: Any, *args: float) -> tuple[Grid, Choose]:
+    return grids[kind], lambda n: choose(grids[kind].losses[n], *args)
 
   table = {(k, 'sequence'): ours(k, 'sequence', g) for k, g in grids.items()}
   table[accuracy, 'pareto'] = ours(accuracy, 'pareto', grids[accuracy])
@@ -109,8 +111,8 @@ def choices(
     table[kind, 'no correction'] = peer(kind, uncorrected, epsilon)
     expectation = peer(kind, rc_eenn_expectation, epsilon)
     table[kind, 'RC-EENN, expectation'] = expectation
-    table[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, *limits)
-  table[disagreement, 'CALM'] = peer(disagreement, calm, *limits)
+    table[kind, 'RC-EENN, bound'] = peer(kind, rc_eenn_bound, epsilon, delta)
+  table[disagreement, 'CALM'] = peer(disagreement, calm, epsilon, delta)
   heads, grid = softmax(variants[0].logits), grids[disagreement]
   differs = heads[:-1].argmax(-1) != heads[-1].argmax(-1)
   sure = heads[:-1].max(-1).astype(np.float64)

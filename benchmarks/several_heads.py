@@ -92,28 +92,28 @@ def engines(variant: str, dtype: str, length: int, batch: int) -> Any:
   params, reader = random_params(model), TextReader(None, length)
   every = [*map(''.join, itertools.product('01', repeat=len(TASKS)))]
 
-  def engine(model: Any, params: Any, policy: Any, *names: Any, **own: Any):
+  def engine(model: Any, params: Any, policy: Any, *names: Any, **options: Any):
     chain = EatChain(model, {'params': params}, with_unpruned=False)
-    built = policy(chain, reader, *names, (length,), **own)
+    built = policy(chain, reader, *names, (length,), **options)
     made = Engine(chain, built, (length,), doubling(batch))
     made.warm_up()
     return made
 
-  own, alone = {}, []
+  tasks, alone = {}, []
   for task, classes in tasks_of(NAMES).items():
     # The source of a row says which tasks it leaves.
     left = {p: 0.0 if p[TASKS.index(task)] == '1' else math.inf for p in every}
-    own[task] = {'class_names': CLASS_NAMES, 'thresholds': left}
+    tasks[task] = {'class_names': CLASS_NAMES, 'thresholds': left}
     small = model.clone(num_classes=len(CLASS_NAMES))
     # The columns of the task of the last layer of each head.
     part = jax.tree_util.tree_map_with_path(
-      lambda path, leaf, own=classes: (
-        leaf[..., own] if path[-2].key == 'head' else leaf
+      lambda path, leaf, classes=classes: (
+        leaf[..., classes] if path[-2].key == 'head' else leaf
       ),
       params,
     )
     alone.append(engine(small, part, ExitPolicy, CLASS_NAMES, thresholds=left))
-  return engine(model, params, SeveralPolicy, NAMES, tasks=own), alone
+  return engine(model, params, SeveralPolicy, NAMES, tasks=tasks), alone
 
 
 def prepare(
@@ -121,33 +121,33 @@ def prepare(
   rows: int,
 ) -> Call:  # fmt: skip
   """Prepares the engine of all tasks, or those of each, which are compared."""
-  one, alone = engines(variant, dtype, length, batch)
+  joint, alone = engines(variant, dtype, length, batch)
   tokens = eat_speed.token_rows(rows, length)
   items = [
     {'tokens': row, 'source': plan}
     for row, plan in zip(tokens, plans(rows, rate), strict=True)
   ]
   if is_one:
-    compare(one.predict(items), [engine.predict(items) for engine in alone])
-  asked = [one] if is_one else alone
+    compare(joint.predict(items), [engine.predict(items) for engine in alone])
+  asked = [joint] if is_one else alone
 
   def run() -> None:
     for engine in asked:
       eat_speed.answer_all(engine, items)
 
-  return Call(run, rows, None, {'backend': one.warm_up().backend})
+  return Call(run, rows, None, {'backend': joint.warm_up().backend})
 
 
 def compare(together: Sequence[Any], alone: Sequence[Sequence[Any]]) -> None:
   """Raises RuntimeError where a task has another answer than its model."""
   for task, answers in zip(TASKS, alone, strict=True):
-    for several, expected in zip(together, answers, strict=True):
-      given = several.tasks[task]
-      ours, theirs = ([*x.probabilities.values()] for x in (given, expected))
-      same = given.label == expected.label
-      same &= given.fields == expected.fields
+    for answer, expected in zip(together, answers, strict=True):
+      got = answer.tasks[task]
+      ours, theirs = ([*x.probabilities.values()] for x in (got, expected))
+      same = got.label == expected.label
+      same &= got.fields == expected.fields
       if not same or not np.allclose(ours, theirs, rtol=0, atol=TOLERANCE):
-        raise RuntimeError(f'{task}: expected {expected}, got {given}')
+        raise RuntimeError(f'{task}: expected {expected}, got {got}')
 
 
 main = command.timed('several_heads', __doc__, Flags, cases)

@@ -102,11 +102,11 @@ def _start(log: pathlib.Path) -> None:
   end.start()
 
 
-def _answer(timeout: float, function: Callable[..., Any], *given: Any) -> Any:
+def _answer(timeout: float, function: Callable[..., Any], *args: Any) -> Any:
   """Calls a function; at a timeout prints the stacks and ends the process."""
   faulthandler.dump_traceback_later(timeout, exit=True)
   try:
-    return function(*given)
+    return function(*args)
   finally:
     faulthandler.cancel_dump_traceback_later()
 
@@ -129,10 +129,10 @@ class Hosts(contextlib.ExitStack):
     self._folder = self.enter_context(tempfile.TemporaryDirectory())
     self._pools: dict[str, Any] = {}  # None for a lost process
 
-  def ask(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+  def ask(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function in a process; returns None once the process is lost."""
     if not name:
-      return function(*given)
+      return function(*args)
     log = pathlib.Path(self._folder, f'{name}.log')
     if name not in self._pools:
       log.touch()
@@ -145,7 +145,7 @@ class Hosts(contextlib.ExitStack):
     if self._pools[name] is None:
       return None
     try:
-      task = self._pools[name].submit(_answer, self._timeout, function, *given)
+      task = self._pools[name].submit(_answer, self._timeout, function, *args)
       return task.result()
     except Exception as error:
       self._pools[name] = None
@@ -208,26 +208,26 @@ def rows(
   `difference` the largest absolute one from the first output of the group.
   Raises ValueError if no baseline was timed.
   """
-  timed = {one.name: one for one in candidates if one.name in samples}
+  timed = {c.name: c for c in candidates if c.name in samples}
   seconds = {name: samples[name].mean(1) / calls[name].rows for name in timed}
-  legal = [name for name, one in timed.items() if one.is_baseline]
+  legal = [name for name, c in timed.items() if c.is_baseline]
   if not legal:
     raise ValueError('no baseline was timed; there is nothing to compare with')
   best = min(legal, key=lambda name: np.median(seconds[name]))
   first: dict[str, Any] = {}
   table = []
-  for name, one in timed.items():
+  for name, candidate in timed.items():
     call = calls[name]
-    baseline = one.baseline if one.baseline in timed else best
+    baseline = candidate.baseline if candidate.baseline in timed else best
     speedup = Estimate.of(seconds[baseline] / seconds[name])
     most = timed[baseline].flops
-    limit = most / one.flops if most and one.flops else None
+    limit = most / candidate.flops if most and candidate.flops else None
     row = {
       **case,
       'candidate': name,
       'baseline': baseline,
       'seconds': Estimate.of(seconds[name]),
-      'flops': one.flops,
+      'flops': candidate.flops,
       'speedup': speedup,
       'limit': limit,
       'share': speedup.median / limit if limit else None,
@@ -235,15 +235,15 @@ def rows(
     for slow in candidates:
       if slow.over and slow.name in timed:
         row[slow.over] = Estimate.of(seconds[slow.name] / seconds[name])
-    if one.throughput:
-      row[one.throughput] = Estimate.of(1.0 / seconds[name])
-    if one.group and call.output is not None:
-      reference = first.setdefault(one.group, call.output)
+    if candidate.throughput:
+      row[candidate.throughput] = Estimate.of(1.0 / seconds[name])
+    if candidate.group and call.output is not None:
+      reference = first.setdefault(candidate.group, call.output)
       row['difference'] = float(np.abs(call.output - reference).max())
-    table.append(row | dict(one.columns) | dict(call.columns))
+    table.append(row | dict(candidate.columns) | dict(call.columns))
   return table
 
 
 def log_probabilities(answers: Sequence[Any]) -> Float[np.ndarray, 'B C']:
   """Returns log-probabilities; raises RuntimeError for a `Failure`."""
-  return np.log([list(one.probabilities.values()) for one in checked(answers)])
+  return np.log([list(x.probabilities.values()) for x in checked(answers)])

@@ -127,12 +127,12 @@ def _logits(model: Any, weights: Mapping[str, Any], images: Any) -> Any:
   import torch
   from torch.nn import functional
 
-  def linear(own: Any, x: Any) -> Any:
-    return functional.linear(x, own['kernel'], own['bias'])
+  def linear(params: Any, x: Any) -> Any:
+    return functional.linear(x, params['kernel'], params['bias'])
 
-  def norm(own: Any, x: Any) -> Any:
+  def norm(params: Any, x: Any) -> Any:
     return functional.layer_norm(
-      x, x.shape[-1:], own['scale'], own['bias'], 1e-6
+      x, x.shape[-1:], params['scale'], params['bias'], 1e-6
     )
 
   start, encoder = weights['tokens'], weights['encoder']

@@ -56,8 +56,8 @@ def get_config(arg=''):
   )  # fmt: skip
   is_one = bool(a.data) != bool(a.tfds)
   expected = 'a folder or table of images, or else tfds=NAME'
-  given = f'data={a.data}, tfds={a.tfds}'
-  common.expect(is_one, 'data', expected, given)
+  got = f'data={a.data}, tfds={a.tfds}'
+  common.expect(is_one, 'data', expected, got)
   size = a.size or (0 if a.pretrained else 224)
   c = ml_collections.ConfigDict()
   c.batch_size = 128
@@ -103,8 +103,8 @@ def start_from(c, a):
   """Takes sizes and parameters of a checkpoint; with `finetune` a recipe."""
   legal = f'one of {list(PRETRAINED)} with pretrained'
   common.expect(a.model in PRETRAINED, 'model', legal, a.model)
-  own = {'variant', 'pool', 'positions'}  # that the checkpoint determines
-  kept = {name: c.model[name] for name in {*c.model} - own}
+  checkpoint_fields = {'variant', 'pool', 'positions'}
+  kept = {name: c.model[name] for name in {*c.model} - checkpoint_fields}
   c.model = kept | dict(from_checkpoint=a.pretrained)
   skip = ('^(distillation_)?head/',)
   c.warm_start = dict(workdir=a.pretrained, skip=skip)

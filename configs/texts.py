@@ -77,6 +77,7 @@ def get_config(arg=''):
     if a.kind == 'class':
       c.evals.update(evals)
     for column in columns if a.kind == 'tasks' else ():
-      own = {f'{k}_{column}': {**e, 'column': column} for k, e in evals.items()}
-      c.evals.update(own)
+      c.evals.update(
+        {f'{k}_{column}': {**e, 'column': column} for k, e in evals.items()}
+      )
   return c

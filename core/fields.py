@@ -86,7 +86,7 @@ def _completed(value: Any, hint: Any) -> Any:
   """Returns a copy in which all groups are dicts, with their defaults."""
   if isinstance(value, tuple | list):
     item = (*typing.get_args(hint), None)[0]
-    return tuple(_completed(one, item) for one in value)
+    return tuple(_completed(element, item) for element in value)
   is_group = dataclasses.is_dataclass(hint)
   if is_group and isinstance(value, typing.cast(type, hint)):
     value = vars(value)
@@ -94,7 +94,7 @@ def _completed(value: Any, hint: Any) -> Any:
     return value
   kinds = hints(hint) if is_group else {}
   complete = (vars(hint()) if is_group else {}) | dict(value.items())
-  return {k: _completed(one, kinds.get(k)) for k, one in complete.items()}
+  return {k: _completed(x, kinds.get(k)) for k, x in complete.items()}
 
 
 def _members(node: Any) -> dict[str, Any] | None:

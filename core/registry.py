@@ -102,16 +102,16 @@ def named(values: Any, field: str, base: type) -> Any:
   """Returns the object that `described` describes, or raises ConfigError."""
   if isinstance(values, base):
     return values
-  kind, given = _named(values, field, base)
-  return build(kind, fields.check(kind, given, field))
+  kind, settings = _named(values, field, base)
+  return build(kind, fields.check(kind, settings, field))
 
 
 def check_named(values: Any, field: str, base: type) -> dict[str, Any]:
   """Returns 'name' and all fields of the dataclass that the values name."""
   if isinstance(values, base):
     return described(values)
-  kind, given = _named(values, field, base)
-  return {'name': str(values['name']), **fields.check(kind, given, field)}
+  kind, settings = _named(values, field, base)
+  return {'name': str(values['name']), **fields.check(kind, settings, field)}
 
 
 def _named(values: Any, field: str, base: type) -> tuple[type, dict[str, Any]]:
@@ -137,16 +137,16 @@ def name_of(kind: type) -> str:
 
 def _check_places(module: str, package: str) -> None:
   """Raises ImportError if a module, or a package around it, is foreign."""
-  own = _ROOT / package
+  directory = _ROOT / package
   is_own = package in _own_packages()
   parts = module.split('.')
   for end in range(1, len(parts) + 1):
     spec = importlib.util.find_spec('.'.join(parts[:end]))
     for place in _places(spec):
-      if is_own and not place.is_relative_to(own):
+      if is_own and not place.is_relative_to(directory):
         raise ImportError(f'{place} has the name of a package of this project')
       for folder in _folders:
-        is_around = is_own and folder.is_relative_to(own)
+        is_around = is_own and folder.is_relative_to(directory)
         if is_around or place.is_relative_to(folder):
           raise ImportError(f'{place} is in, or around, the folder of a run')
 

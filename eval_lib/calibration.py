@@ -288,8 +288,9 @@ class Evaluator(heads.Evaluator):
   def report(self, variables: Any) -> dict[str, Any]:
     """Fits, measures, writes and returns the content of calibration.json."""
     fitted, fitted_labels = self.heads('calibration_split', variables)
-    limits = self.bins, self.only_above
-    temperatures = fit_temperatures(fitted, fitted_labels, *limits)
+    temperatures = fit_temperatures(
+      fitted, fitted_labels, self.bins, self.only_above
+    )
     logits, labels = self.heads('split', variables)
     scaled = scale(logits, temperatures)
     threshold = float(self.threshold)

@@ -86,13 +86,14 @@ class Evaluator(heads.Evaluator):
       for changes, outputs in (({}, self.context.outputs), *cheaper)
     ]
     variants, labels = [variant for variant, _ in measured], measured[0][1]
-    limits = self._epsilon(len(labels), len(variants)), float(self.delta)
-    grid = build_grid(variants, labels, self.risk, limits[0])
-    best, bound = choose(grid, self.risk, self.method, *limits)
-    entry = self._entry(grid, best, bound, variants, limits)
+    epsilon = self._epsilon(len(labels), len(variants))
+    delta = float(self.delta)
+    grid = build_grid(variants, labels, self.risk, epsilon)
+    best, bound = choose(grid, self.risk, self.method, epsilon, delta)
+    entry = self._entry(grid, best, bound, variants, (epsilon, delta))
     if best is None:
       groups = len(np.unique(grid.groups))
-      needed = risk.least_rows(self.risk, self.method, *limits, groups)
+      needed = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
       entry['rows_needed'] = needed
       self.note = emptiness(entry)
     if self.seen:
@@ -109,10 +110,10 @@ class Evaluator(heads.Evaluator):
     if self.epsilon:
       return float(self.epsilon)
     delta = float(self.delta)
-    for one in EPSILONS[:-1]:
-      least = risk.least_rows(self.risk, self.method, one, delta, groups)
+    for epsilon in EPSILONS[:-1]:
+      least = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
       if ROOM * least <= rows:
-        return one
+        return epsilon
     return EPSILONS[-1]
 
   def store(
@@ -128,7 +129,7 @@ class Evaluator(heads.Evaluator):
     kept = old['sources'] if same else {}
     self._check_better(entry, kept.get(self.source))
     sources = {**kept, self.source: entry}
-    saved = [one['saved'] for one in old.get('sources', {}).values()]
+    saved = [c['saved'] for c in old.get('sources', {}).values()]
     if not same and max(saved, default=0.0) > entry['saved']:
       dropped = f'of other parameters, which saved {max(saved):.1%}'
       self.note = f'{self.note} (in place of one {dropped})'.strip()

@@ -90,8 +90,8 @@ class Evaluator(evaluator.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Returns means over the classes that have rows, of the last head."""
     rows = self.collect('split', variables, self.context.outputs)
-    found = rows['label'], rows['logits'][:, -1].argmax(-1), self._names
-    classes = table(*found)
+    labels, answers = rows['label'], rows['logits'][:, -1].argmax(-1)
+    classes = table(labels, answers, self._names)
     if jax.process_index() == 0:
       worst = sorted(classes, key=lambda row: row['f1'])[:MOST]
       title = f'{len(worst)} of {len(classes)} classes, lowest F1 first'
@@ -101,7 +101,7 @@ class Evaluator(evaluator.Evaluator):
       side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
       picture = path.with_stem('confusion'), classes, (side, side)
       with plots.if_installed(), plots.figure(*picture) as drawn:
-        plot(drawn.subplots(), *found)
+        plot(drawn.subplots(), labels, answers, self._names)
     there = [row for row in classes if row['support']]
     return {
       name: float(np.mean([row[name.removeprefix('macro_')] for row in there]))

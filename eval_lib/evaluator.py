@@ -238,8 +238,8 @@ def _complete(prefix: str, entry: Any, run_dataset: Any) -> dict[str, Any]:
   complete = fields.check(kind, settings, prefix, without=('context',))
   if complete['dataset'] is not None:
     with fields.errors_under(prefix):
-      own = builder.prepared_alike(complete['dataset'], run_dataset)
-      complete['dataset'] = run_dataset = builder.validate(own)
+      prepared = builder.prepared_alike(complete['dataset'], run_dataset)
+      complete['dataset'] = run_dataset = builder.validate(prepared)
   for field, split in complete.items():
     if field.endswith('split') and split is not None:
       builder.check_split(run_dataset, split, f'{prefix}.{field}')

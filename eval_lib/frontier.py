@@ -61,10 +61,10 @@ class Recording(NamedTuple):
     cost = np.broadcast_to(np.asarray(self.flops, np.float64), (rows, heads))
     full = cost[:, -1] if self.full_flops is None else self.full_flops
     full = np.broadcast_to(np.asarray(full, np.float64), (rows,))
-    chosen, whole = self.logits[exits, places], self.logits[-1]
-    agreement = accuracy(chosen, whole.argmax(-1))
+    chosen, final = self.logits[exits, places], self.logits[-1]
+    agreement = accuracy(chosen, final.argmax(-1))
     if chosen.shape[1] == 1:
-      agreement = glue.correlation(whole[:, 0], chosen[:, 0])
+      agreement = glue.correlation(final[:, 0], chosen[:, 0])
     return Point(
       quality=float(self.quality(chosen, self.labels)),
       depth=float(np.asarray(self.layers)[exits].mean()),

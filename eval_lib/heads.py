@@ -52,8 +52,8 @@ class Evaluator(evaluator.Evaluator):
     super().__post_init__()
     self.layers = self.layers or self.context.layers
     info = self.splits['split'].info
-    if self.column not in (known := [*info.tasks] or ['']):
-      expected = f'one of {known}, the label columns of the run'
+    if self.column not in (columns := [*info.tasks] or ['']):
+      expected = f'one of {columns}, the label columns of the run'
       raise ConfigError('column', self.column, expected)
     self.classes = info.tasks.get(self.column, slice(0, info.num_classes))
     if info.num_classes < 2 or (info.max_labels and not self.column):
@@ -131,11 +131,11 @@ class Evaluator(evaluator.Evaluator):
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"
     )
     self.check_apart(field, rows, expected)
-    own = self.splits[field].source
-    if isinstance(rows, LabelledTexts) and isinstance(own, LabelledTexts):
+    held_out = self.splits[field].source
+    if isinstance(rows, LabelledTexts) and isinstance(held_out, LabelledTexts):
       texts = {repr(rows.item(index)) for index in range(len(rows))}
       self.seen = sum(
-        repr(own.item(index)) in texts for index in range(len(own))
+        repr(held_out.item(index)) in texts for index in range(len(held_out))
       )
 
   def check_unfitted(self, file: Any) -> None:

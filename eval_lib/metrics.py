@@ -204,11 +204,11 @@ class Collected:
   def take(self) -> dict[str, Any]:
     """Fetches in one transfer, returns metrics merged in float64; restarts."""
     states, self._states = self._states, []
-    first, *others = jax.tree.map(_widened, jax.device_get(states))
-    if not others:
+    first, *rest = jax.tree.map(_widened, jax.device_get(states))
+    if not rest:
       return first
-    stack = jax.tree.map(lambda *leaves: np.stack(leaves), first, *others)
-    return {name: one.reduce() for name, one in stack.items()}
+    stack = jax.tree.map(lambda *leaves: np.stack(leaves), first, *rest)
+    return {name: metric.reduce() for name, metric in stack.items()}
 
   def numbers(self) -> list[Any]:
     """Returns the metrics for the next process, as JSON has them."""

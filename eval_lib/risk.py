@@ -84,9 +84,9 @@ def losses(
     labels and class 1 as positive, is at least 1 - epsilon: `E[(1 - epsilon)
     (FP + FN) - 2 epsilon TP] <= 0`. (No mean of losses is a difference of F1.)
   """
-  answers, whole = chosen.argmax(-1), full.argmax(-1)
-  differs, is_right = answers != whole, whole == labels
-  truth, both = np.eye(full.shape[-1])[labels], (answers == 1) & (whole == 1)
+  answers, final = chosen.argmax(-1), full.argmax(-1)
+  differs, is_right = answers != final, final == labels
+  truth, both = np.eye(full.shape[-1])[labels], (answers == 1) & (final == 1)
   result: dict[str, Callable[[], Any]] = {
     'accuracy': lambda: is_right.astype(np.int8) - (answers == labels),
     'harm': lambda: differs & is_right,

@@ -97,7 +97,7 @@ def _same(line: Line, other: Line) -> bool:
 
 
 def _with_spread(
-  found: Curves, name: str, scale: float, line: Line, style: str
+  curves: Curves, name: str, scale: float, line: Line, style: str
 ) -> Iterator[Line]:
   """Yields a metric with its band, smoothed if it is one of training.
 
@@ -106,11 +106,11 @@ def _with_spread(
   window, values = _window(len(line.y)), line.y
   stem = name.removesuffix('_mean')
   is_training = line.number == 0
-  if f'{name}_std' in found:
-    std = scale * found[f'{name}_std'][1]
+  if f'{name}_std' in curves:
+    std = scale * curves[f'{name}_std'][1]
     line = line._replace(band=(values - std, values + std))
-  elif is_training and {f'{stem}_min', f'{stem}_max'} <= {*found}:
-    least, most = (scale * found[f'{stem}_{end}'][1] for end in ('min', 'max'))
+  elif is_training and {f'{stem}_min', f'{stem}_max'} <= {*curves}:
+    least, most = (scale * curves[f'{stem}_{end}'][1] for end in ('min', 'max'))
     least = scipy.ndimage.minimum_filter1d(least, window)
     most = scipy.ndimage.maximum_filter1d(most, window)
     line = line._replace(label=f'{line.label}, min to max', band=(least, most))

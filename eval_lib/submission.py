@@ -110,10 +110,10 @@ def _words(name: str, where: str = 'name') -> Sequence[str]:
 
 
 def _wrong(
-  path: Path, line: int, expected: str, given: object
+  path: Path, line: int, expected: str, value: object
 ) -> InvalidDataError:
   return InvalidDataError(
-    f'{path}, line {line}: expected {expected}, got {given!r:.40}'
+    f'{path}, line {line}: expected {expected}, got {value!r:.40}'
   )
 
 

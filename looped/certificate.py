@@ -82,11 +82,11 @@ def stops_of(
   steps = np.arange(1, last + 2)[None]
   evidence: Any = Evidence(rows.scores, None, None, None)
   result = np.full((len(tried), len(rows.right)), last, np.int32)
-  for own, rule in zip(result, tried, strict=True):
+  for indices, rule in zip(result, tried, strict=True):
     stops = np.broadcast_to(
       rule.stops(steps, steps, evidence), rows.right.shape
     )
-    own[:] = np.where(stops.any(1), stops.argmax(1), last)
+    indices[:] = np.where(stops.any(1), stops.argmax(1), last)
   return result
 
 
@@ -124,11 +124,11 @@ class Evaluator(certificate.Evaluator):
     parameters = calibration.fingerprint(variables)
     rows = self.collect('split', variables, self.context.outputs)
     record = record_of(rows)
-    limits = float(self.epsilon), float(self.delta)
-    chosen = certify(record, self.method, *limits, self.patience)
-    entry = self._entry_of(record, chosen, *limits)
+    epsilon, delta = float(self.epsilon), float(self.delta)
+    chosen = certify(record, self.method, epsilon, delta, self.patience)
+    entry = self._entry_of(record, chosen, epsilon, delta)
     if chosen.bound is None:
-      needed = bounds.least_rows(bounds.binomial, *limits)
+      needed = bounds.least_rows(bounds.binomial, epsilon, delta)
       entry['rows_needed'] = needed * (1 + (self.method == 'pareto'))
       self.note = certificate.emptiness(entry)
     self.store(entry, parameters, ())

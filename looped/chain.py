@@ -52,10 +52,10 @@ class LoopedChain(Resizable):
     self.variants = (*models,)
     self._stages = {
       name: (
-        functools.partial(one.apply, method=self._begin),
-        functools.partial(one.apply, method=self._iterate),
+        functools.partial(module.apply, method=self._begin),
+        functools.partial(module.apply, method=self._iterate),
       )
-      for name, one in models.items()
+      for name, module in models.items()
     }
 
   def sized(
@@ -144,9 +144,12 @@ class LoopedChain(Resizable):
 
 
 def rule_of(
-  options: Options, own: Mapping[str, Any], model: LoopedModel, puzzle: Puzzle
+  options: Options,
+  rule_fields: Mapping[str, Any],
+  model: LoopedModel,
+  puzzle: Puzzle,
 ) -> Any:
-  """Returns the rule that options describe; `own` are fields of it.
+  """Returns the rule that options describe; `rule_fields` are its fields.
 
   Raises ConfigError for another class, and for fields that it has not.
   """
@@ -157,7 +160,8 @@ def rule_of(
     legal = f"one of {', '.join(RULES)}, or 'package.module:Class'"
     kind = registry.locate(name, 'serve.rule', AnswerRule, legal)
   stated = {n: getattr(options, n) for n in ('tau', 'give_up', 'patience')}
-  values |= {n: v for n, v in stated.items() if v is not None} | dict(own)
+  values |= {n: v for n, v in stated.items() if v is not None}
+  values |= rule_fields
   extra = {'puzzle': puzzle} if 'puzzle' in kind.__dataclass_fields__ else {}
   values = {n: v for n, v in values.items() if n not in extra}
   rule = kind(**fields.check(kind, values, 'serve', [*extra]), **extra)
@@ -184,15 +188,15 @@ def check_rule(rule: AnswerRule, cells: int) -> None:
 
 def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
   """Serves a solver; options: `looped.policy.Options`, and `rule.FIELD`."""
-  own = {k[5:]: v for k, v in options.items() if k.startswith('rule.')}
+  rule_fields = {k[5:]: v for k, v in options.items() if k.startswith('rule.')}
   options = {k: v for k, v in options.items() if not k.startswith('rule.')}
   chosen = classifier.read_options(Options, options)
   if run.lengths is not None:
     raise ConfigError('lengths', run.lengths, 'none for inputs of one size')
   changed = {k for k, v in vars(chosen).items() if v != getattr(Options, k)}
-  changed |= {'rule'} if own else set()
-  if chosen.setting == GUARANTEED and (others := changed - _BESIDE):
-    name = min(others)
+  changed |= {'rule'} if rule_fields else set()
+  if chosen.setting == GUARANTEED and (illegal := changed - _BESIDE):
+    name = min(illegal)
     legal = 'nothing: the certificate holds for the rule and limit it names'
     raise ConfigError(f'serve.{name}', getattr(chosen, name), legal)
   puzzle = puzzle_of(task.config['dataset'])
@@ -201,12 +205,12 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     expected = f'a divisor of the {limit} iterations'
     raise ConfigError('serve.iterations', chosen.iterations, expected)
   reader = PuzzleReader(1, puzzle, chosen.attempts)
-  rule = rule_of(chosen, own, task.model, puzzle)
+  rule = rule_of(chosen, rule_fields, task.model, puzzle)
   if chosen.setting == GUARANTEED:
     rule = rules.AllIterations()  # which serves during drift
 
   def chain(variables: Any, others: Any) -> LoopedChain:
-    models = {n: one.clone(limit=limit) for n, one in others.items()}
+    models = {n: module.clone(limit=limit) for n, module in others.items()}
     model = task.model.clone(limit=limit, rule=rule)
     return LoopedChain(model, variables, reader, chosen.iterations, models)
 

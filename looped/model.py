@@ -270,9 +270,9 @@ def least_sure(logits: Float[Array, 'B S V']) -> Float[Array, 'B 1']:
   """Returns the log-odds of the answer in the cell where they are least."""
   is_best = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=bool)
   ratios = jnp.exp(logits - logits.max(-1, keepdims=True))
-  others = jnp.where(is_best, 0.0, ratios).sum(-1)
-  others = jnp.maximum(others, LEAST).max(-1, keepdims=True)
-  return -jnp.log(others)
+  against = jnp.where(is_best, 0.0, ratios).sum(-1)
+  against = jnp.maximum(against, LEAST).max(-1, keepdims=True)
+  return -jnp.log(against)
 
 
 def evidence(

@@ -136,8 +136,8 @@ def lines_of(
   """Returns the lines of `draw` for one table and its rows."""
   lines = []
   for number, rule in enumerate(dict.fromkeys(row['rule'] for row in table)):
-    own = [row for row in table if row['rule'] == rule]
-    pairs = sorted((row['iterations'], row['accuracy']) for row in own)
+    group = [row for row in table if row['rule'] == rule]
+    pairs = sorted((row['iterations'], row['accuracy']) for row in group)
     x, y = np.array(pairs).T
     lines.append(Line(rule, x, 100 * y, number))
   levels = np.unique(difficulty)

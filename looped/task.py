@@ -52,9 +52,9 @@ class Unrolled(Classification):
   def build_model(self):
     """See the base; ConfigError for `model.blank` of another puzzle."""
     model, data = super().build_model(), self.config['dataset']
-    own = puzzle_of(data).BLANK if 'puzzle' in data else model.blank
-    if model.blank not in (0, own):
-      expected = f'{own}, the token of the cells to fill in, or 0'
+    blank = puzzle_of(data).BLANK if 'puzzle' in data else model.blank
+    if model.blank not in (0, blank):
+      expected = f'{blank}, the token of the cells to fill in, or 0'
       raise ConfigError('model.blank', model.blank, expected)
     return model
 

@@ -177,9 +177,9 @@ class MultiHeadAttention(nn.Module):
     batch, length, _ = query.shape
     if self.local is not None:
       # Dropout of a row, and sums over the queries of a key, need whole rows.
-      whole = received or drop is not None
+      whole_rows = received or drop is not None
       query, key, value, valid, options['near'] = self.local.arranged(
-        query, key, value, valid, bool(whole)
+        query, key, value, valid, bool(whole_rows)
       )
     heads = map(self._split, (query, key, value))
     attended, mean = self.attend(*heads, valid, **options)

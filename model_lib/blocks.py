@@ -61,7 +61,7 @@ def call(block: nn.Module, *args: Any, **fixed: Any) -> Any:
     return block(*args, **fixed)
   # Linen modules must not be called inside a JAX transformation.
   pure, variables = block.unbind()
-  run = again(lambda *given: pure.apply(*given, **fixed))
+  run = again(lambda *operands: pure.apply(*operands, **fixed))
   return run(variables, *args)
 
 
@@ -95,8 +95,8 @@ def apply(
     return x
   pure = blocks[0].unbind()[0]
 
-  def body(x: Any, given: Any) -> tuple[Any, None]:
-    variables, key = given
+  def body(x: Any, layer: Any) -> tuple[Any, None]:
+    variables, key = layer
     return result(pure.apply(variables, x, mask, key, **fixed)), None
 
   pairs = [(dict(b.variables), k) for b, k in zip(blocks, keys, strict=True)]

@@ -136,11 +136,11 @@ def load(directory: files.Path, heads: str = 'classifier') -> Checkpoint:
   return checkpoint(path, tensors, params, ignored, fields=fields)
 
 
-def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
+def fit(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths of modules after the encoder of one side only."""
-  tops = [{name.partition('/')[0] for name in tree} for tree in (found, fresh)]
+  tops = [{name.partition('/')[0] for name in tree} for tree in (saved, fresh)]
   alone = (tops[0] ^ tops[1]) & {*_OPTIONAL}
-  return {n for n in {*found, *fresh} if n.partition('/')[0] in alone}
+  return {n for n in {*saved, *fresh} if n.partition('/')[0] in alone}
 
 
 def save_model(
@@ -185,8 +185,8 @@ def save_model(
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   # `save_file` would make the file readable by its owner only.
-  whole = convert_files.joined(tensors)
-  content = safetensors.numpy.save(whole, metadata={'format': 'pt'})
+  joined = convert_files.joined(tensors)
+  content = safetensors.numpy.save(joined, metadata={'format': 'pt'})
   (path / WEIGHTS).write_bytes(content)
   texts[CONFIG] = convert_files.to_json(config)
   for name, text in texts.items():
@@ -242,14 +242,14 @@ def _to_config(
 
 
 def _named_as(
-  places: Mapping[str, str], found: Mapping[str, Any], prefix: str
+  places: Mapping[str, str], loaded: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
   """Returns tensors under their full names, and the names of ignored ones."""
   full_names = {name.removeprefix(prefix): name for name in places}
   modules = {name.partition('.')[0] for name in full_names}
   tensors: dict[str, Any] = {}
   ignored = []
-  for name, tensor in found.items():
+  for name, tensor in loaded.items():
     short = name.removeprefix(prefix)
     # The first checkpoints' names of LayerNorm's parameters.
     short = re.sub(r'\.gamma$', '.weight', re.sub(r'\.beta$', '.bias', short))

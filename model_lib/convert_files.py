@@ -112,10 +112,10 @@ def divided(tensors: Tensors, parts: Mapping[str, int]) -> Tensors:
 
 def joined(tensors: Tensors) -> Tensors:
   """Returns tensors of which parts, as of `divided`, are whole."""
-  whole: dict[str, list[np.ndarray]] = {}
+  parts_of: dict[str, list[np.ndarray]] = {}
   for name, part in tensors.items():
-    whole.setdefault(re.sub(r'#\d+', '', name), []).append(part)
-  return {name: np.concatenate(parts) for name, parts in whole.items()}
+    parts_of.setdefault(re.sub(r'#\d+', '', name), []).append(part)
+  return {name: np.concatenate(parts) for name, parts in parts_of.items()}
 
 
 def _read_npz(path: pathlib.Path) -> Tensors:
@@ -123,7 +123,7 @@ def _read_npz(path: pathlib.Path) -> Tensors:
   try:
     file = io.BytesIO(files.read_bytes(path, limit))
     archive = np.load(file, allow_pickle=False)
-    if (size := sum(one.file_size for one in archive.zip.infolist())) > limit:
+    if (size := sum(info.file_size for info in archive.zip.infolist())) > limit:
       raise ValueError(f'expected at most {limit} bytes, unpacked, got {size}')
     for name in archive.files:
       x = archive[name]

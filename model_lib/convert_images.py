@@ -102,13 +102,13 @@ def _of_processor(file: pathlib.Path, options: Mapping[str, Any]) -> Pixels:
     expected = 'true: the unit of pixels that are scaled elsewhere is unknown'
     raise ConfigError(f'{file}: do_rescale', False, expected)
   older = options.get('feature_extractor_type', 'ViT')
-  known: dict[str, Any] = {'rescale_factor': HALF.factor}
+  preset: dict[str, Any] = {'rescale_factor': HALF.factor}
   if str(options.get('image_processor_type', older)).startswith(_VITS):
-    known |= {'image_mean': 0.5, 'image_std': 0.5}
+    preset |= {'image_mean': 0.5, 'image_std': 0.5}
   if not options.get('do_normalize', True):
     options = {**options, 'image_mean': 0.0, 'image_std': 1.0}
   names = 'image_mean', 'image_std', 'rescale_factor'
-  mean, std, factor = (_numbers(file, {**known, **options}, n) for n in names)
+  mean, std, factor = (_numbers(file, {**preset, **options}, n) for n in names)
   return Pixels(mean, std, factor[0])
 
 
@@ -130,19 +130,19 @@ def grid(count: int, image: Sides) -> Sides | None:
 
 
 def resize(
-  found: Mapping[str, Any], fresh: Mapping[str, Any], old: Sides, new: Sides
+  saved: Mapping[str, Any], fresh: Mapping[str, Any], old: Sides, new: Sides
 ) -> dict[str, Any]:
-  """Returns the parameters `found`, with positions as in the model `fresh`.
+  """Returns the parameters `saved`, with positions as in the model `fresh`.
 
   Both are by path. Positions are of patches if an embedding of patches is in
   the same module; `old` and `new` are sides of the images.
   """
-  resized = dict(found)
-  for name in {*found} & {*fresh}:
+  resized = dict(saved)
+  for name in {*saved} & {*fresh}:
     module = name.removesuffix(_EMBEDDING)
     if module == name or f'{module}patch_embed/projection/kernel' not in fresh:
       continue
-    counts = [tree[name].shape[1] for tree in (found, fresh)]
+    counts = [tree[name].shape[1] for tree in (saved, fresh)]
     grids = [*map(grid, counts, (old, new))]
     if None in grids and counts[0] != counts[1]:
       both = f'{counts[0]} for {counts[1]} patches'
@@ -150,7 +150,7 @@ def resize(
       raise ConfigError(name, both, expected)
     if grids[0] != grids[1]:
       logging.warning('%s: resized from %s to %s patches', name, *grids)
-      resized[name] = _zoom(np.asarray(found[name]), *grids)
+      resized[name] = _zoom(np.asarray(saved[name]), *grids)
   return resized
 
 

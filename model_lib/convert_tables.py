@@ -74,10 +74,10 @@ class Architecture:
   def places(self, fields: Mapping[str, Any], heads: str) -> dict[str, str]:
     """Returns our parameter of each tensor, by its full name."""
     inner = fields[self.inner] if self.inner else 1
-    others = {name for key in HEADS if key != heads for name in HEADS[key]}
+    other_heads = {name for key in HEADS if key != heads for name in HEADS[key]}
     modules = {}
     for ours, theirs in self.modules.items():
-      if ours.partition('/')[0] in others:
+      if ours.partition('/')[0] in other_heads:
         continue
       blocks = fields[self.outer] * inner if ours.startswith('block/') else 1
       for index in range(blocks):

@@ -173,25 +173,25 @@ def _layout(tensors: Tensors) -> tuple[_Layout, dict[str, str]]:
   # A damaged name may hold any number.
   depth = min(1 + max(map(int, numbers), default=0), len(tensors))
   layouts = _HUGGING_FACE, _TIMM, _VIT_JAX, _BIG_VISION
-  found = [(layout, layout.places(depth)) for layout in layouts]
-  return max(found, key=lambda pair: len(pair[1].keys() & tensors.keys()))
+  candidates = [(layout, layout.places(depth)) for layout in layouts]
+  return max(candidates, key=lambda pair: len(pair[1].keys() & tensors.keys()))
 
 
-def fit(found: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
+def fit(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
   """Returns the paths that keep fresh values in a model that contains a ViT.
 
-  `found` are parameters of `load`, `fresh` the model's, by path. Kept are
-  modules that a ViT and `found` lack, and the heads, unless they have the
+  `saved` are parameters of `load`, `fresh` the model's, by path. Kept are
+  modules that a ViT and `saved` lack, and the heads, unless they have the
   model's shape and follow no `pre_logits`.
   """
   ours = {*_VIT_JAX.places(1).values()}
   first = {name: re.sub(r'block_\d+', 'block_0', name) for name in fresh}
-  kept = {name for name in fresh if first[name] not in ours} - {*found}
+  kept = {name for name in fresh if first[name] not in ours} - {*saved}
   head = 'head/kernel'
-  shapes = [x[head].shape if head in x else () for x in (found, fresh)]
-  if shapes[0] != shapes[1] or 'pre_logits/kernel' in found:
+  shapes = [x[head].shape if head in x else () for x in (saved, fresh)]
+  if shapes[0] != shapes[1] or 'pre_logits/kernel' in saved:
     heads = 'head/', 'distillation_head/', 'pre_logits/'
-    kept |= {name for name in {*found, *fresh} if name.startswith(heads)}
+    kept |= {name for name in {*saved, *fresh} if name.startswith(heads)}
   return kept
 
 
@@ -204,11 +204,11 @@ def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   return () if is_numbered else names
 
 
-def _plain_names(found: Tensors) -> Tensors:
+def _plain_names(tensors: Tensors) -> Tensors:
   """Removes prefixes; splits stacked blocks."""
-  root = next((r for r in _ROOTS if any(n.startswith(r) for n in found)), '')
+  root = next((r for r in _ROOTS if any(n.startswith(r) for n in tensors)), '')
   plain = {}
-  for name, tensor in found.items():
+  for name, tensor in tensors.items():
     if not name.startswith(root):
       continue
     short = name.removeprefix(root)

@@ -43,17 +43,17 @@ class Local:
     key: Float[Array, 'B S D'],
     value: Float[Array, 'B S D'],
     valid: Bool[Array, 'B S'] | None,
-    whole: bool = False,
+    whole_rows: bool = False,
   ) -> tuple[Any, ...]:
     """Returns queries, keys, values, and which keys are valid and read.
 
-    The masks are `[B, S]` and `[B, L, S]`. In blocks, unless rows have to stay
-    `whole` or only the leading tokens are queries, each of Q blocks is a row:
+    The masks are `[B, S]` and `[B, L, S]`. In blocks, unless `whole_rows` are
+    needed or only the leading tokens are queries, each of Q blocks is a row:
     `[B*Q, I, D]`, keys and values `[B*Q, 3*I, D]`, and masks of these.
     """
     batch, length, _ = query.shape
     if (
-      whole
+      whole_rows
       or length != key.shape[1]
       or not _is_in_blocks(length, self.reach, self.implementation)
     ):
@@ -65,25 +65,25 @@ class Local:
 
     def cut(x: Any, *places: int) -> Any:
       """Joins for each block those at `places` from its left neighbour."""
-      found = blocks(x, size)
-      count = found.shape[1] - 2
+      padded = blocks(x, size)
+      count = padded.shape[1] - 2
       parts = [
-        jax.lax.slice_in_dim(found, place, place + count, axis=1)
+        jax.lax.slice_in_dim(padded, place, place + count, axis=1)
         for place in places
       ]
       joined = jnp.concatenate(parts, axis=2)
       return joined.reshape(batch * count, *joined.shape[2:])
 
-    def own(x: Any) -> Any:
+    def center(x: Any) -> Any:
       return cut(x, 1)
 
     def read(x: Any) -> Any:
       return cut(x, 0, 1, 2)
 
     places = self.positions[..., None]
-    near = self._near(own(places)[..., 0], read(places)[..., 0])
+    near = self._near(center(places)[..., 0], read(places)[..., 0])
     masks = read(valid[..., None])[..., 0], near
-    return own(query), read(key), read(value), *masks
+    return center(query), read(key), read(value), *masks
 
   def _near(self, mine: Any, theirs: Any) -> Any:
     return jnp.abs(mine[:, :, None] - theirs[:, None]) <= self.reach

@@ -66,8 +66,8 @@ def kept_count(
   removed = jnp.clip(steps, 0, _RATIO_STEPS).astype(jnp.int32)
   parts = (_RATIO_STEPS - removed) * (length - first)
   # Not //, which takes twelve operations more for negative numbers.
-  others = jax.lax.div(parts + (_RATIO_STEPS - 1), jnp.int32(_RATIO_STEPS))
-  return jnp.minimum(jnp.maximum(first + others, min_tokens), length)
+  kept = jax.lax.div(parts + (_RATIO_STEPS - 1), jnp.int32(_RATIO_STEPS))
+  return jnp.minimum(jnp.maximum(first + kept, min_tokens), length)
 
 
 def static_size(
@@ -79,8 +79,8 @@ def static_size(
   """
   steps = math.ceil(ratio * _RATIO_STEPS - 0.502)
   removed = min(max(steps, 0), _RATIO_STEPS)
-  others = -(-(_RATIO_STEPS - removed) * (length - first) // _RATIO_STEPS)
-  return min(max(first + others, min_tokens), length)
+  kept = -(-(_RATIO_STEPS - removed) * (length - first) // _RATIO_STEPS)
+  return min(max(first + kept, min_tokens), length)
 
 
 def norm_scores(x: Float[Array, 'B S D']) -> Float[Array, 'B S']:
@@ -222,8 +222,8 @@ def merge_removed(
   if sizes is None:
     sizes = jnp.ones(x.shape[:2], jnp.float32)
   states = jnp.where(valid[..., None], x.astype(jnp.float32), 0.0)
-  is_cls, others = place[None] == 0, keep & valid & (place[None] > 0)
-  hosts = jnp.where(others.any(1, keepdims=True), others, is_cls)
+  is_cls, kept = place[None] == 0, keep & valid & (place[None] > 0)
+  hosts = jnp.where(kept.any(1, keepdims=True), kept, is_cls)
   fixed = _unit(states)
   cosine = jnp.einsum('brd,bkd->brk', fixed, fixed, precision=_PRECISION)
   target = jnp.where(hosts[:, None], cosine, -jnp.inf).argmax(-1)

@@ -253,8 +253,8 @@ class Graves(Batched):
 
   def __post_init__(self) -> None:
     _, fields, _ = TASKS[self.task]
-    given = {name: getattr(self, name) for name in fields}
-    self._fields = fields | {k: v for k, v in given.items() if v is not None}
+    values = {name: getattr(self, name) for name in fields}
+    self._fields = fields | {k: v for k, v in values.items() if v is not None}
     classes = {'addition': BLANK + 1, 'sort': self._fields['length']}
     example = self.record(0)
     self.info = DatasetInfo(

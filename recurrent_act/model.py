@@ -124,8 +124,8 @@ class RecurrentModel(nn.Module):
     valid = jnp.ones(inputs.shape[:2]) if valid is None else valid
     begun = state, jnp.zeros(len(inputs), jnp.float32)
     by_time = jnp.moveaxis(inputs, 1, 0), valid.astype(bool).T
-    (state, _), found = jax.lax.scan(body, begun, by_time)
-    hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+    (state, _), outputs = jax.lax.scan(body, begun, by_time)
+    hidden, spent = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
     out = {'features': hidden_of(state), 'ponder': spent}
     return self._logits(hidden), out
 

@@ -77,14 +77,14 @@ class SequenceTask(Classification):
     label = batch['targets'][rows, last, -1]
     length, steps = valid.sum(1), (out['ponder']['steps'] * valid).sum(1)
     size = self.info.input_shape[1]
-    none, one = (self.model.flops((1, size), n) for n in (0.0, 1.0))
+    at_0, at_1 = (self.model.flops((1, size), n) for n in (0.0, 1.0))
     return {
       'logits': logits[rows, last, -1:],
       'label': jnp.where(has_target.any(1), label, -1),
       'length': length,
       'difficulty': (batch['inputs'] != 0).sum((1, 2)) / length.clip(1.0),
       'steps': steps / length.clip(1.0),
-      'flops': none * length + (one - none) * steps,
+      'flops': at_0 * length + (at_1 - at_0) * steps,
     }
 
   def masks(self, batch):
@@ -106,10 +106,10 @@ class SequenceTask(Classification):
     self, logits: Float[Array, 'B T G K'], batch: Batch
   ) -> Float[Array, 'B T']:
     """Cross-entropy of each step in nats, summed over its targets."""
-    wanted, given = batch['targets'].shape[2], logits.shape[2]
-    if given != wanted:
-      expected = f"the data's number of targets, {wanted}"
-      raise ConfigError('model.num_targets', given, expected)
+    num_targets, num_logits = batch['targets'].shape[2], logits.shape[2]
+    if num_logits != num_targets:
+      expected = f"the data's number of targets, {num_targets}"
+      raise ConfigError('model.num_targets', num_logits, expected)
     losses = optax.softmax_cross_entropy_with_integer_labels(
       logits.astype(jnp.float32), batch['targets']
     )

@@ -159,9 +159,9 @@ class Setup(Plan):
     state = self.abstract.params, self.abstract.model_state, batch
     for task, evaluators in zip(self.tasks, self.evaluators, strict=True):
       measured = jax.eval_shape(task.evaluate, *state)
-      known = evaluators[entry].metric_names([*measured])
-      if known is not None and name not in known:
-        expected = unknown(name, known, 'metric')
+      metric_names = evaluators[entry].metric_names([*measured])
+      if metric_names is not None and name not in metric_names:
+        expected = unknown(name, metric_names, 'metric')
         raise ConfigError('checkpoint.best_metric', metric, expected)
 
   def init(self) -> TrainState:

@@ -90,12 +90,12 @@ class Saved:
     options = ocp.args.PyTreeRestore(tree, arguments, partial_restore=True)
     try:
       with ocp.PyTreeCheckpointer() as checkpointer:
-        found = flatten(checkpointer.restore(self.path, args=options))
+        restored = flatten(checkpointer.restore(self.path, args=options))
     except (OSError, ValueError) as error:  # TensorStore's
       message = f'{self.path} cannot be read: {str(error)[:200]}'
       raise CheckpointError(message) from error
     structure = jax.tree.structure(abstract)
-    return jax.tree.unflatten(structure, [found[name] for name in wanted])
+    return jax.tree.unflatten(structure, [restored[name] for name in wanted])
 
   def params(self, abstract: Any = None) -> Any:
     """Reads the parameters; their average unless the run kept none."""
@@ -260,14 +260,14 @@ def _encode(content: Mapping[str, Any]) -> str:
 def verify(path: pathlib.Path) -> list[str]:
   """Returns a line for each file that differs from the manifest."""
   try:
-    listed, found = _describe(path).files, _measure_all(path)
+    listed, measured = _describe(path).files, _measure_all(path)
     _check_needed(listed)
   except files.DAMAGE as error:
     return [f'{path / MANIFEST}: {error}']
   return [
-    f'{path / name}: expected {entry}, got {found.get(name, "no such file")}'
+    f'{path / name}: expected {entry}, got {measured.get(name, "no such file")}'
     for name, entry in listed.items()
-    if found.get(name) != entry
+    if measured.get(name) != entry
   ]
 
 

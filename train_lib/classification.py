@@ -56,8 +56,9 @@ class Classification(Task):
     """Also checks `model`; see `Task.validate_config`."""
     super().validate_config(config)
     takes_keys = cls.apply is Task.apply
-    given = config['model'], cls.MODEL, cls._known_fields, takes_keys
-    config['model'] = complete_model(*given)
+    config['model'] = complete_model(
+      config['model'], cls.MODEL, cls._known_fields, takes_keys
+    )
     optimizer = config.get('optimizer', {})
     if 'scales' in optimizer:
       scales = by_layer(optimizer['scales'], config['model'])
@@ -69,12 +70,12 @@ class Classification(Task):
   @classmethod
   def _known_fields(cls, module: Any, model: dict[str, Any]) -> dict[str, Any]:
     """Returns sizes of a variant or `from_checkpoint`, which is taken out."""
-    own, known = getattr(module, 'SIZES', None), dict[str, Any]()
-    if own and model.get('variant'):
+    sizes, values = getattr(module, 'SIZES', None), dict[str, Any]()
+    if sizes and model.get('variant'):
       with model_errors(model):
-        known = own.fields(model['variant'])
-    names = (own or cls.SIZES).defaults
-    return known | checkpoint_fields(model.pop('from_checkpoint', ''), names)
+        values = sizes.fields(model['variant'])
+    names = (sizes or cls.SIZES).defaults
+    return values | checkpoint_fields(model.pop('from_checkpoint', ''), names)
 
   @property
   def rows_together(self) -> int:
@@ -154,8 +155,8 @@ class Classification(Task):
 
   def flops_of_steps(self, steps: Num[Array, ' B']) -> Float[Array, ' B']:
     """Returns the FLOPs of rows whose model takes the same for every step."""
-    none, one = (self.model.flops(self.info.input_shape, n) for n in (0, 1))
-    return none + (one - none) * steps.astype(jnp.float32)
+    at_0, at_1 = (self.model.flops(self.info.input_shape, n) for n in (0, 1))
+    return at_0 + (at_1 - at_0) * steps.astype(jnp.float32)
 
   def row_counts(self, out) -> dict[str, Shaped[Array, 'B ...']]:
     """Returns what a row took, by name: iterations, steps; here nothing."""
@@ -215,8 +216,8 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
     return {}
   try:
     if convert_vit.is_vit(directory):
-      found = convert_vit.load(directory)
-      return found.fields | {'image_size': found.image_size}
+      checkpoint = convert_vit.load(directory)
+      return checkpoint.fields | {'image_size': checkpoint.image_size}
     if convert.is_checkpoint(directory):
       fields = convert.read_sizes(directory)
     else:
@@ -234,12 +235,12 @@ def checkpoint_fields(directory: str, names: Collection[str]) -> dict[str, Any]:
 def with_image_size(config: dict[str, Any]) -> Any:
   """Returns the data set; an `image_size` of 0 becomes the checkpoint's."""
   data, model = config['dataset'], config['model']
-  if not all(isinstance(one, fields.ConfigLike) for one in (data, model)):
+  if not all(isinstance(group, fields.ConfigLike) for group in (data, model)):
     return data  # which is refused where it is checked
   directory = model.get('from_checkpoint', '')
   if directory and str(data.get('image_size')) == '0':
-    known = checkpoint_fields(directory, ('image_size',))
-    return dict(data) | {'image_size': known['image_size'] or 224}
+    saved = checkpoint_fields(directory, ('image_size',))
+    return dict(data) | {'image_size': saved['image_size'] or 224}
   return data
 
 
@@ -259,12 +260,12 @@ def by_layer(scales: Iterable[str], model: Mapping[str, Any]) -> Iterator[str]:
 def check_sizes(model: Any, info: DatasetInfo) -> None:
   """Raises ConfigError for a table of the model that the data exceed."""
   tables = 'vocab_size', 'max_positions', 'type_vocab_size'
-  words, positions, kinds = (getattr(model, n, math.inf) for n in tables)
+  vocab, positions, kinds = (getattr(model, n, math.inf) for n in tables)
   length, types = info.input_shape[0], info.token_types
   # An index outside of a table is NaN.
-  if words < info.vocab_size:
+  if vocab < info.vocab_size:
     expected = f'at least {info.vocab_size}, the vocabulary of the data'
-    raise ConfigError('model.vocab_size', words, expected)
+    raise ConfigError('model.vocab_size', vocab, expected)
   if positions < length:
     expected = f'at most the {positions} positions of the model'
     raise ConfigError('dataset.max_length', length, expected)

@@ -57,9 +57,9 @@ class Program:
     """Returns (count, bytes) of the collectives by 'kind' or 'where'."""
     counts: collections.Counter[str] = collections.Counter()
     sizes: collections.Counter[str] = collections.Counter()
-    for one in self.collectives:
-      counts[getattr(one, key)] += one.times
-      sizes[getattr(one, key)] += one.times * one.bytes
+    for collective in self.collectives:
+      counts[getattr(collective, key)] += collective.times
+      sizes[getattr(collective, key)] += collective.times * collective.bytes
     return {name: (counts[name], size) for name, size in sizes.most_common()}
 
 
@@ -91,7 +91,7 @@ def collectives(text: str) -> Iterator[Collective]:
       if channel and channel[1] in seen:
         continue
       seen.add(channel and channel[1])
-      shapes = [_size(*found) for found in _SHAPE.findall(match[1])]
+      shapes = [_size(*parts) for parts in _SHAPE.findall(match[1])]
       if match[2] == 'collective-permute-start':
         shapes = shapes[1:2]  # operand, result, two counters
       elif match[2] == 'all-gather-start':
@@ -159,14 +159,14 @@ def _frames(text: str) -> dict[str, dict[int, str]]:
 def _where(line: str, tables: Mapping[str, Mapping[int, str]]) -> str:
   """Returns the innermost line of this checkout that led to an operation."""
   frames = tables.get('StackFrames', {})
-  found = re.search(r'stack_frame_id=(\d+)', line)
-  number = int(found[1]) if found else 0
+  match = re.search(r'stack_frame_id=(\d+)', line)
+  number = int(match[1]) if match else 0
   while number in frames:
     place, parent = map(int, re.findall(r'=(\d+)', frames[number]))
     fields = dict(re.findall(r'(\w+)=(\d+)', tables['FileLocations'][place]))
     file = pathlib.Path(tables['FileNames'][int(fields['file_name_id'])])
-    own = file.is_relative_to(_ROOT) and 'site-packages' not in file.parts
-    if own and file != _SHARED:
+    is_ours = file.is_relative_to(_ROOT) and 'site-packages' not in file.parts
+    if is_ours and file != _SHARED:
       return f'{file.relative_to(_ROOT)}:{fields["line"]}'
     number = parent - 1  # XLA prints the parent's number plus 1
   name = re.search(r'op_name="([^"]*)"', line)

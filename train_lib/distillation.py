@@ -56,8 +56,9 @@ class Student(Classification):
 
   def teacher_logits(self, frozen: Any, batch: Any) -> Float[Array, 'B O']:
     """Returns the teacher's logits of our classes, without noise, gradient."""
-    given = frozen['params'], frozen['model_state'], batch
-    logits = jax.lax.stop_gradient(self.teacher.task.apply(*given)[0])
+    params, state = frozen['params'], frozen['model_state']
+    logits = self.teacher.task.apply(params, state, batch)[0]
+    logits = jax.lax.stop_gradient(logits)
     return logits if self._class_ids is None else logits[:, self._class_ids]
 
   def divergence(

@@ -71,12 +71,12 @@ def load_config(
     expected = f'the directory of a run, with a {CONFIG}'
     raise ConfigError(key, str(workdir), expected)
   with files.damage_of(path):
-    values, own = files.read_object(path), path.with_name(TOKENIZER)
+    values, tokenizer_file = files.read_object(path), path.with_name(TOKENIZER)
     values['warm_start']['workdir'] = ''
     if 'teacher' in values['loss']:
       values['loss']['teacher'] = ''
-    if 'tokenizer' in values['dataset'] and own.is_file():
-      values['dataset']['tokenizer'] = str(own)
+    if 'tokenizer' in values['dataset'] and tokenizer_file.is_file():
+      values['dataset']['tokenizer'] = str(tokenizer_file)
     for group in ('model', 'evals', 'dataset'):
       if not isinstance(values.get(group, {}), dict):
         raise TypeError(f'{group}: expected a group of fields')
@@ -114,17 +114,17 @@ def restore(
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
   with files.damage_of(saved.path / MANIFEST):
     trained = parse_info(saved.extra['contract'])
-  for one in contract.differences(trained, info, is_copy=True):
-    change = f'was changed after step {saved.step}: {one}; restore it'
+  for difference in contract.differences(trained, info, is_copy=True):
+    change = f'was changed after step {saved.step}: {difference}; restore it'
     raise InvalidDataError(f'{pathlib.Path(workdir) / DATASET_INFO} {change}')
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
     prepared = tokenizer.load(path).preprocessing(0)
-    own = dataclasses.replace(info, preprocessing=prepared)
-    contract.check(info, own, contract.TOKENS, 'dataset', f'{workdir} has')
+    current = dataclasses.replace(info, preprocessing=prepared)
+    contract.check(info, current, contract.TOKENS, 'dataset', f'{workdir} has')
   index, phases = saved.extra.get('phase'), config.phases
   if index not in range(len(phases)):
-    names = [one.name for one in phases]
+    names = [phase.name for phase in phases]
     raise ConfigError('phases', names, f'that of the checkpoint, {index}')
   return Trained(saved, build_task(config, info, phases[index].model), mesh)
 

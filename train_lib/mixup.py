@@ -24,8 +24,8 @@ def mix(
 ) -> tuple[Batch, Targets]:
   """Returns the batch, `batch[key]` `[B, H, W, E]` mixed, and its targets."""
   share = shares(row_keys, batch['mask'], alpha)
-  own, images = share[:, None, None, None], batch[key]
-  mixed = own * images + (1.0 - own) * partners(images)
+  weight, images = share[:, None, None, None], batch[key]
+  mixed = weight * images + (1.0 - weight) * partners(images)
   other = {**batch, 'label': partners(batch['label'])}
   return {**batch, key: mixed}, ((share, batch), (1.0 - share, other))
 

@@ -39,9 +39,9 @@ def check_module(module: Any, takes_keys: bool) -> None:
 
   `takes_keys`: the task calls it with `row_keys`.
   """
-  given = inspect.signature(module.__call__).parameters
-  has = {*fields.hints(module), *given}
-  takes_any = any(one.kind is one.VAR_KEYWORD for one in given.values())
+  parameters = inspect.signature(module.__call__).parameters
+  has = {*fields.hints(module), *parameters}
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   wanted = ['a field `num_classes: int`', 'a field `dtype: Any = jnp.float32`']
   if takes_keys and not takes_any:
     wanted.append('an argument `row_keys=None` of __call__, keys of the rows')
@@ -58,16 +58,16 @@ def pair(result: Any) -> tuple[Any, Any]:
   """Returns what a model returned; raises Mistakes if it is no such pair."""
   if not isinstance(result, tuple):
     is_array = isinstance(result, jax.Array)
-    given = 'an array' if is_array else type(result).__name__
+    got = 'an array' if is_array else type(result).__name__
     fix = '`logits, {}`'
   elif len(result) != 2:
-    given, fix = f'a tuple of {len(result)}', 'the others in the dict `out`'
+    got, fix = f'a tuple of {len(result)}', 'the others in the dict `out`'
   elif not isinstance(result[1], Mapping):
-    given = f'(logits, {type(result[1]).__name__})'
+    got = f'(logits, {type(result[1]).__name__})'
     fix = "a dict, such as {'features': x}"
   else:
     return result
-  raise Mistakes([f'model: expected (logits, out), got {given}; return {fix}'])
+  raise Mistakes([f'model: expected (logits, out), got {got}; return {fix}'])
 
 
 def check(
@@ -89,7 +89,7 @@ def check(
     raise Mistakes(lines)
   plan = Plan(config, info, 1, jax.devices()[:1])
   # Phases of equal models are checked once.
-  for phase in {str(one.model): one for one in plan.phases[::-1]}.values():
+  for phase in {str(p.model): p for p in plan.phases[::-1]}.values():
     probe = _Probe(plan, phase, batch)
     for find in (_logits, _out, _rows, _gradient, _flops):
       with noted(), jax.set_mesh(plan.mesh):
@@ -144,19 +144,19 @@ class _Probe:
 
 def _logits(probe: _Probe) -> dict[str, str]:
   """Checks shape and dtype of the logits of a classification."""
-  task, found = probe.task, ''
+  task, shown = probe.task, ''
   for dtype in (jnp.bfloat16, jnp.float32):
     logits, _ = probe.traced(probe.batch, dtype)
-    found = _shown(logits)
+    shown = _shown(logits)
     if isinstance(task, Classification):
       classes = task.model.num_classes
       fits = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
       if not fits or logits.dtype != jnp.float32:
         raise Mistakes([
-          f'logits: expected float32 [{ROWS}, {classes}], got {found} with '
+          f'logits: expected float32 [{ROWS}, {classes}], got {shown} with '
           f'dtype={dtype.__name__}; end with `nn.Dense(self.num_classes)`'
         ])  # fmt: skip
-  return {'model': registry.name_of(type(task.model)), 'logits': found}
+  return {'model': registry.name_of(type(task.model)), 'logits': shown}
 
 
 def _out(probe: _Probe) -> dict[str, str]:
@@ -164,11 +164,11 @@ def _out(probe: _Probe) -> dict[str, str]:
   table, mistakes = {}, []
   (_, out), (_, alone) = probe.traced(probe.batch), probe.traced(probe.alone)
   items = jax.tree_util.tree_leaves_with_path(out)
-  for (path, leaf), one in zip(items, jax.tree.leaves(alone), strict=True):
+  for (path, leaf), row in zip(items, jax.tree.leaves(alone), strict=True):
     name, shown = f'out.{path_name(path)}', _shown(leaf)
     # The second axis if heads or steps are stacked; integers may be constants.
     is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
-    if is_real and leaf.shape[:2] == one.shape[:2]:
+    if is_real and leaf.shape[:2] == row.shape[:2]:
       wanted = f'{name}: expected an axis of rows [{ROWS}, ...], got {shown}'
       mistakes.append(f'{wanted}; return it of each row, terms average')
     table[name] = shown
@@ -179,19 +179,19 @@ def _out(probe: _Probe) -> dict[str, str]:
 
 def _rows(probe: _Probe) -> dict[str, str]:
   """Checks that a row depends neither on others nor on its padding."""
-  one, key = probe.alone, probe.task.info.input_key
+  row, key = probe.alone, probe.task.info.input_key
   cases = [
-    ('alone', (probe.batch, None), (one, None), 'no mean or BatchNorm of rows'),
-    ('alone, with noise', (probe.batch, probe.keys), (one, probe.keys[ROW]),
+    ('alone', (probe.batch, None), (row, None), 'no mean or BatchNorm of rows'),
+    ('alone, with noise', (probe.batch, probe.keys), (row, probe.keys[ROW]),
      'draw the noise of a row from its key, as model_lib.row_random'),
   ]  # fmt: skip
-  if 'length' in one:  # a text, of which the first half is kept
-    width = one[key].shape[1]
+  if 'length' in row:  # a text, of which the first half is kept
+    width = row[key].shape[1]
     half = max(2, width // 2)
-    padded = one | {'length': np.full_like(one['length'], half)}
+    padded = row | {'length': np.full_like(row['length'], half)}
     short = {k: v[:, :half] if v.shape[1:2] == (width,) else v
              for k, v in padded.items()}  # fmt: skip
-    padded[key] = np.where(np.arange(width) < half, one[key], 0)
+    padded[key] = np.where(np.arange(width) < half, row[key], 0)
     fix = 'mask what is after `length`, in attention and means'
     cases.append(('padded', (padded, None), (short, None), fix))
   table: dict[str, str] = {}
@@ -209,15 +209,15 @@ def _rows(probe: _Probe) -> dict[str, str]:
   return table
 
 
-def _distance(several: Any, alone: Any) -> float:
+def _distance(batched: Any, alone: Any) -> float:
   """Returns the largest difference of logits and features, of their size."""
   most = 0.0
-  parts = ((logits, out.get('features')) for logits, out in (several, alone))
-  for given, other in zip(*parts, strict=True):
-    if not isinstance(given, jax.Array):  # of a task with several kinds
+  parts = ((logits, out.get('features')) for logits, out in (batched, alone))
+  for x, other in zip(*parts, strict=True):
+    if not isinstance(x, jax.Array):  # of a task with several kinds
       continue
-    rows = ROW if len(given) > 1 else slice(None)
-    same = np.asarray(given)[rows][tuple(map(slice, other.shape))]
+    rows = ROW if len(x) > 1 else slice(None)
+    same = np.asarray(x)[rows][tuple(map(slice, other.shape))]
     if not np.isfinite(same).all():
       raise Mistakes([f'logits, features: {NOT_FINITE}'])
     size = max(np.abs(same).max(), 1e-30)
@@ -252,15 +252,15 @@ def _gradient(probe: _Probe) -> dict[str, str]:
 
 def _flops(probe: _Probe) -> dict[str, str]:
   """Compares the formula of a model with the compiler's count."""
-  counted, given = probe.task.counted_flops(), probe.task.flops()
-  if probe.task.has_formula and not isinstance(given, (int, float)):
-    raise Mistakes([f'flops: expected a number, got {given!r:.80}'])
+  counted, formula = probe.task.counted_flops(), probe.task.flops()
+  if probe.task.has_formula and not isinstance(formula, (int, float)):
+    raise Mistakes([f'flops: expected a number, got {formula!r:.80}'])
   table = {'FLOPs of a row, compiler': f'{counted:,.0f}, loops once'}
   if probe.task.has_formula:
-    ratio = given / counted
+    ratio = formula / counted
     note = f', {ratio:.2g} times: expected without loops or skipped tokens is '
     note = '' if 1 / FACTOR <= ratio <= FACTOR else f'{note}at most {FACTOR:g}'
-    table['FLOPs of a row, model.flops'] = f'{given:,.0f}{note}'
+    table['FLOPs of a row, model.flops'] = f'{formula:,.0f}{note}'
   return table
 
 

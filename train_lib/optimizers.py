@@ -80,8 +80,8 @@ def _scale_by_path(scales: Sequence[str]) -> optax.GradientTransformation:
   pairs = [scale.rpartition('->')[::2] for scale in scales]
 
   def scaled(path: Any, update: Any) -> Any:
-    found = (float(by) for old, by in pairs if re.search(old, path_name(path)))
-    return next(found, 1.0) * update
+    rates = (float(by) for old, by in pairs if re.search(old, path_name(path)))
+    return next(rates, 1.0) * update
 
   return optax.stateless(
     lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates)
@@ -141,10 +141,10 @@ def check_patterns(
 ) -> None:
   """Raises `ConfigError` if a phase or a scale names no parameter."""
   fields = [
-    (f'phases.{index}.trainable', one.trainable)
-    for index, one in enumerate(phases)
+    (f'phases.{index}.trainable', phase.trainable)
+    for index, phase in enumerate(phases)
   ]
-  fields += [('optimizer.scales', one.rpartition('->')[0]) for one in scales]
+  fields += [('optimizer.scales', s.rpartition('->')[0]) for s in scales]
   for field, pattern in fields:
     if not any(jax.tree.leaves(trainable_mask(params, pattern))):
       expected = 'a regular expression that matches a parameter'

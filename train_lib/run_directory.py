@@ -144,9 +144,9 @@ class RunDirectory(contextlib.ExitStack):
       )  # fmt: skip
     if self._info and (trained := trained_on(self.workdir)):
       rows = () if self._config['allow_other_rows'] else contract.ROWS
-      others = contract.differences(trained, self._info, (*contract.ALL, *rows))
+      diffs = contract.differences(trained, self._info, (*contract.ALL, *rows))
       self._refuse(
-        'on other data', map(str, others),
+        'on other data', map(str, diffs),
         'Restore the data or use another workdir; allow_other_rows=True '
         'continues with more rows or fewer, and keeps the schedule.',
       )  # fmt: skip
@@ -168,14 +168,14 @@ def _locked(workdir: pathlib.Path) -> Iterator[None]:
   path, host = workdir / 'run.lock', socket.gethostname()
   files.check_replaceable(path)
   with contextlib.ExitStack() as held:
-    known = host  # of this host the kernel knows whether a run is alive
+    known_host = host  # of this host the kernel knows whether a run is alive
     try:
       held.callback(os.close, files.lock_directory(workdir))
     except BlockingIOError:
       raise RunLockedError(_in_use(path)) from None
     except OSError:
-      known = ''
-    if _holder(path)[0] not in ('', known) and _is_renewed(path):
+      known_host = ''
+    if _holder(path)[0] not in ('', known_host) and _is_renewed(path):
       raise RunLockedError(_in_use(path))
     started = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
     holder = {'pid': os.getpid(), 'host': host, 'started': started}

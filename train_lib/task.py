@@ -293,8 +293,8 @@ def complete_model(
   module = registry.locate(name, 'model.name', kind, expected)
   model_check.check_module(module, takes_keys)
   legal = fields.hints(module)
-  found = known(module, settings).items()
-  settings = {name: x for name, x in found if name in legal} | settings
+  items = known(module, settings).items()
+  settings = {name: x for name, x in items if name in legal} | settings
   by_task = ('num_classes', 'dtype')
   complete = fields.check(module, settings, 'model', without=by_task)
   with model_errors(complete):

@@ -110,11 +110,11 @@ def make_train_step(
     state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), changed, skipped
     ).replace(step=state.step + 1)
-    one = jnp.ones((), jnp.float32)
+    count = jnp.ones((), jnp.float32)
     scalars = dict(loss=loss, grad_norm=grad_norm, learning_rate=rate)
     scalars['nonfinite'] = state.nonfinite
     for name, value in scalars.items():
-      metrics[name] = Average(jnp.asarray(value, jnp.float32), one)
+      metrics[name] = Average(jnp.asarray(value, jnp.float32), count)
     return state, metrics
 
   return train_step
@@ -207,12 +207,11 @@ def first_culprit(
   """
   begun = state.replace(step=jnp.int32(step - 1))
   again = jax.jit(lambda *args: _accumulate(task, 1, *args))
-  arguments = begun, frozen, batch, knobs
   trees = {
     'input': lambda: batch,
     'parameter': lambda: state.params,
-    'gradient of': lambda: again(*arguments)[1],
-    'carry': lambda: again(*arguments)[-1],
+    'gradient of': lambda: again(begun, frozen, batch, knobs)[1],
+    'carry': lambda: again(begun, frozen, batch, knobs)[-1],
   }
   for kind, tree in trees.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree()):

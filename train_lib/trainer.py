@@ -178,7 +178,7 @@ class _Loop:
       return self.done == total or _due(self.done, math.ceil(every))
 
     every = self.setup.evaluators[phase.index]
-    return {k: one for k, one in every.items() if is_due(one.every_steps)}
+    return {k: v for k, v in every.items() if is_due(v.every_steps)}
 
   def _between_batches(self) -> None:
     # After the first batch of an evaluation its program is compiled.

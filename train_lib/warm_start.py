@@ -38,18 +38,18 @@ def start_from(setup: Setup) -> Any:
   source = config.workdir, config.renames, config.skip
   try:
     of_task = task.config['model'], task.info
-    found = warm_start(shapes.params, *source, *of_task)
+    loaded = warm_start(shapes.params, *source, *of_task)
     model_state: Any = None
     if jax.tree.leaves(shapes.model_state):  # as the start of a looped model
-      own = checkpoint_io.find(config.workdir)
-      model_state = own.read('model_state/', shapes.model_state)
+      saved = checkpoint_io.find(config.workdir)
+      model_state = saved.read('model_state/', shapes.model_state)
   except (ValueError, checkpoint_io.CheckpointError) as error:
     expected = f'a checkpoint that fits the model: {error}'
     raise ConfigError('warm_start.workdir', config.workdir, expected) from error
   state: Any = setup.init()
   params = jax.tree.map(
-    lambda own, new: new if isinstance(new, jax.Array) else own,
-    state.params, found,
+    lambda fresh, new: new if isinstance(new, jax.Array) else fresh,
+    state.params, loaded,
   )  # fmt: skip
   # A copy: the state is donated, and no buffer may be donated twice.
   average = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
@@ -83,8 +83,8 @@ def _of_classes(task: Task) -> list[str]:
     params, _ = jax.eval_shape(other.init, jax.random.key(0))
     return checkpoint_io.flatten(sharding.unbox(params))
 
-  one, more = shapes(0), shapes(1)
-  return sorted(name for name in one if one[name].shape != more[name].shape)
+  base, more = shapes(0), shapes(1)
+  return sorted(name for name in base if base[name].shape != more[name].shape)
 
 
 def warm_start(
@@ -148,8 +148,8 @@ def _check_fields(
   is_unseen = convert_vit.is_vit(directory) and {*names} & {*_UNSEEN}
   if not names or (fit and not is_unseen):
     return
-  expected, given = ({n: x[n] for n in names} for x in (theirs, ours))
-  raise ConfigError('model', given, f'{expected}, as in {directory}')
+  expected, got = ({n: x[n] for n in names} for x in (theirs, ours))
+  raise ConfigError('model', got, f'{expected}, as in {directory}')
 
 
 def _log(
@@ -179,12 +179,12 @@ def _modules(tree: Mapping[str, Any], names: Collection[str]) -> list[str]:
   def parents(name: str) -> list[str]:
     return [*itertools.accumulate(name.split('/'), '{}/{}'.format)]
 
-  others = {x for name in {*tree} - {*names} for x in parents(name)}
-  found = collections.defaultdict(list)
+  mixed = {x for name in {*tree} - {*names} for x in parents(name)}
+  leaves = collections.defaultdict(list)
   for name in sorted(names):
-    module = next(x for x in parents(name) if x not in others)
-    found[re.sub(r'block_\d+', 'block_*', module)].append(tree[name])
-  return [f'{name} ({_size(found[name])})' for name in found]
+    module = next(x for x in parents(name) if x not in mixed)
+    leaves[re.sub(r'block_\d+', 'block_*', module)].append(tree[name])
+  return [f'{name} ({_size(leaves[name])})' for name in leaves]
 
 
 def _read(
@@ -197,8 +197,8 @@ def _read(
   if convert.is_checkpoint(directory):
     heads = 'pretraining' if 'predictions' in params else 'classifier'
     return convert.load(directory, heads), convert.fit
-  own, theirs = checkpoint_io.find(directory), trained_on(directory)
-  source = convert.Checkpoint(own.params(), {}, (), (), _sides(theirs))
+  saved, theirs = checkpoint_io.find(directory), trained_on(directory)
+  source = convert.Checkpoint(saved.params(), {}, (), (), _sides(theirs))
   if info and info.input_key == 'image':
     # Another model may hold the ViT of a run; a head of other classes may not.
     return source, lambda ours, new: convert_vit.fit(ours, new) - {*ours}

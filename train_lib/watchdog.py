@@ -157,13 +157,13 @@ class Watchdog:
     text = json.dumps(record | self._here)
     self._client.key_value_set(f'{folder}{self._id}', text, True)
     folder = _SHARED if self._id else _STORE
-    found = dict(self._client.key_value_dir_get(folder))
-    if verdict := found.pop(_VERDICT, ''):
+    entries = dict(self._client.key_value_dir_get(folder))
+    if verdict := entries.pop(_VERDICT, ''):
       code, _, text = verdict.partition(' ')
       self._end(int(code), text)
     return {
       int(key.rpartition('/')[2]): json.loads(text)
-      for key, text in found.items()
+      for key, text in entries.items()
     }
 
   def _silent(self, peer: int, record: dict[str, Any]) -> None:
@@ -196,12 +196,12 @@ class Watchdog:
     os._exit(code)
 
 
-def _within(seconds: float, call: Callable[..., Any], *given: Any) -> None:
+def _within(seconds: float, call: Callable[..., Any], *args: Any) -> None:
   """Calls a function that may fail or block; waits for some seconds."""
 
   def run() -> None:
     with contextlib.suppress(RuntimeError, OSError, ValueError):
-      call(*given)
+      call(*args)
 
   thread = threading.Thread(target=run, daemon=True)
   thread.start()

@@ -173,6 +173,6 @@ def parts_of(a):
     is_default = a[name] in ('', 'default')
     is_legal = is_default or (is_eat and part in parts)
     expected = f'only with model=eat and {part!r} in parts'
-    given = f'{expected}, which are {a.model}, {parts}'
-    common.expect(is_legal, name, given, a[name])
+    expected = f'{expected}, which are {a.model}, {parts}'
+    common.expect(is_legal, name, expected, a[name])
   return parts
