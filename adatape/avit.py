@@ -1,9 +1,9 @@
 """A-ViT: a ViT whose tokens halt in depth (Yin et al. 2022, arXiv 2112.07658).
 
 After block l a token with state x has the halting score `h^l = sigmoid(gamma *
-x[0] + beta)`, without new parameters: those of a `ViT` load. ACT turns scores
-into weights. A token that has halted is no key of later blocks. The output is
-the sum of the states of [CLS], weighted by its own scores (equation 9).
+x[0] + beta)`, without new parameters: checkpoints of a `ViT` load. ACT turns
+scores into weights. A token that has halted is no key of later blocks. The
+output is the sum of the states of [CLS], weighted by its scores (equation 9).
 
 Losses: `alpha_p` times the mean of `rho = N + R`, and `alpha_d` times the KL
 divergence of the scores over layers from a Gaussian. Constants follow the

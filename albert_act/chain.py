@@ -77,7 +77,7 @@ class AlbertChain(Resizable):
   def programs(
     self, variant: str, sizes: Any, alone: bool, inputs: Any, compile: Any
   ) -> Any:
-    """Returns those of the stages; see `serve_lib.chain.Resizable`."""
+    """Returns the programs of the stages; see `serve_lib.chain.Resizable`."""
     model = self._models[variant]
     both = host_compaction.stages(model, self.iterations, inputs, compile)
     return both[: self.num_stages]

@@ -1,4 +1,4 @@
-"""Times the engine on looped models beside four other ways to halt rows.
+"""Times the engine on looped models and four other ways to halt rows.
 
   python -m benchmarks.looped --workdir=/tmp/sudoku --depths=depths.csv
   python -m benchmarks.looped --width=256 --depths=depths.csv
@@ -8,8 +8,8 @@ row has halted, `slots` is a Python loop over steps of a batch that refills
 finished slots, `one row` runs a row at a time on each core, until it halts, in
 XLA or in ONNX Runtime.
 
-With `--workdir` weights, rule and test puzzles are those of a run, and
-`--depths` is written: the iterations of its rows. Without a run the model is of
+With `--workdir` weights, rule and test puzzles come from a run, and `--depths`
+is written: the iterations of its rows. Without a run the model is of
 6x6 Sudoku, its weights are random and halting is scripted: a checksum of a
 question picks the iterations from `--depths`, by default from 1 to 16. `cells`
 is the number of cells, of all rows, in which answers differ from those that
@@ -233,7 +233,7 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
 
 def tokens(puzzle: Puzzle, answers: Any) -> Any:
-  """Returns answers as tokens, also those of the engine."""
+  """Returns answers, of an array or of the engine, as tokens."""
   if isinstance(answers, np.ndarray):
     return answers
   return np.array([[*map(puzzle.symbols.index, a.label)] for a in answers])

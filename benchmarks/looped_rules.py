@@ -3,14 +3,14 @@
   python -m benchmarks.looped_rules --runs=/tmp/seed0,/tmp/seed1,/tmp/seed2 \\
       --results=benchmarks/results/looped_rules.csv
 
-Rules are those of each run's stops.csv, on its test puzzles. For certificates
+Rules are read from each run's stops.csv, on its test puzzles. For certificates
 `--rows` further puzzles are drawn, which are the population: of `--splits`
 random samples, a quarter of it, each certifies a threshold of the score, and
 `violated` is how often the lost share of the population exceeds epsilon.
 `verifier saves` is what the verifier does on it. The engine then answers
 `--timed` of these puzzles by each rule, in turns; a certified rule is of the
 certificate of all of them. Cells are mean and range over the runs. The
-certificates, NAME_certificates.csv, and a picture are written beside
+certificates, NAME_certificates.csv, and a picture are written to the folder of
 `--results`.
 """
 
@@ -33,7 +33,7 @@ from looped import certificate, rules, stops
 
 DATA_SEED = 2  # of the further puzzles; configurations have 0
 LEAST = 20  # rows of a difficulty that is drawn
-SAMPLED = 4  # one of so many rows is in a sample
+SAMPLED = 4  # a sample has one row in SAMPLED
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
 CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
 SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
@@ -146,7 +146,7 @@ def timed(workdir: str, chains: Any, questions: Any, flags: Any) -> Any:
 
 
 def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:
-  """Returns means over samples of what a certificate does on all rows."""
+  """Certifies random samples; returns means of the results on all rows."""
   rng, (count, limit), rows = np.random.default_rng(0), record.right.shape, []
   proved = record.right | (np.arange(limit) == limit - 1)
   verified = 1 - (1 + proved.argmax(1)).mean() / limit

@@ -1,4 +1,4 @@
-"""Times an adaptive run on images beside its dense one.
+"""Times an adaptive run on images against its dense run.
 
   python -m benchmarks.own_images --workdir=/tmp/photos/adaptive \\
       --dense=/tmp/photos/dense --out=timings.csv

@@ -24,7 +24,7 @@ VERY_WIDE = 20
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
 DASHED = {'linestyle': '--', 'marker': ''}
-# The colour of a model in every picture. Those of one colour are compared with
+# The colour of a model in every picture. Models of one colour are compared with
 # the others, not with each other.
 MODELS: Mapping[str, int] = {
   'AdaTape': 0, 'EAT': 0, 'ALBERT': 0,
@@ -155,7 +155,7 @@ def plot_against(path: Path, costs: Columns, hard: Columns, title: str) -> None:
       panels.append(Panel('', name, label, [line], log=log))
       name = ''  # the panels of a row share an axis
   panels[0] = panels[0]._replace(title=title)
-  # So do those of a column.
+  # The panels of a column share one too.
   panels[:-columns] = [p._replace(x_label='') for p in panels[:-columns]]
   size = 0.6 + 3.9 * columns, 0.4 + 2.9 * len(costs)
   plots.draw_panels(path, panels, size, columns, sharex='col', sharey='row')
@@ -179,7 +179,7 @@ def plot_iterations(path: Path, curves: Mapping[str, Any], title: str) -> None:
 def plot_bars(path: Path, table: Mapping[str, Any], title: str) -> None:
   """Draws horizontal bars for the rows of a table, a panel for each column.
 
-  An `Estimate` has an error bar; colours are those of `MODELS`.
+  An `Estimate` has an error bar; `MODELS` has the colours.
   """
   columns = list(next(iter(table.values()), ()))
   colours = [plots.COLOURS[model_of(name) or 0] for name in table]

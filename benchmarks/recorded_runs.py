@@ -243,7 +243,7 @@ def measure(
 ) -> dict[str, Setting]:
   """Returns all exit rules by name, confidence also with `tau`.
 
-  `full_flops` `[N]` are those of the dense model.
+  `full_flops` `[N]` are the FLOPs of the dense model.
   """
   recording = frontier.Recording(
     model.calibrated, model.records['label'], model.heads, model.cost['flops'],

@@ -2,7 +2,7 @@
 
   python -m benchmarks.reference
 
-Types, ranges, defaults and comments are those of the classes, which the
+Types, ranges, defaults and comments are read from the classes that the
 configurations of the checkout name.
 """
 
@@ -29,7 +29,7 @@ START = """\
 
 Written by `python -m benchmarks.reference`; edit the fields of the classes.
 `--config.GROUP.FIELD=VALUE` sets a field; `launch.train --print_config` prints
-those of a run.
+the fields of a run.
 
 """
 _NAME = re.compile(r"'(\w+(?:\.\w+)*:\w+)'")

@@ -120,7 +120,7 @@ def prepare(
   is_one: bool, variant: str, dtype: str, length: int, batch: int, rate: int,
   rows: int,
 ) -> Call:  # fmt: skip
-  """Prepares the engine of all tasks, or those of each, which are compared."""
+  """Prepares an engine for all tasks, or an engine for each task."""
   joint, alone = engines(variant, dtype, length, batch)
   tokens = eat_speed.token_rows(rows, length)
   items = [

@@ -61,7 +61,7 @@ class Candidate:
   group: str = ''  # of candidates that compute the same output; '' for none
   over: str = ''  # column of the speed-ups over this candidate; '' for none
   throughput: str = ''  # column of examples per second; '' for none
-  # Known before it runs; 'flops' may differ from those of the limit.
+  # Known before it runs; 'flops' may differ from the field `flops`.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

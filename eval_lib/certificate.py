@@ -119,7 +119,7 @@ class Evaluator(heads.Evaluator):
   def store(
     self, entry: dict[str, Any], parameters: str, temperatures: Any
   ) -> None:
-    """Writes a certificate beside those of other sources of the same model."""
+    """Adds a certificate to the file, which keeps the model's other sources."""
     if not (path := self.file(FILE)):
       return
     settings = {'parameters': parameters, 'temperatures': [*temperatures]}

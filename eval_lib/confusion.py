@@ -43,7 +43,7 @@ def table(
 def plot(
   axes: Any, labels: Labels, predicted: Labels, names: Sequence[str]
 ) -> None:
-  """Draws numbers of rows, coloured by their share of those of a label.
+  """Draws numbers of rows, coloured by their share of the rows of a label.
 
   Of more than `MOST` classes, those with most errors as label or prediction.
   """

@@ -125,7 +125,7 @@ class Evaluator(evaluator.Evaluator):
     except MissingDataError:
       if self.dataset is None:
         raise
-      return  # other data may be reported where those of the run are gone
+      return  # other data may be reported where the run's data are gone
     expected = (
       f'rows that the run is not trained on, it shares {{}} with {train_split=}'
       "; hold some out, as 'train[95%:]' of 'train[:95%]'"

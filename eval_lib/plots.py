@@ -71,7 +71,7 @@ class Panel(NamedTuple):
   y_limits: Any = None
   ticks: int = 0  # limits x to as many integers
   log: str = ''  # 'x', 'y' or 'xy': equal factors are equal distances
-  at_points: bool = False  # ticks of x are those of the points
+  at_points: bool = False  # ticks of x are at the points
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ class LoopedChain(Resizable):
     """Returns the outputs of one attempt of each row `[B, K, ...]`.
 
     The best by score of the attempts that halted now, else of those that were
-    not given up, else of all. 'steps' are those of the row.
+    not given up, else of all. 'steps' is the maximum of the attempts.
     """
     halted, scores = outputs['halted'], outputs['logits'][..., 0]
     hopeful = ~outputs['hopeless']

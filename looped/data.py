@@ -26,7 +26,7 @@ Rng = np.random.Generator | None
 
 
 class Transformed(source.Drawn):
-  """Puzzles; those of a train split are transformed anew in each epoch."""
+  """Puzzles; each epoch transforms the puzzles of a train split again."""
 
   def describe(self, cells: int, symbols: int, examples: int) -> None:
     """Sets `info`, of puzzles with a number of cells and of tokens."""

@@ -257,7 +257,7 @@ class BertClassifier(TextEncoder, kw_only=True):
   def run_block(
     self, layer: int, tokens: Tokens, row_keys: RowKeys = None, **options: Any
   ) -> Attended:
-    """Runs the block of a layer, from 1; options as those of `BertBlock`."""
+    """Runs the block of a layer, from 1, with options of `BertBlock`."""
     mask = layers.valid_tokens(tokens.x, tokens.length)
     block = self.block[layer - 1]
     return blocks.call(block, tokens.x, mask, row_keys, **options)

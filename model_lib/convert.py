@@ -1,6 +1,6 @@
 """Hugging Face checkpoints of encoders of texts, read and written.
 
-BERT, DistilBERT, RoBERTa, XLM-R, ModernBERT, and those of families, as ALBERT.
+BERT, DistilBERT, RoBERTa, XLM-R, ModernBERT, and models of families, as ALBERT.
 
 A directory is one that `save_pretrained` writes. Nothing is unpickled or
 downloaded. An error names a damaged, missing or unsupported file or tensor.

@@ -94,9 +94,9 @@ def _read_file(path: pathlib.Path) -> Tensors:
 
 
 def divided(tensors: Tensors, parts: Mapping[str, int]) -> Tensors:
-  """Returns tensors of which those of modules in `parts` are cut in parts.
+  """Returns tensors, with each tensor of a module in `parts` cut in parts.
 
-  Those of 'Wi.weight' are 'Wi#0.weight' and 'Wi#1.weight', each half the rows.
+  'Wi.weight' becomes 'Wi#0.weight' and 'Wi#1.weight', each half the rows.
   """
   result = {}
   for name, tensor in tensors.items():

@@ -113,12 +113,12 @@ def load(path: files.Path, pixels: Pixels = HALF) -> Checkpoint:
   """Reads and checks a published ViT, for inputs that `pixels` normalise.
 
   `path` is an .npz or .safetensors file, or a directory with config.json and
-  safetensors; Hugging Face's config.json is needed beside a file too. What they
+  safetensors; Hugging Face's config.json is needed for a file too. What they
   state of their inputs is folded into the patch embedding, see
   `convert_images`; `.npz` files are of inputs in [-1, 1]. The positions of the
   class and the distillation token are added to them, as ours have none.
 
-  `fields` are those of `sizes.VIT.defaults`, but 'num_heads' and 'activation'
+  `fields` has the keys of `sizes.VIT.defaults`, 'num_heads' and 'activation'
   only where the files tell them (of timm: by the name of the architecture).
   `head` is absent if the file has none; a `pre_logits` layer before it is kept
   for `fit`. Raises ValueError for a damaged file, an option that is not

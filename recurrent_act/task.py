@@ -1,8 +1,8 @@
 """Classification at the steps of sequences, with a cost for pondering.
 
 Graves (2016), equations (14) and (15): `L + tau P`, where P sums the ponder
-cost over the inputs of a sequence. `valid`, `targets` and `target_mask` of a
-batch are those of `recurrent_act.data`.
+cost over the inputs of a sequence. `recurrent_act.data` has `valid`, `targets`
+and `target_mask` of a batch.
 """
 
 import dataclasses

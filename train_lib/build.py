@@ -114,7 +114,7 @@ class Plan:
     return train_step
 
   def _optimizer(self, rates: Mapping[str, Any]) -> tuple[Any, optax.Schedule]:
-    """Returns optimizer and schedule; `rates` replace those of the config."""
+    """Returns optimizer and schedule; `rates` replace fields of the config."""
     config = {**self.config.optimizer, **rates}
     rate = optimizers.build_schedule(config, self.total_steps)
     return optimizers.build_optimizer(config, rate, self.task.DECAY), rate

@@ -32,8 +32,8 @@ from train_lib.run_directory import CHECKPOINTS, MANIFEST, Path, steps_in
 TEMPORARY = '.orbax-checkpoint-tmp'  # ends the name of a folder in writing
 # orbax writes these after the manifest. Restoring does not need them.
 WRITTEN_LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
-# orbax's list of the arrays, and the database of those of all processes, which
-# a folder whose name is a pattern of `glob` lacks without an error.
+# orbax's list of the arrays, and the database of the arrays of all processes,
+# which a folder whose name is a pattern of `glob` lacks without an error.
 NEEDED = '_METADATA', 'manifest.ocdbt'
 _CHUNK = 1 << 20  # bytes
 _THREADS = 4  # zlib and reading both release the interpreter lock

@@ -141,8 +141,8 @@ def serve(
 
   Args:
     step: a number, 'best', or None for the newest good one.
-    lengths: buckets in tokens (of AdaTape: tape tokens), None for those of the
-      data or the model; longer texts are cut off.
+    lengths: buckets in tokens (of AdaTape: tape tokens), None for the buckets
+      of the data or the model; longer texts are cut off.
     options: of the model's family, as {'tau': 0.8}; see docs/serving.md.
     on_drift: called when drift begins or ends.
 

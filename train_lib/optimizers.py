@@ -28,7 +28,7 @@ def rates(config: Config) -> dict[str, np.float32]:
 def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
   """Returns a linear warm-up to `lr`, then `config.schedule` to `end_lr`.
 
-  `warmup_steps` is a share of `total_steps`, those of all phases, if below 1.
+  `warmup_steps` below 1 is a share of `total_steps`, the steps of all phases.
   """
   peak, end = config['lr'], config['end_lr']
   warmup = config['warmup_steps']

@@ -237,7 +237,7 @@ def _holder(lock: pathlib.Path) -> tuple[str, str]:
 
 
 def load_info(workdir: Path) -> DatasetInfo:
-  """Returns the contract of a run; errors are those of `damage_of`."""
+  """Returns the contract of a run; raises the errors of `damage_of`."""
   path = pathlib.Path(workdir) / DATASET_INFO
   with files.damage_of(path):
     return parse_info(files.read_object(path))

@@ -31,7 +31,7 @@ class ServedRun(NamedTuple):
 
   directory: str = ''  # with its tokenizer and calibration
   step: int | None = None  # of the checkpoint, for messages
-  lengths: tuple[int, ...] | None = None  # None for those of the model or data
+  lengths: tuple[int, ...] | None = None  # None: of the model or the data
   on_drift: Callable[[bool, dict[str, Any]], None] | None = None
 
 
@@ -234,7 +234,7 @@ class Task(abc.ABC):
 
     example, shape = self.example(), self.info.input_shape
     short = example[self.info.input_key].shape
-    rows = {  # as long as those of the data
+    rows = {  # as long as the rows of the data
       k: jnp.zeros((1, *shape), x.dtype) if x.shape == short else x
       for k, x in example.items()
     }

@@ -1,9 +1,9 @@
 """Terms: a loss is a list of them, each a weight times a mean.
 
 A new objective is one file, a Task whose `terms` reads what a `Forward` has, as
-`patient` of CONTRIBUTING.md. Denominators are those of the whole batch, so that
-micro-batches and devices add up. `Classification.target_loss` mixes and smooths
-the labels, for any logits.
+`patient` of CONTRIBUTING.md. Denominators are counted over the whole batch, so
+that micro-batches and devices add up. `Classification.target_loss` mixes and
+smooths the labels, for any logits.
 """
 
 import dataclasses

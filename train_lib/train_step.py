@@ -1,8 +1,8 @@
 """The train step: pure, jitted, the same for every task.
 
-Gradients of micro-batches add up exactly: denominators are those of the whole
-batch, all noise of a row comes from its own key. A step whose loss, gradient or
-next carry is not finite updates only `step` and `nonfinite`.
+Gradients of micro-batches add up exactly: denominators are counted over the
+whole batch, all noise of a row comes from its own key. A step whose loss,
+gradient or next carry is not finite updates only `step` and `nonfinite`.
 """
 
 import math

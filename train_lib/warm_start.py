@@ -95,7 +95,7 @@ def warm_start(
   model: Any = (),
   info: DatasetInfo | None = None,
 ) -> Any:
-  """Replaces fresh parameters with those (EMA if present) of a checkpoint.
+  """Replaces fresh parameters with a checkpoint's (EMA if present).
 
   Nothing is cast, except a published model in half or double precision;
   positions of patches are resized. What is loaded, stays fresh and is not used
@@ -107,7 +107,7 @@ def warm_start(
     directory: of the run, its checkpoints or a published model, or its file.
     renames: 'old->new', applied in turn to the names by `re.sub`.
     skip: regular expressions, e.g. `^head/`, searched in the (new) names and
-      those of the model; matches keep fresh values.
+      the model's; matches keep fresh values.
     model: its fields, which a published model must agree with.
     info: of the images, None for squares in [-1, 1].
 
