@@ -26,9 +26,6 @@ from halting import loop
 from model_lib.logical import over_rows
 
 Arrays = Array | np.ndarray
-# One for all rows, or one per row; the leading features of its tokens.
-Bank = Float[Arrays, 'C H'] | Float[Arrays, 'B C H']
-Keys = Float[Array, 'C h'] | Float[Array, 'B C h']
 # Of indices that top_k has found.
 _IN_BOUNDS: Any = dict(mode='promise_in_bounds', wrap_negative_indices=False)
 
@@ -58,7 +55,7 @@ class Tape(NamedTuple):
 
 
 def read(
-  bank: Bank,
+  bank: Float[Arrays, 'C H'] | Float[Arrays, 'B C H'],
   query: Float[Arrays, 'B h'],
   reading: Reading,
   *,
@@ -72,7 +69,7 @@ def read(
   inside `jax.shard_map`, so that top_k needs no communication.
 
   Args:
-    bank: at least K * T tokens.
+    bank: at least K * T tokens, for all rows or of each row.
     query: the leading `query_dim` features of the normalised queries.
     normalize: `(tokens, count)` -> the leading `count` features of the
       normalised tokens, float32: the LayerNorm shared with the query; None if
@@ -107,7 +104,7 @@ def read(
 
 
 def select(
-  keys: Keys,
+  keys: Float[Array, 'C h'] | Float[Array, 'B C h'],
   query: Float[Array, 'B h'],
   reading: Reading,
   dropped: Bool[Array, 'B C'] | None = None,

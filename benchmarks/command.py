@@ -40,7 +40,6 @@ Share = Annotated[float, Interval(gt=0.0, lt=1.0)]
 # 1 is certified where probabilities are rounded to it.
 Confidence = Annotated[float, Interval(gt=0.0, le=1.0)]
 Length = Annotated[int, Interval(ge=1, le=512)]  # tokens of a BERT
-Libraries = tuple[Literal['torch', 'onnx', 'none'], ...]
 File = Annotated[
   str, Predicate(_is_writable), 'file in a directory that is writable'
 ]
@@ -71,7 +70,7 @@ class Served:
   lengths: Sizes | None = flag(
     "length buckets of batches (default: the run's)", None, 'TOKENS,...'
   )
-  peers: Libraries = flag(
+  peers: tuple[Literal['torch', 'onnx', 'none'], ...] = flag(
     'installed libraries that also run the dense models; or none',
     ('torch', 'onnx'),
   )

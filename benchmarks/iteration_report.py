@@ -59,7 +59,6 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-Batches = Iterable[Mapping[str, Any]]
 # A batch, the iterations of its tokens, and cosines `[N, B, L]`.
 Traced = tuple[Mapping[str, Any], Int[np.ndarray, 'B L'], Any]
 Rows = list[dict[str, Any]]
@@ -74,7 +73,9 @@ class Analysis(NamedTuple):
   curves: dict[str, dict[str, Float[np.ndarray, ' N']]]
 
 
-def traced(model: Albert, variables: Any, rows: Batches) -> Iterator[Traced]:
+def traced(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Iterator[Traced]:
   """Yields (batch, iterations, cosines); padding has 0 iterations.
 
   A cosine is that of the states before and after an iteration, 1 for a halted
@@ -99,7 +100,9 @@ def traced(model: Albert, variables: Any, rows: Batches) -> Iterator[Traced]:
     yield batch, *jax.device_get(run(variables, *inputs))
 
 
-def analyse(model: Albert, variables: Any, rows: Batches) -> Analysis:
+def analyse(
+  model: Albert, variables: Any, rows: Iterable[Mapping[str, Any]]
+) -> Analysis:
   """Analyses batches, see `masks` and `traced`."""
   limit, find, sums = model.max_iterations, jax.jit(masks), np.zeros(())
   for batch, steps, cosines in traced(model, variables, rows):

@@ -36,7 +36,6 @@ BURSTS = {'Poisson': 1.0, 'bursty': 8.0}  # mean rows of a burst
 MIN_ROWS = 100  # of a measurement
 PERCENTS = (50, 95, 99)
 Seconds = Float[np.ndarray, ' N']
-Server = Callable[[Seconds], Seconds]  # of the arrivals of rows to latencies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,8 +106,8 @@ def offer_library(library: str, weights: str, *rows: Any) -> Seconds:
 
 
 def measure(
-  candidates: Mapping[str, tuple[str, Server]], hosts: Hosts, rows: int,
-  flags: Any,
+  candidates: Mapping[str, tuple[str, Callable[[Seconds], Seconds]]],
+  hosts: Hosts, rows: int, flags: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
   """Measures the capacities, then all candidates in turns at each load.
 

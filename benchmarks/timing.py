@@ -30,9 +30,6 @@ from jaxtyping import Float
 from eval_lib.report import Estimate
 from serve_lib.chain import checked
 
-# Seconds of each call, a row for each round.
-Samples = Mapping[str, Float[np.ndarray, 'R C']]
-
 ENVIRONMENT = {
   'HF_HUB_OFFLINE': '1',
   'TF_CPP_MIN_LOG_LEVEL': '3',
@@ -170,7 +167,7 @@ def run(
   warmup: int = 0,
   calls: int = 1,
   min_seconds: float = 0.0,
-) -> tuple[list[dict[str, Any]], Samples]:
+) -> tuple[list[dict[str, Any]], Mapping[str, Float[np.ndarray, 'R C']]]:
   """Prepares and times candidates; returns (see `rows`, seconds of the calls).
 
   Odd rounds are in reverse order. `warmup` rounds do not count; the last one
@@ -198,7 +195,7 @@ def run(
 def rows(
   case: Mapping[str, Any],
   candidates: Sequence[Candidate],
-  samples: Samples,
+  samples: Mapping[str, Float[np.ndarray, 'R C']],
   calls: Mapping[str, Call],
 ) -> list[dict[str, Any]]:
   """Returns a row for each candidate that was timed.

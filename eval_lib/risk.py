@@ -27,7 +27,6 @@ NUM_THRESHOLDS = 200
 Risk = Literal['accuracy', 'harm', 'disagreement', 'brier', 'f1']
 Method = Literal['sequence', 'pareto', 'conformal']
 Thresholds = Float[np.ndarray, ' K']  # from the safest to the riskiest
-Exits = Int[np.ndarray, 'K N']  # head each row leaves at, for every threshold
 
 
 class Variant(NamedTuple):
@@ -53,10 +52,10 @@ class Grid(NamedTuple):
     return self._replace(losses=self.losses[rows], cost=self.cost[rows])
 
 
-def sweep(logits: Heads) -> tuple[Thresholds, Exits]:
+def sweep(logits: Heads) -> tuple[Thresholds, Int[np.ndarray, 'K N']]:
   """Returns thresholds from 1.0 down to 1 / C, dense near 1, and the exits.
 
-  A model with one head has one threshold.
+  An exit is the head at which a row leaves. One head has one threshold.
   """
   heads, _, classes = logits.shape
   steps = np.geomspace(1e-5, 1 - 1 / classes, NUM_THRESHOLDS - 1)

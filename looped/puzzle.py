@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from dataset_lib.source import require
 from halting.rule import Arrays
 
-EVALUATED = 4  # of so many symmetry classes one is not of training
+EVALUATED = 4  # one in EVALUATED symmetry classes is not of training
 Tokens = Int32[np.ndarray, ' S']  # of a question or its answer; 0 is padding
 Pair = tuple[Tokens, Tokens]
 

@@ -17,7 +17,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-Remat = Literal['none', 'dots', 'full']
 # What the forward pass keeps of a block for the gradient; always its input.
 POLICIES: dict[str, Any] = {
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -31,7 +30,7 @@ class Options:
 
   scan: bool = False  # blocks of equal shape that follow each other
   # Of a block, kept for its gradient: all; matrix products; only its input.
-  remat: Remat = 'none'
+  remat: Literal['none', 'dots', 'full'] = 'none'
 
 
 _OPTIONS = contextvars.ContextVar('blocks', default=Options())  # noqa: B039

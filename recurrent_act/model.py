@@ -35,8 +35,6 @@ State = Any
 # `steps` (repetitions, N, int32), `cost` (rho (8), (19), (30), float32) and
 # `skipped` (bool) of an input `[B]` or a sequence `[B, T]`; 0 for padding.
 Spent = dict[str, Any]
-# step(state, inputs `[B, E + 1]`) -> (next state, score `[B]` in [0, 1]).
-Step = Callable[[State, Any], tuple[State, Any]]
 
 
 class Repetition(nn.Module):
@@ -155,7 +153,7 @@ class RecurrentModel(nn.Module):
 
 
 def ponder_input(
-  step: Step,
+  step: Callable[[State, Any], tuple[State, Any]],
   state: State,
   carried: Float[Array, ' B'],
   inputs: Float[Array, 'B E'],
@@ -164,8 +162,10 @@ def ponder_input(
 ) -> tuple[State, Float[Array, ' B'], Spent]:
   """Ponders over one input x_t of each row by the fields of `options`.
 
-  `state` is s_{t-1}, float32; `carried` is what the rule left at the last input
-  (`h_t^0` of Skip-ACT), 0 at the first. Padding changes and costs nothing.
+  `step` maps a state and inputs `[B, E + 1]` to the next state and a score in
+  [0, 1]. `state` is s_{t-1}, float32; `carried` is what the rule left at the
+  last input (`h_t^0` of Skip-ACT), 0 at the first. Padding changes and costs
+  nothing.
   Returns (s_t, `carried` of the next input, `Spent`).
   """
 
