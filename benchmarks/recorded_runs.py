@@ -119,8 +119,8 @@ def flops(module: EatClassifier, length: np.ndarray) -> np.ndarray:
 
 
 def load(
-  name: str, directory: str, flag: str, *, step: Any = None, split: str = '',
-  limit: int = 0, lengths: tuple[int, ...] | None = None,
+  name: str, directory: str, flag: str, *, step: int | str | None = None,
+  split: str = '', limit: int = 0, lengths: tuple[int, ...] | None = None,
   serve: Mapping[str, Any] | None = None,
 ) -> Model:  # fmt: skip
   """Reads a run and the rows of a split; `record` adds the logits.

@@ -7,7 +7,7 @@ the rows that full depth solves; `eval_lib.risk` states the conditions.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -164,7 +164,7 @@ class Evaluator(certificate.Evaluator):
     }
 
 
-def record_of(rows: Any) -> Record:
+def record_of(rows: Mapping[str, np.ndarray]) -> Record:
   """Returns the record of collected `Unrolled.outputs`."""
   label = rows['label'][:, None]
   right = ((rows['answers'] == label) | (label == 0)).all(-1)

@@ -139,8 +139,8 @@ class ModernBertClassifier(bert.BertClassifier, kw_only=True):
   dropout: Rate = 0.0
   attention_dropout: Rate = 0.0
   classifier_dropout: Rate = 0.0
-  # The first block, and every so many, attends to all tokens, the others within
-  # `local_window`, half of it on each side.
+  # The first block, and then every `global_every`-th, attends to all tokens,
+  # the others within `local_window`, half of it on each side.
   global_every: Annotated[int, Interval(ge=1, le=1000)] = 3
   local_window: Annotated[int, Interval(ge=1, le=2**20)] = 128
   local_implementation: Implementation = 'auto'  # see `local_attention.Local`
