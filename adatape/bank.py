@@ -58,8 +58,9 @@ class SymbolBank(nn.Module):
 
 
 def _projection(bank: Any) -> nn.Dense:
-  axes = None, 'embed'
-  return partitioned_dense(bank.width, *axes, 'projection', dtype=bank.dtype)
+  return partitioned_dense(
+    bank.width, None, 'embed', 'projection', dtype=bank.dtype
+  )
 
 
 class SharedNorm(nn.Module):

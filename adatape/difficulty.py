@@ -64,9 +64,9 @@ class Evaluator(evaluator.Evaluator):
       with plots.if_installed():
         draw(path, by_level, rows)
         print(f'picture: {path.with_suffix(".png")}')
-    pair = rows['difficulty'], rows['tape_length']
+    difficulty, lengths = rows['difficulty'], rows['tape_length']
     return {
-      'spearman': glue.correlation(*pair, scipy.stats.spearmanr),
+      'spearman': glue.correlation(difficulty, lengths, scipy.stats.spearmanr),
       'easy_share': parts[0]['length_mean'] / parts[-1]['length_mean'],
       'flops_share': float((rows['flops'] / rows['full_flops']).mean()),
     }

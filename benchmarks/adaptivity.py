@@ -125,8 +125,8 @@ def _read(config: Any, flag: str, flags: Any, split: str) -> Any:
   @jax.jit
   def outputs(variables: Any, batch: Any) -> dict[str, Any]:
     hard = {name: batch[name] for name in DIFFICULTIES if name in batch}
-    state = variables['params'], variables['model_state']
-    return hard | task.outputs(*state, batch)
+    params, state = variables['params'], variables['model_state']
+    return hard | task.outputs(params, state, batch)
 
   source = builder.build_source(config.dataset, split, task.info)
   data = builder.spread(source, flags.rows, BATCH)

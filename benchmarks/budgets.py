@@ -123,11 +123,11 @@ def measure(task: Any, variables: Any, data: Any) -> dict[str, float]:
 
   @jax.jit
   def evaluate(variables: Any, batch: Any) -> Any:
-    inputs = variables['params'], variables['model_state'], batch
-    flops = task.row_flops(task.apply(*inputs)[1])
+    params, state = variables['params'], variables['model_state']
+    flops = task.row_flops(task.apply(params, state, batch)[1])
     flops = jnp.broadcast_to(flops, batch['mask'].shape).astype(jnp.float32)
     mean = metrics.Average.from_values(flops, batch['mask'])
-    return {'flops': mean, **task.evaluate(*inputs)}
+    return {'flops': mean, **task.evaluate(params, state, batch)}
 
   collected = metrics.Collected()
   for batch in data.batches():

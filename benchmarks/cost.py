@@ -118,9 +118,9 @@ def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
 
 def task_of(config: Any) -> Task:
   data = config.dataset
-  classes = data.get('num_classes', 1000), ()  # of ImageNet
+  classes = data.get('num_classes', 1000)  # of ImageNet
   labels = {'max_labels': data.get('max_labels', 0)}
-  info = DatasetInfo('image', IMAGE, 'uint8', *classes, 0, **labels)
+  info = DatasetInfo('image', IMAGE, 'uint8', classes, (), 0, **labels)
   return build_task(config, info)
 
 

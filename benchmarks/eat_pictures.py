@@ -62,8 +62,9 @@ def draw(
   }
   pictures.plot_exits(out / 'exits', shares, 'Where rows exit')
   if layers := model.module.prune_layers:
-    kept = model.records['length'], model.observed, layers, tables['retention']
-    pictures.plot_retention(out / 'retention', *kept)
+    lengths, retention = model.records['length'], tables['retention']
+    path = out / 'retention'
+    pictures.plot_retention(path, lengths, model.observed, layers, retention)
 
 
 def ablation(rows: report.Rows) -> Any:

@@ -242,9 +242,9 @@ def tokens(puzzle: Puzzle, answers: Any) -> Any:
 def recorded(run: Any, questions: Any) -> Any:
   """Returns `Unrolled.outputs` of the questions of rows."""
   outputs = jax.jit(run.task.outputs)
-  state = run.variables['params'], run.variables['model_state']
+  params, state = run.variables['params'], run.variables['model_state']
   parts = np.array_split(questions, -(-len(questions) // BATCH))
-  rows = [outputs(*state, {'tokens': part}) for part in parts]
+  rows = [outputs(params, state, {'tokens': part}) for part in parts]
   return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 

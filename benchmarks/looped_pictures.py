@@ -95,9 +95,9 @@ def draw(
   grid: Any = dict(edgecolors=plots.GREY, linewidth=0.4)
   axes.pcolormesh(colours.reshape(side, side), **look, **grid)
   for cell in np.flatnonzero(~np.isin(symbols, [*' .#'])):
-    place = cell % side + 0.5, cell // side + 0.5
+    x, y = cell % side + 0.5, cell // side + 0.5
     weight = 'normal' if blank[cell] else 'bold'
-    axes.text(*place, symbols[cell], ha='center', va='center', weight=weight)
+    axes.text(x, y, symbols[cell], ha='center', va='center', weight=weight)
   if isinstance(puzzle, Sudoku):
     for number in range(0, side + 1, puzzle.rows):
       axes.axhline(number, **THICK)

@@ -89,8 +89,8 @@ def plot_frontier(
     lines.append(Line('', x[best], y[best], number, style={'marker': ''}))
     names = [*points] if len(points) > 1 else ()
     marks = {'linestyle': '', 'markersize': 6}
-    ends = (low, high), (left, right)
-    lines.append(Line(name, x, y, number, *ends, marks, names))
+    band, x_band = (low, high), (left, right)
+    lines.append(Line(name, x, y, number, band, x_band, marks, names))
   every = [x for line in lines for x in line.x] or [0.0]
   log = 'x' if max(every) >= plots.WIDE * min(every) > 0 else ''
   panel = Panel(title, quality, cost, lines, log=log)

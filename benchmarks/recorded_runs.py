@@ -86,8 +86,11 @@ class Model:
   def start(self, batch: int) -> Engine:
     """Returns an engine for the lengths of the rows; no caller waits."""
     longest, (*every,) = self.records['length'].max(), self.policy.lengths
-    sizes = tuple(every[: np.searchsorted(every, longest) + 1]), doubling(batch)
-    engine = Engine(self.policy.chain, self.policy, *sizes, max_pending=10**7)
+    lengths = tuple(every[: np.searchsorted(every, longest) + 1])
+    engine = Engine(
+      self.policy.chain, self.policy, lengths, doubling(batch),
+      max_pending=10**7,
+    )  # fmt: skip
     print(f'{self.name}: in {engine.warm_up(progress=True).backend}')
     return engine
 

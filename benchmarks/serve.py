@@ -158,8 +158,10 @@ def write(flags: Any) -> None:
     for name, flag, options in (
       ('EAT', 'workdir', {'tau': flags.tau}), ('dense', 'dense', {})
     ):  # fmt: skip
-      place = getattr(flags, flag), f'--{flag}'
-      run = recorded_runs.load(name, *place, serve=options, **of)
+      directory = getattr(flags, flag)
+      run = recorded_runs.load(
+        name, directory, f'--{flag}', serve=options, **of
+      )
       run.policy.monitor.drift = None  # it would send rows to full depth
       rows = rows or run.items(range(len(run.fitted)))
       submit = stack.enter_context(run.start(flags.batch_size)).submit

@@ -56,8 +56,9 @@ class Flags(command.Timing):
 
 def cases(flags: Any) -> Iterator[tuple[Any, list[Candidate]]]:
   """Yields labels, and for each rate of exits three models and one."""
-  sizes = flags.variant, flags.length, flags.batch
-  for variant, length, batch in itertools.product(*sizes):
+  for variant, length, batch in itertools.product(
+    flags.variant, flags.length, flags.batch
+  ):
     rows = flags.fill * math.lcm(batch, UNIT)
     timed = []
     for rate in flags.exit_rates:

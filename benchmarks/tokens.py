@@ -153,8 +153,7 @@ def _logits(model: Any, weights: Mapping[str, Any], images: Any) -> Any:
       for name in ('query', 'key', 'value')
     )
     bias = None if sizes is None else sizes.log()[:, None, None, :, 0]
-    heads = query, key, value, bias
-    mixed = functional.scaled_dot_product_attention(*heads)
+    mixed = functional.scaled_dot_product_attention(query, key, value, bias)
     x = x + linear(attention['out'], mixed.transpose(1, 2).flatten(2))
     if sizes is not None:
       x, sizes = merged(x, sizes, key.mean(1), model.merge_count)

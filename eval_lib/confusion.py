@@ -99,8 +99,8 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       report.write_csv(path, classes)
       side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
-      picture = path.with_stem('confusion'), classes, (side, side)
-      with plots.if_installed(), plots.figure(*picture) as drawn:
+      picture, size = path.with_stem('confusion'), (side, side)
+      with plots.if_installed(), plots.figure(picture, classes, size) as drawn:
         plot(drawn.subplots(), labels, answers, self._names)
     there = [row for row in classes if row['support']]
     return {

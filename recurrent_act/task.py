@@ -44,8 +44,9 @@ class SequenceTask(Classification):
   def validate_config(cls, config):
     """Also sets `model.num_targets`, if it is not given, to the data's."""
     if 'num_targets' not in config['model']:
-      data = config['dataset'], config['train_split']
-      source = builder.build_source(*data, is_checked=True)
+      source = builder.build_source(
+        config['dataset'], config['train_split'], is_checked=True
+      )
       targets = source.record(0).get('targets')
       if targets is None:
         expected = 'data with targets at their steps; see recurrent_act.data'

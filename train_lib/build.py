@@ -105,10 +105,11 @@ class Plan:
     config, task = self.config, self.tasks[phase.index]
 
     def train_step(state, frozen, batch, knobs, rates):
-      parts = task, *self._optimizer(rates)
+      optimizer, rate = self._optimizer(rates)
       step = make_train_step(
-        *parts, config.num_micro, config.ema_decay, phase.trainable
-      )
+        task, optimizer, rate, config.num_micro, config.ema_decay,
+        phase.trainable,
+      )  # fmt: skip
       return step(state, frozen, batch, knobs)
 
     return train_step
@@ -156,9 +157,9 @@ class Setup(Plan):
     """Raises ConfigError for a metric that an evaluation will not have."""
     batch = self.batch_shapes(self.dataset.row_shapes())
     entry, _, name = metric.partition('/')
-    state = self.abstract.params, self.abstract.model_state, batch
+    params, state = self.abstract.params, self.abstract.model_state
     for task, evaluators in zip(self.tasks, self.evaluators, strict=True):
-      measured = jax.eval_shape(task.evaluate, *state)
+      measured = jax.eval_shape(task.evaluate, params, state, batch)
       metric_names = evaluators[entry].metric_names([*measured])
       if metric_names is not None and name not in metric_names:
         expected = unknown(name, metric_names, 'metric')

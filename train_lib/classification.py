@@ -189,8 +189,8 @@ class Classification(Task):
       right = jax.vmap(self.correct, (1, None), 1)(best, batch).any(1)
       metrics[f'top{TOP}_accuracy'] = Average.from_values(right, mask)
     if not self.MULTI_LABEL:
-      hits = self.correct(logits.argmax(-1), batch), mask, batch['label']
-      metrics[CLASS_ACCURACY] = ByClass.of(*hits, classes)
+      hits, label = self.correct(logits.argmax(-1), batch), batch['label']
+      metrics[CLASS_ACCURACY] = ByClass.of(hits, mask, label, classes)
     return metrics
 
   def correct(
