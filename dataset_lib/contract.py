@@ -83,7 +83,7 @@ def check_inputs(
 ) -> None:
   """Raises ConfigError unless the model of a run can read the inputs.
 
-  Rows of texts, which are padded, may be shorter than those of the run.
+  Rows of texts, which are padded, may be shorter than the run's rows.
   """
   are_padded = run.length_buckets and data.length_buckets
   is_shorter = are_padded and data.input_shape < run.input_shape

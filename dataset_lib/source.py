@@ -51,7 +51,7 @@ _BOUND = r'(-?(?:\d{1,18}|(?:100|\d\d?)%))?'
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-  """What a model is built from; saved as the contract of a run.
+  """The fields that a model is built from; saved as the contract of a run.
 
   A default, as of a run saved before the field was added, is not compared.
   """

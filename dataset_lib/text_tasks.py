@@ -28,7 +28,7 @@ _ENDS = '', '.gz'
 _SINGLE, _PAIR = ('sentence',), ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
 
-# Label ids are those of GLUE's own code and of TFDS.
+# Label ids are the same as in GLUE's own code and in TFDS.
 GLUE = {
   'cola': TextTask(
     (_SINGLE,), ('label', 'is_acceptable'), ('unacceptable', 'acceptable'),

@@ -115,7 +115,7 @@ class TpuVm(_TpuTraining):
   checkout: Text = flag('its place on the hosts', 'adaptive-computation')
 
   def values(self) -> Mapping[str, object]:
-    """Returns those of a script that creates, waits and starts on all hosts."""
+    """Returns values of a script that creates, waits, starts on all hosts."""
     name, runtime, _, cores = TPUS[self.topology.split(':')[0]]
     kind = f'--accelerator-type={name}-{self.devices() * cores}'
     kind += f' --runtime-version={runtime}' + ' --spot' * self.spot
@@ -147,7 +147,7 @@ class Gke(_TpuTraining):
   chips_per_host: Positive = flag('chips of a node of the pool', 4)
 
   def values(self) -> Mapping[str, object]:
-    """Returns those of the template, as JSON: YAML that needs no quotes."""
+    """Returns values of the template, as JSON: YAML that needs no quotes."""
     hosts, rest = divmod(self.devices(), self.chips_per_host)
     if rest:
       expected = f'a divisor of the {self.devices()} chips of {self.topology}'
@@ -184,7 +184,7 @@ class Slurm(_Training):
     return self.nodes * max(1, self.gpus_per_node)
 
   def values(self) -> Mapping[str, object]:
-    """Returns those of the template."""
+    """Returns the values of the template."""
     logs, gpus = f'{self.workdir}/slurm', self.gpus_per_node
     options = {
       'job-name': self.name, 'time': self.minutes, 'nodes': self.nodes,

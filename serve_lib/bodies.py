@@ -36,7 +36,7 @@ class Body(NamedTuple):
 
 
 def read(body: bytearray, limits: Any) -> Body:
-  """Reads a request; `limits` are those of `Service`.
+  """Reads a request within the `limits` of `Service`.
 
   An illegal item becomes an InputError; other errors raise HTTPException.
   """

@@ -143,7 +143,7 @@ def _export(one: Traced) -> bytearray:
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
     (one.variables, leaves),
   )
-  # Without the lines of the call, whose paths are those of this machine.
+  # Without the lines of the call, which have paths of this machine.
   name = 'jax_traceback_in_locations_limit'
   before = getattr(jax.config, name)
   jax.config.update(name, 0)
@@ -258,7 +258,7 @@ def _arrays(file: BinaryIO) -> bytes:
 
 
 def _check_contract(manifest: Mapping[str, Any], recipe: Any) -> None:
-  """Raises ValueError if items are not read as those of the run."""
+  """Raises ValueError if items are not read as in the run."""
   run = manifest['about'].get('contract', {})  # {}: without a contract
   prepared = run.get('preprocessing', {})
   vocabulary, names = recipe.get('tokenizer'), run.get('class_names')

@@ -236,7 +236,7 @@ class Resizable(abc.ABC):
   ) -> list[Any]:
     """Returns a program for each stage, of rows `alone` or of batches.
 
-    `sizes` are those of `jax.export`, `inputs` the shapes of the first stage's.
+    `sizes` are sizes of `jax.export`, `inputs` the shapes of the first stage's.
     `compile(stage, carry, is_last=False)` returns a program, which maps [carry,
     *arrays as long as `sizes`] to (carry, outputs), with `is_last` to (None,
     outputs); its `result` are the shapes of these.
@@ -270,7 +270,7 @@ class Policy(Protocol):
     """Returns True for the rows that leave; not called after the last stage.
 
     Of a loop it is called after each visit: True for the rows that leave it.
-    `outputs` `[b, ...]` are those of `stage`; `row.outputs` includes them.
+    `outputs` `[b, ...]` are of `stage`; `row.outputs` includes them.
     """
 
   def answer(self, row: Row) -> Any:

@@ -79,7 +79,7 @@ def item_reader(task: Any, length: int = 1) -> items.ItemReader:
 
 
 def text_lengths(task: Any, lengths: Sequence[int] | None) -> tuple[int, ...]:
-  """Returns the requested buckets, or those of the training data, sorted."""
+  """Returns the requested buckets, or the training data's, sorted."""
   longest, least = task.info.input_shape[0], tokenizer.MIN_LENGTH
   if lengths is None:
     return task.info.length_buckets or (longest,)

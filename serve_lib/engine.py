@@ -159,7 +159,7 @@ class Engine:
   ) -> list[concurrent.futures.Future]:
     """Accepts items as `submit` does; after an error some may be accepted.
 
-    Calls take turns; those of one `flow` count as one.
+    Calls take turns; all calls of one `flow` count as one.
     """
     flow = flow or Flow(len(items))
     if self._warm_up is None:
@@ -232,7 +232,7 @@ class Engine:
   def close(self, drain: bool = True) -> None:
     """Ends the engine; may be called again, and from any thread.
 
-    Without `drain` accepted items fail with `ClosedError`, except those of
+    Without `drain` accepted items fail with `ClosedError`, except items of
     batches in flight that leave now.
     """
     self._requests.close(cancel=not drain)

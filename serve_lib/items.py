@@ -43,7 +43,7 @@ class Reader(abc.ABC):
   """
 
   KIND: ClassVar[str] = ''  # a name of `KINDS`
-  WORK: ClassVar[int] = 0  # of reading an item beside its length, in characters
+  WORK: ClassVar[int] = 0  # of reading an item over its length, in characters
 
   @abc.abstractmethod
   def read(self, item: Any, variant: str) -> Encoded:

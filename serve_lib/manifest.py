@@ -116,7 +116,7 @@ def _check_sizes(manifest: Mapping[str, Any]) -> None:
 def check_programs(chain: Any, classes: int) -> None:
   """Raises ValueError unless programs take what they read, and give logits.
 
-  `chain` is a `BundleChain`; `classes` are those of an answer, 0 for a number.
+  `chain` is a `BundleChain`; `classes`: of an answer, 0 for a number.
   """
   loop, end = loop_of(chain), chain.num_stages - 1
   for (stage, *_, size), number in chain.numbers.items():

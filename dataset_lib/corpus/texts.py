@@ -46,7 +46,7 @@ ACTIONS = FILE_ACTIONS | {
 
 
 class Faults(bad_records.FaultCounts):
-  """Counts faults of texts; `files` lists those of whole files."""
+  """Counts faults of texts; `files` lists the faults of whole files."""
 
   def __init__(self) -> None:
     super().__init__()

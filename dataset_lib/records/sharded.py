@@ -200,7 +200,7 @@ def _index_path(file: str) -> pathlib.Path:
 
 
 def _is_index(path: pathlib.Path, stat: Any, num_records: int | None) -> bool:
-  """Returns True if time, size and count are those of the file, unscanned."""
+  """Returns True if time, size and count equal the file's, unscanned."""
   try:
     index = np.memmap(path, _WORD, 'r')
   except (OSError, ValueError):  # missing, empty, or not a number of words

@@ -13,7 +13,7 @@ import numpy as np
 from model_lib.attention import MASKED_SCORE
 from serve_lib.onnx.graph import OWN, Graph, Value
 
-# Axes that a product contracts, and those of the batch.
+# Axes that a product contracts, and axes of the batch.
 _SCORES = ((3,), (3,)), ((0, 1), (0, 1))
 _MIXED = ((3,), (2,)), ((0, 1), (0, 1))
 _PROJECTED = ((1,), (0,)), ((), ())

@@ -206,7 +206,7 @@ def _other(
     case 'reduce_sum':
       axes = graph.ints(params['axes'])
       return graph.add('ReduceSum', first, axes, shape=shape, keepdims=0)
-    case 'reduce_and' | 'reduce_or':  # as those of integers
+    case 'reduce_and' | 'reduce_or':  # as of integers
       kind = 'ReduceMin' if name == 'reduce_and' else 'ReduceMax'
       options = dict(shape=shape, axes=params['axes'], keepdims=0)
       found = graph.add(kind, graph.as_int32(first), **options)
@@ -258,7 +258,7 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
     return _taken(graph, given, params, shape)
   axis = (*map(int, numbers.start_index_map), 0)[0]
   first, whole = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
-  kept = () if batch else first  # axes of the result before those of places
+  kept = () if batch else first  # axes of the result before the axes of places
   inner = len(shape) - len(whole)
   offsets = (*range(len(kept)), *range(inner, len(shape)))
   legal = GatherDimensionNumbers(offsets, (axis,), (axis,), batch, batch)

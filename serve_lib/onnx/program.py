@@ -81,8 +81,8 @@ def build(
 def _share_threads() -> None:
   """Creates the threads of all sessions, once in a process.
 
-  They look for work for some milliseconds before they sleep. Waking those of
-  one session after another took a fifth of the time of an EAT's row alone.
+  They look for work for some milliseconds before they sleep. Waking the threads
+  of one session after another took a fifth of the time of an EAT's row alone.
   """
   onnxruntime.set_global_thread_pool_sizes(machine.cores(), 1)
 
@@ -92,10 +92,10 @@ def translate(
 ) -> tuple[onnx.ModelProto, Any]:
   """Returns the model of `function(*arguments)` and the shapes of its result.
 
-  Inputs `i0`, `i1`, ... are the leaves of the arguments, outputs those of the
-  result, in JAX's order. Arrays that the function closes over become constants.
-  Sizes of `jax.export.symbolic_shape`, which arguments have, are read at run
-  time. Raises NotTranslatedError.
+  Inputs `i0`, `i1`, ... are the leaves of the arguments, outputs the leaves
+  of the result, in JAX's order. Arrays that the function closes over become
+  constants. Sizes of `jax.export.symbolic_shape`, which arguments have, are
+  read at run time. Raises NotTranslatedError.
   """
   closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
   graph = Graph()
