@@ -194,13 +194,13 @@ class Adaptive(Encoder, kw_only=True):
       )
       below, tokens = tokens, tokens._replace(x=out.x)
       if layer in heads:
-        own = out.x
+        states = out.x
         if row_keys is not None:  # in training
           later = len(heads) - 1 - list(heads).index(layer)
-          own, x = branch(out.x, later, self.gradient)
+          states, x = branch(out.x, later, self.gradient)
           below = below._replace(x=branch(below.x, later, self.gradient)[0])
           tokens = tokens._replace(x=x)
-        cls[layer] = self._read(own, below, layer)
+        cls[layer] = self._read(states, below, layer)
       if prunes:
         if full is not None:
           full = pruning.restore(full, tokens)
@@ -219,8 +219,9 @@ class Adaptive(Encoder, kw_only=True):
     else:
       scores = pruning.norm_scores(tokens.x)
     size = tokens.x.shape[1] if sizes is None else sizes[index]
-    limits = ratio, size, self.min_tokens
-    return pruning.prune(tokens, scores, *limits, merge=self.merge)
+    return pruning.prune(
+      tokens, scores, ratio, size, self.min_tokens, merge=self.merge
+    )
 
   def cls_after(
     self, tokens: Tokens, layer: int
@@ -341,8 +342,8 @@ def branch(
     'equilibrium': (1.0 / (later + 1), later / (later + 1)),
   }
   constant = jax.lax.stop_gradient(x)
-  own, rest = (
+  for_head, rest = (
     x if share == 1.0 else constant + share * (x - constant)
     for share in shares[gradient]
   )
-  return own, rest
+  return for_head, rest

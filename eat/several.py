@@ -38,8 +38,8 @@ class SeveralTasks(FineTune):
 
   def masks(self, batch):
     """Returns also 'labelled_<task>': 1 for the rows with its label, `[B]`."""
-    own = {name: self._of_task(batch, name) for name in self.info.tasks}
-    masks = {f'labelled_{name}': one['mask'] for name, one in own.items()}
+    batches = {name: self._of_task(batch, name) for name in self.info.tasks}
+    masks = {f'labelled_{name}': x['mask'] for name, x in batches.items()}
     return super().masks(batch) | masks
 
   def terms(self, forward):
@@ -64,12 +64,12 @@ class SeveralTasks(FineTune):
     """Returns the metrics of each task, and the mean of their accuracies."""
     metrics, hits = dict[str, Any](), []
     for name in self.info.tasks:
-      one = self._cut(forward, name)
-      own = super().metrics(one)
-      shared = {key: own.pop(key) for key in ('retention',) if key in own}
-      metrics |= {f'{key}_{name}': value for key, value in own.items()} | shared
-      correct = self.correct(one.logits.argmax(-1), one.batch)
-      hits.append((correct, one.batch['mask']))
+      part = self._cut(forward, name)
+      stats = super().metrics(part)
+      shared = {key: stats.pop(key) for key in ('retention',) if key in stats}
+      metrics |= {f'{k}_{name}': v for k, v in stats.items()} | shared
+      correct = self.correct(part.logits.argmax(-1), part.batch)
+      hits.append((correct, part.batch['mask']))
     values, mask = map(jnp.concatenate, zip(*hits, strict=True))
     tasks = jnp.repeat(jnp.arange(len(hits)), len(hits[0][0]))
     return metrics | {'accuracy': ByClass.of(values, mask, tasks, len(hits))}

@@ -146,9 +146,9 @@ def _received_in_blocks(
   reads = valid & (jnp.arange(length)[None] > 0)
   reads = blocks(reads[:, None, :, None], size)[:, :, 1:-1]
   # Selected, not multiplied: an invalid query may hold NaN.
-  given = jnp.where(reads, band, 0.0).sum(axis=(1, 3))
+  received = jnp.where(reads, band, 0.0).sum(axis=(1, 3))
   to_cls, before, inner, after = jnp.split(
-    given, (1, 1 + half, 1 + half + size), axis=2
+    received, (1, 1 + half, 1 + half + size), axis=2
   )
   empty = size - half
   before = jnp.pad(before[:, 1:], ((0, 0), (0, 1), (empty, 0)))

@@ -17,6 +17,6 @@ if sys.argv[0] == '-m':  # `python -m launch.train` imports its package first
   sys.excepthook = _end_if_interrupted
   # Python puts the working directory first, which may be a run of others: its
   # files must not replace modules.
-  own = os.path.dirname(os.path.dirname(__file__))
-  if not sys.flags.safe_path and sys.path[0] != own:
+  root = os.path.dirname(os.path.dirname(__file__))
+  if not sys.flags.safe_path and sys.path[0] != root:
     sys.path.append(sys.path.pop(0))

@@ -90,8 +90,8 @@ class _Training:
   def command(self, is_distributed: bool = True) -> list[str]:
     """Returns the command of one process."""
     training = command_line.training(self.config, self.workdir, self.overrides)
-    own = ['env', f'PYTHONPATH={self.package}'] if self.package else []
-    return [*own, self.python, *training, *['--distributed'] * is_distributed]
+    env = ['env', f'PYTHONPATH={self.package}'] if self.package else []
+    return [*env, self.python, *training, *['--distributed'] * is_distributed]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -154,10 +154,10 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   except ValueError as error:
     message = f'expected one JSON value in UTF-8, got {error}'
     raise ValueError(message) from error
-  own = take_id(item)
+  ids = take_id(item)
   if isinstance(item, dict) and 'id' in item:
     raise ValueError(ILLEGAL_ID)
-  return own.get('id', number), item
+  return ids.get('id', number), item
 
 
 def answer_all(

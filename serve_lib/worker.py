@@ -100,8 +100,8 @@ class Worker:
         break
     if self.num_threads > 1:
       with self.requests.lock:
-        others = self.scheduler.retried, self.pool.ready, self.scheduler.waiting
-        if any(others):
+        queues = self.scheduler.retried, self.pool.ready, self.scheduler.waiting
+        if any(queues):
           self.requests.wake()
     return batch
 

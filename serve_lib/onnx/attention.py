@@ -68,12 +68,12 @@ def fuse(graph: Graph, given: Sequence[Value], params: Any) -> Value | None:
   options: Any = dict(shape=flat[0].shape, domain=OWN, num_heads=heads)
   options |= dict(scale=scale, mask_filter_value=MASKED_SCORE)
   if projected := _projected(graph, flat):
-    found = graph.add('Attention', *projected, valid, None, bias, **options)
+    attended = graph.add('Attention', *projected, valid, None, bias, **options)
   else:
     masks = None, valid, bias
-    found = graph.add('MultiHeadAttention', *flat, *masks, **options)
-  whole = graph.reshape(found, (batch, length, heads, size))
-  return graph.transpose(whole, _SWAPPED)
+    attended = graph.add('MultiHeadAttention', *flat, *masks, **options)
+  by_head = graph.reshape(attended, (batch, length, heads, size))
+  return graph.transpose(by_head, _SWAPPED)
 
 
 def fuse_rotation(graph: Graph, given: Sequence[Value]) -> Value | None:

@@ -108,9 +108,9 @@ class Graph:
     """Reads the sizes of an input's symbolic axes."""
     for axis, size in enumerate(value.shape):
       if not isinstance(size, int) and str(size) not in self._sizes:
-        whole = self.add('Shape', value, shape=(len(value.shape),))
+        extents = self.add('Shape', value, shape=(len(value.shape),))
         place = self.ints([axis])
-        self._sizes[str(size)] = self.add('Gather', whole, place, shape=(1,))
+        self._sizes[str(size)] = self.add('Gather', extents, place, shape=(1,))
 
   def extents(self, shape: Sequence[Any]) -> Value:
     """Returns the value of sizes, of which some may be symbolic."""
@@ -149,10 +149,10 @@ class Graph:
         kind = name
     if kind not in _ARITHMETIC:
       raise NotTranslatedError(f'the size {name}')
-    given = [self._size(ast.unparse(part)) for part in parts]
-    found = self.add(_ARITHMETIC[kind], *given, shape=(1,))
-    self._sizes[name] = found
-    return found
+    operands = [self._size(ast.unparse(part)) for part in parts]
+    result = self.add(_ARITHMETIC[kind], *operands, shape=(1,))
+    self._sizes[name] = result
+    return result
 
   def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
     """Returns a value in another shape; reshapes in a row become one."""
@@ -170,12 +170,12 @@ class Graph:
     if value.array is not None:
       return self.constant(value.array.transpose(order))
     source, first = value.turned or (value, range(len(order)))
-    whole = [first[axis] for axis in order]
-    if whole == [*range(len(order))]:
+    axes = [first[axis] for axis in order]
+    if axes == [*range(len(order))]:
       return source.copy()
-    shape = tuple(source.shape[axis] for axis in whole)
-    new = self.add('Transpose', source, shape=shape, perm=whole)
-    new.turned = source, whole
+    shape = tuple(source.shape[axis] for axis in axes)
+    new = self.add('Transpose', source, shape=shape, perm=axes)
+    new.turned = source, axes
     return new
 
   def full(self, value: Value, shape: Sequence[Any]) -> Value:

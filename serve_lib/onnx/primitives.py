@@ -149,10 +149,10 @@ def _last_sum(value: Value) -> Value | None:
   name, inputs, params = value.made
   if name != _WIDE or inputs[0].made[0] != 'reduce_sum':
     return None
-  _, (whole,), given = inputs[0].made
-  rank, places = len(whole.shape), params['broadcast_dimensions']
-  keeps = given['axes'] == (rank - 1,) and places == tuple(range(rank - 1))
-  return whole if keeps and value.shape == (*whole.shape[:-1], 1) else None
+  _, (source,), reduction = inputs[0].made
+  rank, places = len(source.shape), params['broadcast_dimensions']
+  keeps = reduction['axes'] == (rank - 1,) and places == tuple(range(rank - 1))
+  return source if keeps and value.shape == (*source.shape[:-1], 1) else None
 
 
 def _other(
@@ -209,8 +209,8 @@ def _other(
     case 'reduce_and' | 'reduce_or':  # as of integers
       kind = 'ReduceMin' if name == 'reduce_and' else 'ReduceMax'
       options = dict(shape=shape, axes=params['axes'], keepdims=0)
-      found = graph.add(kind, graph.as_int32(first), **options)
-      return graph.add('Cast', found, shape=shape, to=TensorProto.BOOL)
+      reduced = graph.add(kind, graph.as_int32(first), **options)
+      return graph.add('Cast', reduced, shape=shape, to=TensorProto.BOOL)
   raise NotTranslatedError(f'primitive {name}' + FORMS.get(name, ''))
 
 
@@ -244,8 +244,8 @@ def _product(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   left, right = parts
   if left.base and left.base.shape[-1] == left.shape[-1] and not batch[0]:
     left = left.base  # a product needs no flat rows
-  whole = (*left.shape[:-1], right.shape[-1])
-  product = graph.add('MatMul', left, right, shape=whole)
+  flat_shape = (*left.shape[:-1], right.shape[-1])
+  product = graph.add('MatMul', left, right, shape=flat_shape)
   return graph.reshape(product, shape).copy()
 
 
@@ -257,14 +257,14 @@ def _gather(graph: Graph, given: Any, params: Any, shape: Any) -> Value:
   if places.shape == (1,) and len(table.shape) > 1:
     return _taken(graph, given, params, shape)
   axis = (*map(int, numbers.start_index_map), 0)[0]
-  first, whole = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
+  first, trailing = tuple(table.shape[:axis]), tuple(table.shape[axis + 1 :])
   kept = () if batch else first  # axes of the result before the axes of places
-  inner = len(shape) - len(whole)
+  inner = len(shape) - len(trailing)
   offsets = (*range(len(kept)), *range(inner, len(shape)))
   legal = GatherDimensionNumbers(offsets, (axis,), (axis,), batch, batch)
   is_legal = numbers == legal and batch in ((), (0,))
-  is_legal &= sizes == (*(1,) * len(batch), *kept, 1, *whole)
-  is_legal &= shape == (*kept, *places.shape[:-1], *whole)
+  is_legal &= sizes == (*(1,) * len(batch), *kept, 1, *trailing)
+  is_legal &= shape == (*kept, *places.shape[:-1], *trailing)
   if not is_legal or places.shape[-1] != 1:
     raise NotTranslatedError('a gather other than of whole rows')
   if batch:
