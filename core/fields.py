@@ -68,6 +68,8 @@ def override(
     node, place = changed, ''
     for group in groups:
       legal = _members(node) or {}
+      if isinstance(node, dict) and 'name' in node:
+        node.setdefault(group, {})  # its class, read later, may have such a one
       if group not in legal:
         kind = 'field' if isinstance(node, dict) else 'item'
         raise ConfigError(place + group, value, unknown(group, legal, kind))

@@ -21,6 +21,7 @@ import numpy as np
 from core import fields, registry
 from core.errors import Mistakes, UserError
 from dataset_lib.source import DatasetInfo
+from halting.rule import TokenRule, weigh
 from train_lib import sharding
 from train_lib.build import Plan
 from train_lib.classification import Classification
@@ -54,8 +55,11 @@ def check_module(module: Any, takes_keys: bool) -> None:
     raise Mistakes(lines)
 
 
-def pair(result: Any) -> tuple[Any, Any]:
-  """Returns what a model returned; raises Mistakes if it is no such pair."""
+def pair(result: Any, classes: int) -> tuple[Any, Any]:
+  """Returns what a model returned; raises Mistakes if it is no such pair.
+
+  Logits that are one array have `classes` on their last axis.
+  """
   if not isinstance(result, tuple):
     is_array = isinstance(result, jax.Array)
     got = 'an array' if is_array else type(result).__name__
@@ -65,6 +69,11 @@ def pair(result: Any) -> tuple[Any, Any]:
   elif not isinstance(result[1], Mapping):
     got = f'(logits, {type(result[1]).__name__})'
     fix = "a dict, such as {'features': x}"
+  elif isinstance(result[0], jax.Array) and result[0].shape[-1:] != (classes,):
+    raise Mistakes([
+      f'logits: expected [..., {classes}], got {_shown(result[0])}; '
+      'end with `nn.Dense(self.num_classes)`'
+    ])  # fmt: skip
   else:
     return result
   raise Mistakes([f'model: expected (logits, out), got {got}; return {fix}'])
@@ -91,7 +100,7 @@ def check(
   # Phases of equal models are checked once.
   for phase in {str(p.model): p for p in plan.phases[::-1]}.values():
     probe = _Probe(plan, phase, batch)
-    for find in (_logits, _out, _rows, _gradient, _flops):
+    for find in (_logits, _out, _rule, _rows, _gradient, _flops):
       with noted(), jax.set_mesh(plan.mesh):
         table |= find(probe)
       if find is _logits and lines:  # the others would fail for this reason
@@ -148,14 +157,13 @@ def _logits(probe: _Probe) -> dict[str, str]:
   for dtype in (jnp.bfloat16, jnp.float32):
     logits, _ = probe.traced(probe.batch, dtype)
     shown = _shown(logits)
-    if isinstance(task, Classification):
-      classes = task.model.num_classes
-      fits = logits.shape[:1] == (ROWS,) and logits.shape[-1] == classes
-      if not fits or logits.dtype != jnp.float32:
-        raise Mistakes([
-          f'logits: expected float32 [{ROWS}, {classes}], got {shown} with '
-          f'dtype={dtype.__name__}; end with `nn.Dense(self.num_classes)`'
-        ])  # fmt: skip
+    if isinstance(task, Classification) and not (
+      logits.shape[:1] == (ROWS,) and logits.dtype == jnp.float32
+    ):
+      raise Mistakes([
+        f'logits: expected float32 [{ROWS}, ...], got {shown} with '
+        f'dtype={dtype.__name__}; end with `nn.Dense(self.num_classes)`'
+      ])  # fmt: skip
   return {'model': registry.name_of(type(task.model)), 'logits': shown}
 
 
@@ -175,6 +183,27 @@ def _out(probe: _Probe) -> dict[str, str]:
   if mistakes:
     raise Mistakes(mistakes)
   return table
+
+
+def _rule(probe: _Probe) -> dict[str, str]:
+  """Checks a rule that reads scores: its last step halts, weights sum to 1."""
+  rule = getattr(probe.task.model, 'rule', None)
+  if not isinstance(rule, TokenRule):
+    return {}
+  valid = np.arange(ROWS) < ROWS - 1
+  scores = np.outer([0.1, 0.2, 0.3], np.linspace(0.1, 1, ROWS))
+  state, weights = weigh(rule, scores.astype(np.float32), valid)
+  name, mistakes = registry.name_of(type(rule)), []
+  if state.running.any():
+    text = 'expected no running item after `is_last`, got some'
+    mistakes.append(f'model.rule: {text}; `running & ~is_last` in {name}')
+  sums = weights.sum(0)
+  if rule.COMBINATION != 'last' and np.abs(sums - valid).max() > TOLERANCE:
+    text = f'expected weights of sum 1, 0 for padding, got {sums.round(3)}'
+    mistakes.append(f'model.rule: {text} in {name}')
+  if mistakes:
+    raise Mistakes(mistakes)
+  return {'rule': f'{name}, halts at the last step'}
 
 
 def _rows(probe: _Probe) -> dict[str, str]:

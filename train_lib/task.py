@@ -134,9 +134,8 @@ class Task(abc.ABC):
     from train_lib import model_check  # it imports tasks
 
     variables, inputs = {'params': params, **model_state}, self.arguments(batch)
-    return model_check.pair(
-      self.model.apply(variables, *inputs, row_keys=row_keys, **options)
-    )
+    result = self.model.apply(variables, *inputs, row_keys=row_keys, **options)
+    return model_check.pair(result, self.model.num_classes)
 
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
     """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""

@@ -30,7 +30,8 @@ MISTAKES = {
   ],
   ',three': [('a tuple of 3', 'dict `out`')],
   ',no dict': [('(logits, NoneType)', 'return a dict')],
-  ',sum': [('logits: expected float32 [4, 2], got float32 [4]', 'nn.Dense')],
+  ',sum': [('logits: expected [..., 2], got float32 [4]', 'nn.Dense')],
+  ',classes': [('logits: expected [..., 2], got float32 [4, 3]', 'nn.Dense')],
   ',half': [('got bfloat16 [4, 2] with dtype=bfloat16', 'nn.Dense')],
   ',mean': [('out.cost: expected an axis of rows [4, ...], got float32 []',)],
   ',normalized': [('rows alone: expected equal', 'BatchNorm')],
@@ -71,6 +72,16 @@ def test_each_mistake_is_a_line_with_its_fix(name, flag, found):
   assert len(lines) == len(MISTAKES[name])
   for line, words in zip(lines, MISTAKES[name], strict=True):
     assert all(word in line for word in words), line
+
+
+def test_a_rule_whose_last_step_halts_nothing_is_named(found):
+  # The file leaves the rule to the model's default.
+  rule = '--config.model.rule.name=tests.launch.wrong_models:Endless'
+  running, weights = found(
+    '--config=configs/adatape/parity.py:n=8,model=ut', rule
+  )
+  assert 'model.rule: expected no running item after `is_last`' in running
+  assert 'model.rule: expected weights of sum 1' in weights
 
 
 def test_a_mistake_of_a_task_names_its_line(flag, found):
@@ -126,9 +137,10 @@ def test_images_that_are_not_here_are_drawn(tmp_path, capsys):
   assert 'float32 [4, 10]' in out
 
 
-def test_a_training_says_the_same_of_a_model(flag, tmp_path, refused):
-  words = ['model: expected (logits, out), got an array; return `logits, {}`']
-  refused(train.main, [flag(',alone'), f'--workdir={tmp_path}/run'], words)
+@pytest.mark.parametrize('mistake', [',alone', ',classes'])
+def test_a_training_says_the_same_of_a_model(mistake, flag, tmp_path, refused):
+  words = [word.replace('[4, 3]', '') for word in MISTAKES[mistake][0]]
+  refused(train.main, [flag(mistake), f'--workdir={tmp_path}/run'], words)
 
 
 def test_the_complete_configuration_is_printed(flag, capsys):
