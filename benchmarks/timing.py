@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import itertools
 import math
 import multiprocessing
@@ -28,6 +29,7 @@ import rich.progress
 from jaxtyping import Float
 
 from eval_lib.report import Estimate
+from serve_lib import process
 from serve_lib.chain import checked
 
 ENVIRONMENT = {
@@ -68,9 +70,16 @@ _calls: dict[str, Call] = {}  # prepared in this process, by candidate
 def _prepare(name: str, make: Callable[[], Call]) -> Call:
   """Makes a call and runs it once; returns it without its function."""
   call = _calls[name] = make()
+  _return_memory()
   _take(name, 1)
   output = None if call.output is None else np.asarray(call.output)
   return dataclasses.replace(call, run=None, output=output)
+
+
+def _return_memory() -> None:
+  """Returns what preparing freed, such as a model that was exported."""
+  gc.collect()
+  process.return_memory()
 
 
 def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
@@ -87,12 +96,10 @@ def _take(name: str, calls: int) -> Float[np.ndarray, ' C']:
 
 def _start(log: pathlib.Path) -> None:
   """Begins a process: its output goes to a file, it ends with its parent."""
-  from serve_lib.process import keep_freed_memory
-
   file = os.open(log, os.O_CREAT | os.O_WRONLY)
   os.dup2(file, 1)
   os.dup2(file, 2)
-  keep_freed_memory()
+  process.keep_freed_memory()
   parent: Any = multiprocessing.parent_process()
   end = threading.Thread(target=lambda: os._exit(parent.join() or 1))
   end.daemon = True
@@ -173,6 +180,7 @@ def run(
   Odd rounds are in reverse order. `warmup` rounds do not count; the last one
   sets the number of calls that take `min_seconds` in a round.
   """
+  _return_memory()  # that making the case used
   prepared: dict[str, Any] = {}
   for one in candidates:
     prepared[one.name] = hosts.ask(one.process, _prepare, one.name, one.make)

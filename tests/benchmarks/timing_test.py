@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ def test_rows_by_hand():
 def work(behaviour=''):
   """A call that says which process it is in, and dies or hangs on demand."""
   print('a library says hello', flush=True)
+  np.ones(2**24)
   calls = itertools.count()
 
   def run():
@@ -133,6 +135,13 @@ def work(behaviour=''):
   return Call(run, rows=2, output=[1.0], columns=columns)
 
 
+def resident():
+  """Returns the memory of this process in MB, 0 where Linux does not tell."""
+  file = pathlib.Path('/proc/self/statm')
+  pages = int(file.read_text().split()[1]) if file.exists() else 0
+  return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
+
+
 def in_process(name, process, behaviour='', **fields):
   make = functools.partial(work, behaviour)
   return Candidate(name, make, process=process, **fields)
@@ -143,10 +152,17 @@ def test_processes_are_shared_by_name_and_end(capfd, monkeypatch):
   names = (('a', 'one'), ('b', 'one'), ('c', 'two'))
   candidates = [in_process(*given, is_baseline=True) for given in names]
   candidates.append(candidate('here'))
+  returned = []
+  monkeypatch.setattr(
+    timing.process, 'return_memory', lambda: returned.append(1)
+  )
   with Hosts() as hosts:
     table, _ = timing.run(candidates, {'batch': 2}, hosts, rounds=1)
     first, second, third = (row['pid'] for row in table[:3])
     assert first == second != third != os.getpid()
+    # The 134 MB that each took and freed are returned; here before any, too.
+    assert hosts.ask('one', resident) - hosts.ask('new', resident) < 64
+    assert len(returned) == 2
     assert exists(first)
   assert not exists(first)
   assert not exists(third)
