@@ -138,14 +138,6 @@ def _optimized(
   import torch
   from onnxruntime.transformers import optimizer
 
-  class Logits(torch.nn.Module):
-    def __init__(self):
-      super().__init__()
-      self.model = model
-
-    def forward(self, *inputs):
-      return self.model(**dict(zip(names, inputs, strict=True))).logits
-
   options, cuda = onnxruntime.SessionOptions(), 'CUDAExecutionProvider'
   options.intra_op_num_threads = cores
   tokens = torch.ones((2, 8), dtype=torch.int64)
@@ -154,17 +146,17 @@ def _optimized(
     # The newer exporter needs one more package and warns at every call.
     warnings.simplefilter('ignore')
     torch.onnx.export(
-      Logits(), (tokens,) * len(names), f'{folder}/plain.onnx',
+      model, (tokens,) * len(names), f'{folder}/plain.onnx',
       input_names=[*names], output_names=['logits'], dynamic_axes=axes,
       opset_version=17, dynamo=False,
     )  # fmt: skip
     heads, width = model.config.num_attention_heads, model.config.hidden_size
-    graph = optimizer.optimize_model(
+    optimizer.optimize_model(
       f'{folder}/plain.onnx', num_heads=heads, hidden_size=width
-    ).model
+    ).save_model_to_file(f'{folder}/fused.onnx')
     # A provider that is not available is left out with a warning.
     session = onnxruntime.InferenceSession(
-      graph.SerializeToString(), options,
+      f'{folder}/fused.onnx', options,
       providers=[cuda] * wants_gpu + ['CPUExecutionProvider'],
     )  # fmt: skip
   # The optimizer makes some inputs int32.
