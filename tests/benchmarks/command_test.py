@@ -13,6 +13,8 @@ import pytest
 from albert_act import compaction
 from benchmarks import adatape, albert, eat_speed, peers
 from eval_lib.report import Estimate
+from model_lib import convert
+from tests.peers import torch_and_transformers
 
 BANKS = ('learnable', 'input')
 COSTS = {'dense': 3e9, 'EAT': 1e9}
@@ -117,6 +119,23 @@ def test_missing_libraries_are_reported(monkeypatch, capsys):
   monkeypatch.setattr(find, 'find_spec', lambda name: True)
   assert list(peers.usable(['onnx'], 'bfloat16')) == []
   assert 'float32' in capsys.readouterr().out
+
+
+@pytest.mark.peers
+def test_a_graph_for_any_batch_has_the_logits_of_pytorch(tmp_path):
+  torch_and_transformers()
+  flags = parse('eat_speed --variant=tiny --depth=6')
+  for kind in eat_speed.TITLES['bert']:
+    model = eat_speed.dense_model(flags, kind)
+    weights = str(tmp_path / kind)
+    convert.save_model(weights, model, eat_speed.random_params(model))
+    ask = {n: peers.classifier(n, weights) for n in ('torch', 'onnx')}
+    for rows, length in ((1, 9), (5, 17)):
+      tokens = eat_speed.token_rows(rows, length)
+      items = [{'tokens': row, 'token_types': 0 * row} for row in tokens]
+      logits = ask['onnx'](items)
+      np.testing.assert_allclose(logits, ask['torch'](items), 0, 1e-4)
+      assert logits.std() > 0.01
 
 
 def test_flops_of_adatape():
