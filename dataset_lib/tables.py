@@ -1,10 +1,11 @@
 """Files of rows with named columns: CSV, TSV, JSON lines, Parquet, Arrow.
 
 Text files may be gzipped, begin with a byte order mark, and end lines in any
-way. A CSV is quoted as in RFC 4180, and delimited by that of `,;|` and the tab
-which splits its first line into most columns. TSV has no quoting: a quote is a
-character like any other. Numbers of Parquet and JSON are read as JSON text,
-lists too; null is ''. A folder that `datasets.save_to_disk` wrote is a table.
+way. A CSV is quoted as in RFC 4180, but spaces may precede a field; its
+delimiter is that of `,;|` and the tab which splits its first line into most
+columns. TSV has no quoting: a quote is a character like any other. Numbers of
+Parquet and JSON are read as JSON text, lists too; null is '', as NaN. A folder
+that `datasets.save_to_disk` wrote is a table.
 """
 
 import codecs
@@ -26,6 +27,7 @@ from dataset_lib.source import require
 
 MAX_TEXT, MAX_LINES = 2**29, 10**7  # bytes and lines of a file, unpacked
 MAX_LINE = 2**20  # bytes of a row
+MAX_BATCH = 1024  # rows of Parquet that are unpacked at once
 DELIMITERS = ',;\t|'
 SAVED, FOLDER = 'state.json', 'a folder of `datasets.save_to_disk`'
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
@@ -33,6 +35,7 @@ _QUOTE = (
   'a quote is not closed, or a quote within quotes is not doubled; write "" '
   'for a quote within quotes, as every CSV writer does'
 )
+_OBJECTS = 'expected one object {...} on a line'
 
 Place = tuple[Any, int]  # rows with `where`, and the number of one
 Line = tuple[int, bytes]  # its number in the file, from 1
@@ -100,7 +103,7 @@ def read_all(places: Iterable[Place], read: Any) -> tuple[list[Any], Any]:
 
 def form_of(path: Path) -> str:
   """Returns a name of `_READERS`, such as '.csv'; '' if it is none."""
-  name = path.name.removesuffix('.gz') if path.is_file() else ''
+  name = path.name.lower().removesuffix('.gz') if path.is_file() else ''
   form = FOLDER if (path / SAVED).is_file() else Path(name).suffix
   return form if form in _READERS else ''
 
@@ -120,12 +123,13 @@ def read(
   records = _READERS[form_of(path) or '.csv'](path, names)
   columns = next(records, (0, ''))[1]
   if not columns or isinstance(columns, BadRecord):
-    problem = f'{path}: line 1: {columns}' if columns else f'{path} is empty'
-    raise InvalidDataError(f'{problem}; copy it again')
+    problem = f': line 1: {columns}' if columns else ' is empty; copy it again'
+    raise InvalidDataError(f'{path}{problem}')
   if len(columns) == len(headless) and not {*columns} & {*headless}:
     records, columns = itertools.chain([(1, columns)], records), headless
   if twice := [n for n in sorted(names) if columns.count(n) > 1]:
-    raise InvalidDataError(f'{path}: expected one column {twice[0]!r}')
+    expected = f'expected one column {twice[0]!r}; rename the others'
+    raise InvalidDataError(f'{path}: {expected}')
   places = {name: n for n, name in enumerate(columns) if name in names}
   rows: list[Any] = []
   numbers = []
@@ -149,20 +153,19 @@ def _picked(fields: Any, places: dict[str, int], count: int) -> tuple[str, ...]:
     message = f'expected {count} columns, got {len(fields)}'
     require(len(fields) == count, 'wrong_columns', message)
     chosen = tuple(fields[place] for place in places.values())
-  text = '\t'.join(chosen)
-  files.check_size(len(text), MAX_LINE)
+  text = decoded('\t'.join(chosen))
   require('\0' not in text, 'nul', 'a NUL byte: is it a text in UTF-8?')
-  if not text.isascii():
-    decoded(text.encode(errors='surrogateescape'))
   return chosen
 
 
-def decoded(text: bytes) -> str:
-  """Returns a text; BadRecord if it is long or not UTF-8."""
-  files.check_size(len(text), MAX_LINE)
+def decoded(text: bytes | str) -> str:
+  """Returns a text; BadRecord if it is long, or neither UTF-8 nor Unicode."""
   try:
+    if isinstance(text, str):  # with lone surrogates of JSON or of `_csv`
+      text = text.encode(errors='surrogateescape')
+    files.check_size(len(text), MAX_LINE)
     return text.decode('utf-8')
-  except UnicodeDecodeError as error:
+  except UnicodeError as error:
     message = f'{error}; save the file as UTF-8'
     raise BadRecord('not_utf8', '', message) from error
 
@@ -189,7 +192,8 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
   """Yields lines with their ends, without a byte order mark."""
   total = 0
   with files.damage_of(path), files.opened(path, MAX_TEXT) as plain:
-    file: Any = gzip.GzipFile(fileobj=plain) if path.suffix == '.gz' else plain
+    is_packed = path.suffix.lower() == '.gz'
+    file: Any = gzip.GzipFile(fileobj=plain) if is_packed else plain
     try:
       lines = iter(functools.partial(file.readline, MAX_TEXT + 1), b'')
       for number, line in enumerate(lines, 1):
@@ -199,8 +203,8 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
           message = f'{path}: expected {limits}, got more; split it'
           raise InvalidDataError(message)
         if number == 1 and (line.startswith(_UTF16) or b'\0' in line):
-          message = f'{path}: line 1: a text in UTF-16; save it as UTF-8'
-          raise InvalidDataError(message)
+          found = 'a text in UTF-16, or no text'
+          raise InvalidDataError(f'{path}: line 1: {found}; save it as UTF-8')
         yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (EOFError, OSError, zlib.error) as error:
       message = f'{path} is damaged or cut short, copy it again: {error}'
@@ -214,12 +218,15 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
     for line in _raw_lines(path)
     for part in line.splitlines(keepends=True)  # also at a lone \\r
   )
-  first = next(texts, '')
-  sizes = [len(next(csv.reader([first], delimiter=d))) for d in DELIMITERS]
+  first = ['']  # lines up to the names of the columns
+  while not first[-1].strip() and (line := next(texts, '')):
+    first.append(line)
+  rows_by = functools.partial(csv.reader, skipinitialspace=True)
+  sizes = [len(next(rows_by(first[-1:], delimiter=d))) for d in DELIMITERS]
   delimiter = DELIMITERS[sizes.index(max(sizes))]
   csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
-  lines = itertools.chain([first], texts)
-  rows = csv.reader(lines, delimiter=delimiter, strict=True)
+  lines = itertools.chain(first[1:], texts)
+  rows = rows_by(lines, delimiter=delimiter, strict=True)
   start, width = 1, 0
   try:
     for fields in rows:
@@ -248,15 +255,20 @@ def _json(path: Path, names: Collection[str]) -> Iterator[Read]:
   rows: list[Read] = []
   columns: dict[str, None] = {}
   for number, line in read_lines(path):
+    if not line.strip():
+      continue
     try:
       row = files.loads(decoded(line))
-      require(isinstance(row, dict), 'not_json', 'expected an object {...}')
+      require(isinstance(row, dict), 'not_json', _OBJECTS)
       columns |= dict.fromkeys(row)
-      rows.append((number, {n: _text(row[n]) for n in names if n in row}))
+      row = {name: value for name, value in row.items() if name in names}
+      rows.append((number, _row(row, {})))
+    except BadRecord as bad:
+      rows.append((number, bad))
     except ValueError as error:
-      kind = error.kind if isinstance(error, BadRecord) else 'not_json'
-      rows.append((number, BadRecord(kind, '', str(error))))
-  return itertools.chain([(0, [*columns])], rows)
+      message = f'{_OBJECTS}: {error}'
+      rows.append((number, BadRecord('not_json', '', message)))
+  return itertools.chain([(0, [*columns] or rows[0][1])], rows)
 
 
 def _arrow(path: Path, names: Collection[str]) -> Iterator[Read]:
@@ -266,11 +278,14 @@ def _arrow(path: Path, names: Collection[str]) -> Iterator[Read]:
   except ImportError as error:
     missing = "needs pyarrow: pip install 'adaptive-computation[parquet]'"
     raise MissingDataError(f'{path} {missing}') from error
-  root, paths, number = path.parent, [path], 0
+  root, paths, number, total = path.parent, [path], 0, 0
   with files.damage_of(path):
     if is_saved := path.is_dir():
-      saved = files.read_object(path / SAVED)['_data_files']
-      root, paths = path, [path / part['filename'] for part in saved]
+      saved = files.read_object(path / SAVED)
+      root = path
+      paths = [path / part['filename'] for part in saved['_data_files']]
+      message = 'it selects rows by indices; save `flatten_indices()` of it'
+      require(not saved.get('_indices_data_files'), 'indices', message)
     for part in paths:
       files.check_regular(part, root)
       opened = memory_map(str(part))
@@ -281,26 +296,47 @@ def _arrow(path: Path, names: Collection[str]) -> Iterator[Read]:
         yield 0, schema.names
       kept = [name for name in schema.names if name in names]
       about = (schema.metadata or {}).get(b'huggingface', b'{}').decode()
-      features = files.loads(about).get('info', {}).get('features', {})
-      for batch in file if is_saved else file.iter_batches(columns=kept):
-        for row in batch.select(kept).to_pylist():
-          yield number, {n: _text(row[n], features.get(n)) for n in kept}
+      features = (files.loads(about).get('info') or {}).get('features') or {}
+      # Few: a file may state a long text once for many rows.
+      batches = file if is_saved else file.iter_batches(MAX_BATCH, columns=kept)
+      for batch in (batch.select(kept) for batch in batches):
+        total += batch.nbytes
+        files.check_size(total, MAX_TEXT)
+        for row in batch.to_pylist():
+          yield number, _row(row, features)
           number += 1
 
 
+def _row(values: Mapping[str, Any], features: Mapping[str, Any]) -> Any:
+  """Returns the texts of a row, see `_text`; a BadRecord if one has none."""
+  try:
+    return {n: _text(value, features.get(n)) for n, value in values.items()}
+  except BadRecord as bad:
+    return bad
+
+
 def _text(value: Any, feature: Any = None) -> str:
-  """Returns a text as it is, '' for null, JSON for other values.
+  """Returns a text as it is, '' for null and NaN, JSON for other values.
 
   A `feature` of the `datasets` package may name class ids; -1 has no name.
   """
-  feature = (feature or {}).get('feature', feature) or {}  # of a list's items
-  if classes := feature.get('names', ()):
+  if isinstance(feature, list):  # of a list's items, in older versions
+    feature = feature[0]
+  feature = feature.get('feature', feature) if feature else {}
+  if feature.get('_type') == 'ClassLabel' and (names := feature.get('names')):
     ids = value if isinstance(value, list) else [value]
-    known = [classes[number] for number in ids if number not in (None, -1)]
+    ids = [number for number in ids if number not in (None, -1)]
+    for number in ids:
+      message = f'class id {number!r:.40} not in [0, {len(names) - 1}]'
+      require(number in range(len(names)), 'illegal_label', message)
+    known = [str(names[int(number)]) for number in ids]
     value = known if isinstance(value, list) else ''.join(known)
-  if value is None or isinstance(value, str):
-    return value or ''
-  return json.dumps(value, default=str)
+  if isinstance(value, bytes):  # of a writer that does not tell texts
+    return decoded(value)
+  if value is None or value != value:
+    return ''
+  is_json = isinstance(value, (bool, int, float, list, dict))
+  return json.dumps(value, default=_text) if is_json else str(value)
 
 
 _READERS = {

@@ -1,8 +1,11 @@
 """Forms of files give the same rows; nasty files are read or refused."""
 
 import csv
+import datetime
+import decimal
 import gzip
 import json
+import math
 
 import pytest
 
@@ -72,8 +75,9 @@ def test_each_form_gives_the_same_rows(name, write, places, tmp_path):
   write(path)
   paths = [path]
   if name.endswith(('.csv', '.jsonl')):
-    paths.append(tmp_path / f'{name}.gz')
+    paths += tmp_path / f'{name}.gz', tmp_path / name.upper()
     paths[1].write_bytes(gzip.compress(path.read_bytes()))
+    paths[2].write_bytes(path.read_bytes())
   for one in paths:
     table = tables.read(one, {'label', 'text', 'none'})
     assert [*table.columns] == COLUMNS
@@ -85,8 +89,10 @@ def test_each_form_gives_the_same_rows(name, write, places, tmp_path):
 
 def test_values_of_json_are_its_text(tmp_path):
   path = tmp_path / 't.jsonl'
-  path.write_text('{"a":["x", "y"]}\n{"b":1.5,"a":true}\n{}\n[1]\n{"a":NaN}')
+  rows = '{"a":["x", "y"]}', '{"b":1.5,"a":true}', '{}', '[1]', '{"a":NaN}'
+  path.write_text('\n\n'.join((*rows, r'{"a":"\ud800"}')))
   table = tables.read(path, {'a', 'b'})
+  assert len(table) == 6  # without the blank lines
   assert table[0] == {'a': '["x", "y"]', 'b': ''}
   assert table[1] == {'a': 'true', 'b': '1.5'}
   assert table[2] == {'a': '', 'b': ''}
@@ -94,11 +100,49 @@ def test_values_of_json_are_its_text(tmp_path):
     with pytest.raises(BadRecord) as error:
       table[row]
     assert error.value.kind == 'not_json'
+  with pytest.raises(BadRecord, match='surrogates'):
+    table[5]
+
+
+def test_values_of_parquet_are_texts(tmp_path):
+  pyarrow = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  names = {'names': ['x', 'y'], '_type': 'ClassLabel'}
+  about = {'info': {'features': {'one': names, 'some': [names]}}}
+  columns = dict(
+    price=[decimal.Decimal('1.50'), None, decimal.Decimal('2.00')],
+    day=[datetime.date(2020, 1, 2)] * 3, score=[1.0, math.nan, 2.5],
+    text=[b'w1', b'w\xc3\xa9', b'w\xe9'],
+    word=pyarrow.array(['a', 'b', 'a']).dictionary_encode(),
+    one=[0, 1, -1], some=[[0, 1], [1], []],
+  )  # fmt: skip
+  about, path = {'huggingface': json.dumps(about)}, tmp_path / 't.parquet'
+
+  def read():
+    table = pyarrow.table(columns).replace_schema_metadata(about)
+    parquet.write_table(table, path)
+    return tables.read(path, {*columns})
+
+  rows = read()
+  expected = '1.50', '2020-01-02', '1.0', 'w1', 'a', 'x', '["x", "y"]'
+  assert rows[0] == dict(zip(columns, expected, strict=True))
+  expected = '', '2020-01-02', '', 'wé', 'b', 'y', '["y"]'
+  assert rows[1] == dict(zip(columns, expected, strict=True))
+  with pytest.raises(BadRecord, match='UTF-8'):
+    rows[2]
+  for number in (2, -2):  # of no class
+    columns['one'] = [0, number, 1]
+    with pytest.raises(BadRecord, match=rf'id {number} not in \[0, 1\]'):
+      read()[1]
 
 
 @pytest.mark.parametrize(
   ('name', 'words'),
-  [('t.xlsx', r'\.csv, \.tsv, \.jsonl, \.p'), ('t.parquet', 'is damaged')],
+  [
+    ('t.xlsx', r'\.csv, \.tsv, \.jsonl, \.p'),
+    ('t.parquet', 'is damaged'),
+    ('t.jsonl', r'line 1: expected one object {\.\.\.} on a line'),
+  ],
 )
 def test_files_that_cannot_be_read(name, words, tmp_path):
   path = tmp_path / name

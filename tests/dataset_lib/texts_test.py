@@ -36,6 +36,10 @@ NASTY = {
   'CRLF': ('text,label', GOOD, '\r\n', 30),
   'CR': ('text,label', GOOD, '\r', 30),
   'semicolons': ('text;label', replaced(',', ';'), '\n', 30),
+  'spaces before fields': (
+    '"text", label', [f'"w{n}", "{"ab"[n % 2]}"' for n in range(30)], '\n', 30),
+  'blank lines before semicolons': (
+    '\n\ntext;label', replaced(',', ';'), '\n', 30),
   'bars': ('text|label', replaced(',', '|'), '\n', 30),
   'blank lines': ('text,label', [*BLANK, *GOOD, *BLANK], '\n', 30),
   'an empty column': ('text,label,', [f'{row},' for row in GOOD], '\n', 30),
