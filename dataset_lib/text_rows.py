@@ -23,6 +23,7 @@ from dataset_lib.tables import decoded
 from dataset_lib.tokenizer import Encoded
 
 MAX_SCORE = 5.0  # of STS-B
+MAX_NUMBER = float(np.finfo(np.float32).max)  # of labels
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
 Function = Callable[[Any], Any]
@@ -43,7 +44,7 @@ class TextTask:
   by_name: bool = False  # files have the names of classes and not their ids
   sources: tuple[str, ...] = SOURCES  # alternatives; rows may have none
   kind: Literal['class', 'number', 'classes', 'tasks'] = 'class'
-  limits: tuple[float, float] = (-math.inf, math.inf)  # of a number
+  limits: tuple[float, float] = (-MAX_NUMBER, MAX_NUMBER)  # of a number
   separator: str = ';'  # of several labels
 
   @property
@@ -103,7 +104,7 @@ class TextTask:
     if label.startswith('['):
       with contextlib.suppress(ValueError):
         parts = files.loads(label)
-    names = (str(part).strip() for part in parts)
+    names = (str(part).strip() for part in parts if part is not None)
     return [*dict.fromkeys(filter(None, names))]
 
   def read_label(self, label: str) -> Any:
@@ -113,11 +114,11 @@ class TextTask:
     if self.is_regression:
       low, high = self.limits
       with contextlib.suppress(ValueError):
-        value = float(label)
-        if math.isfinite(value) and low <= value <= high:
+        # Python also reads 1_5.
+        if low <= (value := float(label.replace('_', '?'))) <= high:
           return value
-      message = f'label {label!r:.40} not in [{low}, {high}]'
-      raise BadRecord('illegal_label', '', message)
+      expected = f'expected a number like 1.5 in [{low:.3g}, {high:.3g}]'
+      raise BadRecord('illegal_label', '', f'{expected}, got {label!r:.40}')
     names = self.names_in(label)
     require(names, 'illegal_label', 'the label is empty')
     legal = 'the train split' if self.by_name else ', '.join(self._ids)

@@ -5,15 +5,18 @@ each split: train, validation (or dev, val), test. Missing splits are made of
 rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
@@ -107,6 +110,9 @@ class Texts(LabelledTexts):
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
     other: Any = {'dev': 'validation', ALL: 'train'}
+    for name in {other.get(name, name) for name in names_of_parts} - {'train'}:
+      if self.group or root.is_dir():  # else they were made without
+        _warn_of_copies(opened[name], train, task)
     self._open(task, lambda name: opened[other.get(name, name)], str(root))
     self.info = dataclasses.replace(self.info, splits=self._about)
 
@@ -126,6 +132,10 @@ class Texts(LabelledTexts):
     """Returns the classes, of each task at least two if `least` is."""
     what = f'classes in the column {self.label!r}'
     names = self._class_names(train, task.classes_of, 0, what, least)
+    for one, other in itertools.pairwise(sorted(names, key=_folded)):
+      if _folded(one) == _folded(other):
+        message = '%s: the classes %r and %r look alike: are they one?'
+        logging.warning(message, train.path, one, other)
     columns = {self.label: names}
     if self.kind == 'tasks':
       columns = {
@@ -167,8 +177,8 @@ class Texts(LabelledTexts):
       task.read_label(label)
     else:
       require(names, 'illegal_label', 'the label is empty')
-    content = '\0'.join(' '.join(text.split()) for text in texts)
-    group = values[self.group] if self.group else ''
+    content = _content(texts)
+    group = values[self.group].strip() if self.group else ''
     hashed = group or content, f'{content}\0{label}'
     return splits.Row(names, *(splits.checksum(x.encode()) for x in hashed))
 
@@ -198,13 +208,39 @@ def _rounded(length: float) -> int:
   return -(-int(np.ceil(length)) // UNIT) * UNIT
 
 
+def _folded(name: str) -> str:
+  """Returns a text that is equal for names which look alike."""
+  with contextlib.suppress(ValueError):
+    return str(float(name))
+  plain = unicodedata.normalize('NFKC', name).casefold()
+  return ''.join(filter(str.isprintable, plain))
+
+
+def _content(texts: Sequence[str]) -> str:
+  return '\0'.join(' '.join(text.split()) for text in texts)
+
+
+def _warn_of_copies(table: Table, train: Table, task: TextTask) -> None:
+  """Logs how many rows have texts of rows of train."""
+
+  def contents(rows: Table) -> list[str]:
+    good, _ = tables.read_all(tables.places(rows), task.read)
+    return [_content(texts) for _, (texts, _) in good]
+
+  known, own = {*contents(train)}, contents(table)
+  if copies := sum(map(known.__contains__, own)):
+    message = '%s: %d of %d rows have the texts of rows of train, which makes '
+    message += 'their answers too good: leave them out of one of the files'
+    logging.warning(message, table.path, copies, len(own))
+
+
 def _files(root: Path) -> dict[str, Path]:
   """Returns the file of each split; a single file is 'train'."""
   if not root.is_dir() or tables.form_of(root):
     return {'train': root}
   found: dict[str, Path] = {}
   for path in sorted(root.iterdir()):
-    stem = path.name.split('.')[0]
+    stem = path.name.split('.')[0].lower()
     split = next((name for name in STEMS if stem in STEMS[name]), '')
     if split and tables.form_of(path):
       files.check_inside(path, root)

@@ -134,7 +134,9 @@ def test_splits_are_the_same_in_any_order_and_form(root):
 
 
 def test_texts_and_groups_are_in_one_split(root):
-  rows = [f'w{n % 20},{"ab"[n % 2]},g{n // 30}' for n in range(300)]
+  # Spaces do not count, nor do those of a group.
+  rows = [f'w{n % 20},{"ab"[n % 2]},g{n // 30}{" " * (n % 3)}'
+          for n in range(300)]  # fmt: skip
   given = file(root, rows, 'text,label,user')
 
   def of_splits(**fields):
@@ -149,13 +151,16 @@ def test_texts_and_groups_are_in_one_split(root):
   assert len(set.union(*users)) == sum(map(len, users)) == 10
 
 
-def test_a_folder_has_its_splits_and_lacks_some(root):
-  for name in ('train.csv', 'dev.csv'):
-    write(root / 'own' / name, ['text,label', *GOOD])
+def test_a_folder_has_its_splits_and_lacks_some(root, caplog):
+  write(root / 'own' / 'train.csv', ['text,label', *GOOD])
+  write(root / 'own' / 'Dev.CSV', ['text,label', *GOOD[:10], *['w1 w1,a'] * 20])
   given = config(root / 'own')
   sizes = {'train': 24, 'validation': 30, 'dev': 30, 'test': 6}
   for split, size in sizes.items():
     assert len(opened(given, split)) == size
+    expected = 'of 30 rows have the texts of rows of train'
+    assert (expected in caplog.text) == (split in ('validation', 'dev'))
+    caplog.clear()
   with pytest.raises(ConfigError, match="'all' alone"):
     opened(given, 'all')
   write(root / 'own' / 'test.csv', ['text,label', 'w1,a', 'w2,c'])
@@ -181,12 +186,24 @@ def test_kinds_of_labels(root):
   assert read(source)[0] == ('w0 [SEP] w1', pytest.approx(-2))
   assert source.sources == ('s0', 's1') * 15
   assert (source.info.num_classes, source.info.label_kind) == (1, 'number')
-  rows = ['w1,a;b', 'w2,"[""b"", ""c, d""]"', 'w3,a']
+  for number in ('1e39', '1_5', 'inf', 'NaN', '"1,5"', ''):
+    other = file(root, [*rows, f'w1,w1,{number},s1'], 'a,b,score,site')
+    [(_, bad)] = opened(given | other, 'all').bad_rows
+    assert 'expected a number like 1.5' in bad.message
+  rows = ['w1,a;b', 'w2,"[""b"", null, ""c, d""]"', 'w3,a']
   source = opened(file(root, rows) | dict(kind='classes'), 'all')
   assert source.info.class_names == ('a', 'b', 'c, d')
   labels = source.records(np.arange(3))['label'].tolist()
   assert labels == [[0, 1], [1, 2], [0, -1]]
   assert source.info.max_labels == 2
+
+
+def test_classes_that_look_alike_are_named(root, caplog):
+  labels = 'a', 'A', 'é', 'e\u0301', '1', '1.0', 'b', 'b\u200b', 'c', 'd'
+  names = opened(file(root, map('w1,'.__add__, labels)), 'all').info.class_names
+  assert {*names} == {*labels}
+  assert len(caplog.messages) == 4
+  assert "'A' and 'a' look alike" in caplog.text
 
 
 def test_lengths_are_those_of_the_train_rows(root):
