@@ -5,6 +5,7 @@ opened; InvalidDataError names the line or the task that is wrong.
 """
 
 import abc
+import codecs
 import dataclasses
 import re
 from pathlib import Path
@@ -101,7 +102,8 @@ class SudokuCsv(PuzzleFiles):
       path = find_file('Sudoku', split, [path], [f'{split}.csv'])
     cells, ratings = bytearray(), []
     with files.damage_of(path), files.opened(path, MAX_CSV) as file:
-      is_legal = file.readline().strip() == _HEADER
+      header = file.readline().removeprefix(codecs.BOM_UTF8)
+      is_legal = header.strip() == _HEADER
       require(is_legal, 'illegal_header', f'expected {_HEADER.decode()}')
       for number, line in enumerate(file, 2):
         if not (match := _ROW.fullmatch(line.rstrip())):
@@ -136,7 +138,8 @@ class Arc(PuzzleFiles):
       groups = {'': {}} if path.is_dir() else files.read_object(path)
       for file in sorted(path.rglob('*.json')):
         files.check_inside(file, path)
-        groups[''][file.stem] = files.read_object(file)
+        name = str(file.relative_to(path).with_suffix(''))
+        groups[''][name] = files.read_object(file)
       for name, task in ((n, t) for g in groups.values() for n, t in g.items()):
         with files.damage_of(path / name):
           for pair in task[split]:

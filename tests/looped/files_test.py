@@ -22,7 +22,8 @@ def write_csv(path, **counts):
     pairs = [PUZZLE.augment(rng, *example[:2]) for _ in range(count)]
     texts = [[*map(PUZZLE.write, pair)] for pair in pairs]
     rows[name] = [f'"a, b",{q},{a},{n}' for n, (q, a) in enumerate(texts)]
-    (path / f'{name}.csv').write_text('\n'.join([HEADER, *rows[name], '']))
+    text = '\n'.join([HEADER, *rows[name], ''])
+    (path / f'{name}.csv').write_text(text, encoding='utf-8-sig')
   return rows, dict(name='looped.files:SudokuCsv', path=str(path))
 
 
@@ -104,6 +105,9 @@ def test_grids_of_arc_are_framed(tmp_path):
   file.write_text(json.dumps({'train': tasks, 'eval': {}}))
   for key, values in batch(config, 'test', path=str(file)).items():
     np.testing.assert_array_equal(values, rows[key])
+  (tmp_path / 'more').mkdir()
+  (tmp_path / '1.json').rename(tmp_path / 'more' / '2.json')
+  assert len(batch(config, 'test')['label']) == 4  # names are of a folder
 
 
 def test_arc_is_turned_and_its_colours_permuted(tmp_path):
