@@ -65,7 +65,7 @@ class ImageFolder(ImageOptions):
     self._root = (root if root.is_dir() else root.parent).resolve()
     self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
     folders = self._folders(self._root) if root.is_dir() else {}
-    self._groups: dict[str, str] = {}  # by path
+    self._given: dict[str, tuple[str, str]] = {}  # label and group by path
     made: dict[str, Rows] = {}
     about: dict[str, Any] = {}
     if not root.is_dir():
@@ -88,6 +88,9 @@ class ImageFolder(ImageOptions):
     self._rows: Rows = []
     for _, rows, part in source.selected(self.split, opened, _FOLDER_NAME):
       self._rows += _part(rows, part)
+    if not self._rows:
+      few = 'has no images: add some to each class, or change split_shares'
+      raise InvalidDataError(f'split {self.split!r} of {root} {few}')
     self.describe(len(self._classes), self._classes, len(self._rows))
     self.info = dataclasses.replace(self.info, splits=about)
 
@@ -150,12 +153,16 @@ class ImageFolder(ImageOptions):
     name, label = values[self.path], values[self.label].strip()
     require(label, 'illegal_label', 'the label is empty')
     path = self._root / name
-    require(name and path.is_file(), 'missing', f'no file {path}')
+    # `path.is_file` raises for a long name.
+    require(name and os.path.isfile(path), 'missing', f'no file {path}')
     try:
       files.check_inside(path, self._root)
     except InvalidDataError as error:
       raise BadRecord('illegal_path', '', str(error)) from error
-    self._groups[str(path)] = values[self.group] if self.group else ''
+    group = values[self.group].strip() if self.group else ''
+    known = self._given.setdefault(str(path), (label, group))
+    message = 'an earlier row gives this image another label or group'
+    require(known == (label, group), 'contradiction', message)
     return label, str(path)
 
   def _made(self, rows: Rows) -> tuple[dict[str, Rows], dict[str, Any]]:
@@ -167,7 +174,7 @@ class ImageFolder(ImageOptions):
     names = [splits.checksum(os.fsencode(path)) for path in paths]
     first: dict[Any, bytes] = {}
     contents = _contents([path for _, path in rows])
-    given = [self._groups.get(path) for _, path in rows]
+    given = [self._given.get(path, ('', ''))[1] for _, path in rows]
     keys = [a or b for a, b in zip(given, contents, strict=True)]
     for key, name in zip(keys, names, strict=True):
       first[key] = min(name, first.get(key, name))
@@ -236,7 +243,8 @@ def _contents(paths: list[str]) -> list[Any]:
 
   Only files of equal sizes are read.
   """
-  sizes = [os.path.getsize(path) for path in paths]
+  # A link may lead nowhere, which is counted when it is read.
+  sizes = [os.path.exists(path) and os.path.getsize(path) for path in paths]
   often, keys = collections.Counter(sizes), []
   for path, size in zip(paths, sizes, strict=True):
     key: Any = size

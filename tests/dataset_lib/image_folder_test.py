@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder
+from dataset_lib.bad_records import TooManyBadRecordsError
 from tests.dataset_lib.batches import build, take
 
 
@@ -178,6 +179,21 @@ def test_faults_of_the_layout_are_named(folder, place, split, words, request):
     source(folder / 'nowhere')
 
 
+def test_a_link_to_no_file_is_a_bad_record(photos):
+  os.symlink('none.png', photos / 'cat' / 'link.png')
+  os.symlink('loop.png', photos / 'cat' / 'loop.png')
+  with pytest.raises(TooManyBadRecordsError, match='unreadable: 1'):
+    take(build(config(photos), 'all', train=False, batch_size=40), 1)
+
+
+def test_a_split_without_images_is_named(photos):
+  for path in photos.rglob('[1-9]*.png'):
+    path.unlink()
+  assert len(source(photos)) == 2
+  with pytest.raises(InvalidDataError, match=r"'test' of .* has no images"):
+    source(photos, 'test')
+
+
 def table(photos, *rows):
   lines = [f'{p.relative_to(photos)},{p.parent.name}'
            for p in sorted(photos.rglob('*.png'))]  # fmt: skip
@@ -203,8 +219,9 @@ def test_a_table_of_paths_and_labels_has_the_splits_of_the_folder(photos):
 
 def test_rows_of_a_group_are_in_one_split(photos):
   paths = sorted(photos.rglob('*.png'))
-  lines = [f'{p.relative_to(photos)},{p.parent.name},{int(p.stem) // 2}'
-           for p in paths]  # fmt: skip
+  lines = [f'{p.relative_to(photos)},{p.parent.name},'
+           f'{int(p.stem) // 2}{" " * (n % 3)}'
+           for n, p in enumerate(paths)]  # fmt: skip
   file = photos / 'labels.csv'
   file.write_text('\n'.join(['path,label,day', *lines]))
   sources = [source(file, split, group='day') for split in SPLITS]
@@ -219,15 +236,17 @@ def test_rows_of_a_group_are_in_one_split(photos):
 
 def test_bad_rows_of_a_table_are_named(photos, tmp_path):
   write_image(tmp_path / 'out.png')
-  rows = 'cat/99.png,cat', 'cat/1.png,', '../out.png,cat', 'dog,dog'
+  rows = ('cat/99.png,cat', 'cat/1.png,', '../out.png,cat', 'dog,dog',
+          'a' * 9999 + ',cat', './cat/1.png,dog')  # fmt: skip
   file = table(photos, *rows)
   assert names_of(source(file, 'test')) == names_of(source(photos, 'test'))
   train = source(file)
   assert names_of(train) == names_of(source(photos))
   found = [(bad.kind, bad.where) for _, bad in train.bad_rows]
-  kinds = 'missing', 'illegal_label', 'illegal_path', 'missing'
+  kinds = ('missing', 'illegal_label', 'illegal_path', 'missing', 'missing',
+           'contradiction')  # fmt: skip
   assert found == [(kind, f'{file}, line {32 + i}')
                    for i, kind in enumerate(kinds)]  # fmt: skip
-  file.write_text('path,label\n' + '\n'.join(rows))
+  file.write_text('path,label\n' + '\n'.join(rows[:5]))
   with pytest.raises(InvalidDataError, match=r'no row.*no file .*99\.png'):
     source(file)
