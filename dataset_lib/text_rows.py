@@ -26,6 +26,7 @@ MAX_SCORE = 5.0  # of STS-B
 MAX_NUMBER = float(np.finfo(np.float32).max)  # of labels
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
+FEW_ROWS = 'is empty; its file needs more rows, or more groups of them'
 Function = Callable[[Any], Any]
 SEVERAL = ('classes', 'tasks')  # kinds of rows with several labels
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
@@ -243,7 +244,7 @@ class TextRows(TokenSource):
     self._places = [rows[number] for number, _ in good]
     if not good:
       problem = f'has {len(rows)} rows, of which none can be used; the first: '
-      problem = problem + str(self.bad_rows[0][1]) if rows else 'is empty'
+      problem = problem + str(self.bad_rows[0][1]) if rows else FEW_ROWS
       raise InvalidDataError(f'split {self.split!r} of {name} {problem}')
     return [value for _, value in good]
 

@@ -156,10 +156,10 @@ class Texts(LabelledTexts):
     """Returns all splits, the missing ones made of rows of train."""
     given = zip(splits.NAMES, self.split_shares, strict=True)
     shares = [0.0 if name in opened else share for name, share in given]
-    if not any(shares):
-      return dict(opened)
-    shares[0] = 1 - sum(shares)
     table = opened['train']
+    if not any(shares):
+      return dict.fromkeys(splits.NAMES, table.take(())) | opened
+    shares[0] = 1 - sum(shares)
     read = functools.partial(self._row, task)
     good, bad = tables.read_all(tables.places(table), read)
     made, about = splits.make([row for _, row in good], shares, self.split_seed)

@@ -133,6 +133,13 @@ def test_splits_are_the_same_in_any_order_and_form(root):
   assert a.info.splits['rows'] == {'train': 180, 'validation': 60, 'test': 60}
 
 
+@pytest.mark.parametrize('shares', [(1.0, 0.0, 0.0), (0.8, 0.2, 0.0)])
+def test_a_split_without_rows_is_named(root, shares):
+  given = file(root, GOOD) | dict(split_shares=shares)
+  with pytest.raises(InvalidDataError, match=r"'test' .* is empty; its file"):
+    opened(given, 'test')
+
+
 def test_texts_and_groups_are_in_one_split(root):
   # Spaces do not count, nor do those of a group.
   rows = [f'w{n % 20},{"ab"[n % 2]},g{n // 30}{" " * (n % 3)}'
