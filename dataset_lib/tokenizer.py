@@ -30,7 +30,7 @@ MIN_LENGTH, MAX_LENGTH = 5, 65536  # [CLS] a [SEP] b [SEP]
 CHUNK, CHUNK_TEXT = 2**22, 2**10
 MAX_VOCABULARY = 2**22  # ids; a model has a row of parameters for each
 PART, MAX_WORD = 16, 128  # characters of a token at first; tokens of a word
-CONFIG_FILES = ('special_tokens_map.json', 'tokenizer_config.json')
+CONFIG_FILES = ('tokenizer_config.json', 'special_tokens_map.json')
 # Names in tokenizer_config.json of the attributes of BertNormalizer.
 _NORMALIZER = {
   'do_lower_case': 'lowercase',
@@ -211,7 +211,9 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
   config: dict[str, Any] = {}
   for part in map(file.with_name, CONFIG_FILES):
     with contextlib.suppress(FileNotFoundError):
-      config |= files.read_object(part)
+      # The second is of older versions, where it counts more.
+      more, is_new = files.read_object(part), 'added_tokens_decoder' in config
+      config = more | config if is_new else config | more
   if file.suffix == '.json':
     return from_json(files.read_bytes(file), str(file), config)
   with _named(f'{file} is damaged'):

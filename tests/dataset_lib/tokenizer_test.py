@@ -191,6 +191,11 @@ def test_other_names_of_special_tokens(tmp_path):
   swapped = special | {'cls_token': '</s>', 'sep_token': '<s>'}
   (tmp_path / 'special_tokens_map.json').write_text(json.dumps(swapped))
   assert tokenizer.load(tmp_path).digest != given.digest
+  # As in Hugging Face: newer versions do not read the older file.
+  for more, is_used in (({}, False), ({'added_tokens_decoder': {}}, True)):
+    stated = json.dumps(special | more)
+    (tmp_path / 'tokenizer_config.json').write_text(stated)
+    assert (tokenizer.load(tmp_path).digest == given.digest) == is_used
 
 
 def test_a_vocabulary_of_another_system(directory):
