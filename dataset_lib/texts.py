@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,8 @@ class Texts(LabelledTexts):
       (texts,), (*labels,), by_name=True, kind=self.kind,
       sources=(self.source,) * bool(self.source), separator=self.separator,
     )  # fmt: skip
-    root = Path(self.path).expanduser().resolve()  # `where` compares
+    # `where` compares; methods of a path raise for an endless link.
+    root = Path(os.path.realpath(os.path.expanduser(self.path)))
     opened = {k: self._table(p, task) for k, p in _files(root).items()}
     self._about: dict[str, Any] = {}
     names_of_parts = {part.name for part in parts(self.split)}
@@ -212,8 +214,8 @@ def _folded(name: str) -> str:
   """Returns a text that is equal for names which look alike."""
   with contextlib.suppress(ValueError):
     return str(float(name))
-  plain = unicodedata.normalize('NFKC', name).casefold()
-  return ''.join(filter(str.isprintable, plain))
+  plain = unicodedata.normalize('NFKC', name).casefold().split()
+  return ' '.join(''.join(filter(str.isprintable, part)) for part in plain)
 
 
 def _content(texts: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Texts of one's own: nasty files, splits, kinds of labels, lengths."""
 
+import os
 import random
 
 import numpy as np
@@ -179,6 +180,9 @@ def test_a_folder_has_its_splits_and_lacks_some(root, caplog):
   write(root / 'own' / 'train.tsv', ['text\tlabel', 'w1\ta'])
   with pytest.raises(InvalidDataError, match='expected one file of train'):
     opened(given)
+  os.symlink('loop.csv', root / 'loop.csv')
+  with pytest.raises(InvalidDataError, match=r'damaged.*symbolic'):
+    opened(config(root / 'loop.csv'))
   (root / 'none').mkdir()
   with pytest.raises(MissingDataError, match=r'expected train\.csv'):
     opened(config(root / 'none'))
@@ -206,10 +210,11 @@ def test_kinds_of_labels(root):
 
 
 def test_classes_that_look_alike_are_named(root, caplog):
-  labels = 'a', 'A', 'é', 'e\u0301', '1', '1.0', 'b', 'b\u200b', 'c', 'd'
+  labels = ('a', 'A', 'é', 'e\u0301', '1', '1.0', 'b', 'b\u200b', 'c d',
+            'c\u00a0 d', 'e')  # fmt: skip
   names = opened(file(root, map('w1,'.__add__, labels)), 'all').info.class_names
   assert {*names} == {*labels}
-  assert len(caplog.messages) == 4
+  assert len(caplog.messages) == 5
   assert "'A' and 'a' look alike" in caplog.text
 
 
