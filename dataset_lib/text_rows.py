@@ -27,6 +27,7 @@ MAX_NUMBER = float(np.finfo(np.float32).max)  # of labels
 UNLABELLED = -1  # label of a row whose label is hidden, as in TFDS
 MIN_LENGTH, MAX_LENGTH = tokenizer.MIN_LENGTH, tokenizer.MAX_LENGTH
 FEW_ROWS = 'is empty; its file needs more rows, or more groups of them'
+LISTS = '["', "['"  # how a list of texts begins
 Function = Callable[[Any], Any]
 SEVERAL = ('classes', 'tasks')  # kinds of rows with several labels
 SOURCES = ('genre', 'source')  # columns of a row's source, preferred first
@@ -103,8 +104,12 @@ class TextTask:
       return [label] * bool(label and self.kind == 'class')
     parts: Any = label.split(self.separator)
     if label.startswith('['):
-      with contextlib.suppress(ValueError):
+      try:
         parts = files.loads(label)
+      except ValueError as error:  # else a class, as [urgent]
+        message = f'expected a list like ["a", "b"], got {label!r:.40}'
+        if label.startswith(LISTS):  # of Python, or cut short
+          raise BadRecord('illegal_label', '', message) from error
     names = (str(part).strip() for part in parts if part is not None)
     return [*dict.fromkeys(filter(None, names))]
 

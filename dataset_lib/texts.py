@@ -25,7 +25,13 @@ from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import splits, tables, tokenizer
 from dataset_lib.source import PART_WORDS, Seed, parts, require
 from dataset_lib.tables import Table
-from dataset_lib.text_rows import Buckets, LabelledTexts, MaxLength, TextTask
+from dataset_lib.text_rows import (
+  LISTS,
+  Buckets,
+  LabelledTexts,
+  MaxLength,
+  TextTask,
+)
 
 STEMS = {
   'train': ('train',), 'validation': ('validation', 'dev', 'val', 'valid'),
@@ -139,6 +145,9 @@ class Texts(LabelledTexts):
         message = '%s: the classes %r and %r look alike: are they one?'
         logging.warning(message, train.path, one, other)
     columns = {self.label: names}
+    if self.kind == 'class' and (lists := [n for n in names if n[:2] in LISTS]):
+      expected = f'classes: the column {self.label!r} has lists, as {lists[0]}'
+      raise ConfigError('dataset.kind', self.kind, expected)
     if self.kind == 'tasks':
       columns = {
         label: tuple(name for name in names if name.startswith(f'{label}='))

@@ -136,6 +136,20 @@ def test_values_of_parquet_are_texts(tmp_path):
       read()[1]
 
 
+def test_rows_that_are_not_those_of_the_file(tmp_path, monkeypatch):
+  path = tmp_path / 'saved'
+  write_saved(path)
+  state = json.loads((path / 'state.json').read_text())
+  state['_indices_data_files'] = [{'filename': 'indices.arrow'}]
+  (path / 'state.json').write_text(json.dumps(state))
+  with pytest.raises(InvalidDataError, match='flatten_indices'):
+    tables.read(path, {'text'})
+  write_parquet(tmp_path / 't.parquet')
+  monkeypatch.setattr(tables, 'MAX_TEXT', 9)
+  with pytest.raises(InvalidDataError, match='at most 9 bytes'):
+    tables.read(tmp_path / 't.parquet', {'text'})
+
+
 @pytest.mark.parametrize(
   ('name', 'words'),
   [

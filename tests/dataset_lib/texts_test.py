@@ -207,6 +207,15 @@ def test_kinds_of_labels(root):
   labels = source.records(np.arange(3))['label'].tolist()
   assert labels == [[0, 1], [1, 2], [0, -1]]
   assert source.info.max_labels == 2
+  with pytest.raises(ConfigError, match=r'dataset\.kind: .*classes: .*lists'):
+    opened(file(root, rows), 'all')
+  # Not a class: a list of Python, or one that is cut short; [c] is a class.
+  rows += '''w4,"['a', 'b']"''', 'w5,"[""a"", ""b"', 'w6,[c]'
+  source = opened(file(root, rows) | dict(kind='classes'), 'all')
+  assert source.info.class_names == ('[c]', 'a', 'b', 'c, d')
+  assert [bad.message[:15] for _, bad in source.bad_rows] == [
+    'expected a list'
+  ] * 2
 
 
 def test_classes_that_look_alike_are_named(root, caplog):
