@@ -43,6 +43,7 @@ COLUMNS = ('text', 'pair', 'label', 'source', 'group')  # fields
 MAX_LENGTH, UNIT = 512, 8  # tokens of a row, and their unit, of data
 QUANTILES = (0.5, 0.9)  # of the lengths of rows, which are buckets
 SAMPLE = 4096  # train rows that determine lengths
+MISSING = {'nan', 'NaN', 'None', 'null', 'NULL', 'N/A'}  # of other programs
 FEW = 20  # classes, which may be more than half of the rows
 
 
@@ -144,6 +145,9 @@ class Texts(LabelledTexts):
       if _folded(one) == _folded(other):
         message = '%s: the classes %r and %r look alike: are they one?'
         logging.warning(message, train.path, one, other)
+    for name in MISSING.intersection(names):
+      message = '%s: the class %r: a cell of a missing label is empty'
+      logging.warning(message, train.path, name)
     columns = {self.label: names}
     if self.kind == 'class' and (lists := [n for n in names if n[:2] in LISTS]):
       expected = f'classes: the column {self.label!r} has lists, as {lists[0]}'

@@ -220,10 +220,11 @@ def test_kinds_of_labels(root):
 
 def test_classes_that_look_alike_are_named(root, caplog):
   labels = ('a', 'A', 'é', 'e\u0301', '1', '1.0', 'b', 'b\u200b', 'c d',
-            'c\u00a0 d', 'e')  # fmt: skip
+            'c\u00a0 d', 'NaN')  # fmt: skip
   names = opened(file(root, map('w1,'.__add__, labels)), 'all').info.class_names
   assert {*names} == {*labels}
-  assert len(caplog.messages) == 5
+  assert len(caplog.messages) == 6
+  assert "the class 'NaN': a cell of a missing label is empty" in caplog.text
   assert "'A' and 'a' look alike" in caplog.text
 
 
