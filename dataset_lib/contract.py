@@ -19,7 +19,7 @@ SCALING = ('mean', 'std')
 LABELS = ('label_kind', 'num_classes', 'class_names')
 TOKENS = ('tokenizer', 'truncation_side')  # of `Tokenizer.preprocessing`
 PREPARED = ('resize_small', 'crop', *TOKENS)
-ROWS = ('num_examples', 'splits')
+ROWS = ('num_examples', 'splits', 'digest')
 # Everything but the rows.
 ALL = (*INPUTS, *SCALING, *PREPARED, 'max_length', 'vocab_size', *LABELS)
 

@@ -92,7 +92,9 @@ class ImageFolder(ImageOptions):
       few = 'has no images: add some to each class, or change split_shares'
       raise InvalidDataError(f'split {self.split!r} of {root} {few}')
     self.describe(len(self._classes), self._classes, len(self._rows))
-    self.info = dataclasses.replace(self.info, splits=about)
+    names = [(os.path.relpath(p, self._root), n) for n, p in self._rows]
+    digest = splits.checksum(os.fsencode(repr(names))).hex()
+    self.info = dataclasses.replace(self.info, splits=about, digest=digest)
 
   def _open(self, folder: str) -> Rows:
     """Returns label and path of the images of a split, sorted."""

@@ -83,6 +83,7 @@ class DatasetInfo:
   splits: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
+  digest: str = ''  # of the rows and their labels; '': unknown
 
   def __post_init__(self) -> None:
     if self.max_labels and not self.label_kind:  # of an older run

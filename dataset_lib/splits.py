@@ -40,6 +40,11 @@ def checksum(name: bytes, seed: int = 0) -> bytes:
   return hashlib.blake2b(name, salt=seed.to_bytes(8, 'little')).digest()[:8]
 
 
+def digest(*parts: Any) -> str:
+  """Returns a checksum of arrays."""
+  return checksum(b''.join(checksum(one.tobytes()) for one in parts)).hex()
+
+
 def places(
   strata: Sequence[Any],
   keys: Sequence[Any],

@@ -17,7 +17,7 @@ from annotated_types import Len, Predicate
 from jaxtyping import Int32
 
 from core.errors import BadRecord
-from dataset_lib import source, tokenizer
+from dataset_lib import source, splits, tokenizer
 from dataset_lib.source import require
 from dataset_lib.tables import decoded, read_lines
 from dataset_lib.text_rows import TextRows
@@ -193,6 +193,8 @@ class TaggedWords(TextRows):
       left_out[row] = tagged - np.count_nonzero(label != IGNORED)
       self._tags.append(label)
     self._hold(loaded, names, encoded, left_out, 'tags')
+    digest = splits.digest(encoded.tokens, *self._tags)
+    self.info = dataclasses.replace(self.info, digest=digest)
     self.padding = {**self.padding, 'label': IGNORED}
 
   def records(self, indices: source.Indices, length: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 
 from core import files
 from core.errors import BadRecord, InvalidDataError
-from dataset_lib import source, tables, tokenizer
+from dataset_lib import source, splits, tables, tokenizer
 from dataset_lib.order import Places, record_rng
 from dataset_lib.source import DatasetInfo, pad_rows, require
 from dataset_lib.tables import decoded
@@ -285,6 +285,7 @@ class TextRows(TokenSource):
       labels.shape[1] if kind in SEVERAL else 0,
       label_kind=kind,
       preprocessing=words.preprocessing(self.max_length),
+      digest=splits.digest(encoded.tokens, encoded.offsets, labels),
     )  # fmt: skip
     super().__init__(info, encoded, labels, words.pad_id)
 

@@ -132,8 +132,8 @@ class Run:
   global, split into `num_micro` micro-batches. `ema_decay` 0 disables the EMA,
   which is debiased. One more than `max_nonfinite_steps` consecutive non-finite
   steps, or `watchdog_seconds` without progress, stop the run.
-  `log_every` 0 logs about 50 times. `allow_other_rows` resumes on more or fewer
-  rows with the same schedule.
+  `log_every` 0 logs about 50 times. `allow_other_rows` resumes on other rows,
+  more or fewer, with the same schedule.
   """
 
   seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0

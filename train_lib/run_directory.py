@@ -148,7 +148,7 @@ class RunDirectory(contextlib.ExitStack):
       self._refuse(
         'on other data', map(str, diffs),
         'Restore the data or use another workdir; allow_other_rows=True '
-        'continues with more rows or fewer, and keeps the schedule.',
+        'continues with other rows, and keeps the schedule.',
       )  # fmt: skip
 
   def _refuse(self, what: str, different: Iterable[str], advice: str) -> None:

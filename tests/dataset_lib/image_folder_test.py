@@ -215,6 +215,10 @@ def test_a_table_of_paths_and_labels_has_the_splits_of_the_folder(photos):
   assert names_of(named) == names_of(source(photos))
   with pytest.raises(ConfigError, match=r'dataset\.path: .*labels\.csv.* file'):
     source(file)
+  digest = source(file, 'all', path='file', label='species').info.digest
+  file.write_text(file.read_text().replace('0.png,cat', '0.png,dog'))
+  moved = source(file, 'all', path='file', label='species')
+  assert moved.info.digest != digest
 
 
 def test_rows_of_a_group_are_in_one_split(photos):

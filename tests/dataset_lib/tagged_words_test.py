@@ -153,6 +153,14 @@ def test_batches_and_words_that_do_not_fit(root):
   assert batch['label'].dtype == np.int32
 
 
+def test_a_digest_tells_tags_apart(root):
+  digests = set()
+  for tags in 'AB', 'BA', 'AB':
+    write(root / 'train.tsv', [f'w{n}\t{tag}' for n, tag in enumerate(tags)])
+    digests.add(opened(config(root)).info.digest)
+  assert len(digests) == 2
+
+
 @pytest.mark.parametrize(
   ('line', 'message'),
   [

@@ -141,6 +141,15 @@ def test_a_split_without_rows_is_named(root, shares):
     opened(given, 'test')
 
 
+def test_a_digest_tells_rows_and_labels_apart(root):
+  digests = {
+    opened(file(root, rows), 'all').info.digest
+    for rows in (GOOD, GOOD[::-1], replaced('w7,b', 'w7,a'),
+                 replaced('w7,', 'w8,'), replaced('w7,', ' w7 ,'))
+  }  # fmt: skip
+  assert len(digests) == 4
+
+
 def test_texts_and_groups_are_in_one_split(root):
   # Spaces do not count, nor do those of a group.
   rows = [f'w{n % 20},{"ab"[n % 2]},g{n // 30}{" " * (n % 3)}'

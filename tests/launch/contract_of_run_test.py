@@ -171,6 +171,7 @@ PARTS = {
   'rows': (
     lambda info: {'num_examples': info.num_examples + 1},
     'num_examples', 'R........'),
+  'other rows': (lambda info: {'digest': 'x'}, 'digest', 'R........'),
 }  # fmt: skip
 
 
@@ -182,6 +183,7 @@ def test_each_part_is_refused_or_mapped(family, part, runs, capsys):
   run, (change, field, expected) = runs(family), PARTS[part]
   of_others = {'resize_small', *contract.TOKENS} - {*run.info.preprocessing}
   of_others |= {'token_types'} if run.info.token_types != 1 else set()
+  of_others |= {'digest'} if not run.info.digest else set()
   expected = '.' * len(USERS) if field in of_others else expected
   info = dataclasses.replace(run.info, **change(run.info))
   found = {}
