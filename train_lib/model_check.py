@@ -31,6 +31,7 @@ from train_lib.task import build_task
 ROWS = 4
 ROW = slice(1, 2)  # that is also run alone
 TOLERANCE = 1e-5  # of the largest magnitude
+SHOWN = 4  # names in a row of the table
 FACTOR = 2.0  # between a formula of FLOPs and the compiler's count
 NOT_FINITE = 'expected finite numbers; JAX_DEBUG_NANS=True finds what is not'
 
@@ -272,9 +273,10 @@ def _gradient(probe: _Probe) -> dict[str, str]:
     without |= set() if np.any(leaf) else {name}
   if wrong:
     raise Mistakes([f'gradient of {", ".join(sorted(wrong))}: {NOT_FINITE}'])
+  more = f' and {len(without) - SHOWN} more' if len(without) > SHOWN else ''
   return {
     'parameters': f'{sum(sizes.values()):,}',
-    'without a gradient': ', '.join(sorted(without)) or 'none',
+    'without a gradient': ', '.join(sorted(without)[:SHOWN]) + more or 'none',
     **{f'  {name}': f'{size:,}' for name, size in sizes.items()},
   }
 
