@@ -35,8 +35,6 @@ COLUMNS = {
   'temperature': 'temperatures', 'ece': 'ece',
   'ece_calibrated': 'ece_calibrated',
 }  # fmt: skip
-# Bounds are needed, because on data that the head separates without error the
-# likelihood keeps growing as the temperature falls.
 TEMPERATURES = (0.1, 10.0)
 MAX_CONFIDENCES = 4096  # kept of the calibration split
 DRIFT_THRESHOLD = 0.9
@@ -95,21 +93,28 @@ def fit_temperature(logits: Float[np.ndarray, 'N C'], labels: Labels) -> float:
   """Returns the temperature of least negative log-likelihood in the limits.
 
   The NLL is convex in 1 / T, so a bounded search over log T finds the minimum.
-  T = 1 is kept if the NLL of the result is not smaller.
+  T = 1 is kept if the NLL of the result is not smaller. Of N rows that are all
+  right the NLL falls with T for ever: their labels have the target (N + 1) /
+  (N + 2) (Platt, 1999), and T is at most 1.
   """
   from scipy import optimize  # slow to import, and serving does not need it
 
-  logits = logits.astype(np.float64)
+  logits, (low, high) = logits.astype(np.float64), TEMPERATURES
+  count, classes = logits.shape
+  targets = np.eye(classes)[labels]
+  if (logits.argmax(1) == labels).all():
+    high, rest = 1.0, 1 / (count + 2)
+    targets = targets * (1 - rest) + (1 - targets) * rest / (classes - 1)
 
   def loss(temperature: float) -> float:
     logs = scipy.special.log_softmax(logits / temperature, axis=1)
-    return -float(np.take_along_axis(logs, labels[:, None], axis=1).mean())
+    return -float((targets * logs).sum(1).mean())
 
   result = optimize.minimize_scalar(
     lambda log: loss(float(np.exp(log))),
-    bounds=np.log(TEMPERATURES), method='bounded', options={'xatol': 1e-7},
+    bounds=np.log((low, high)), method='bounded', options={'xatol': 1e-7},
   )  # fmt: skip
-  return min((1.0, float(np.exp(result.x)), *TEMPERATURES), key=loss)
+  return min((1.0, float(np.exp(result.x)), low, high), key=loss)
 
 
 def fit_temperatures(

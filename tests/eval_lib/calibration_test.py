@@ -77,7 +77,7 @@ def calibrated(rows, classes):
 @pytest.mark.parametrize('seed', range(10))
 def test_no_other_temperature_is_better(seed):
   rng = np.random.default_rng(seed)
-  logits = rng.exponential(3) * rng.normal(size=(rng.integers(1, 40), 3))
+  logits = rng.exponential(3) * rng.normal(size=(rng.integers(8, 40), 3))
   labels = rng.integers(0, 3, len(logits))
   fitted = fit_temperature(logits, labels)
   low, high = calibration.TEMPERATURES
@@ -91,14 +91,25 @@ def test_no_other_temperature_is_better(seed):
 
 def test_a_bound_of_the_search_is_a_warning(caplog):
   # Never wrong, or always wrong.
-  labels, sure = np.array([0, 1]), np.array([[2.0, 0.0], [0.0, 2.0]])
-  heads = np.stack([np.zeros((2, 2)), sure, -sure])
+  labels, sure = np.array([0, 1] * 99), np.array([[0.2, 0], [0, 0.2]] * 99)
+  heads = np.stack([np.zeros((198, 2)), sure, -sure])
   with caplog.at_level(logging.WARNING):
     fitted = calibration.fit_temperatures(heads, labels)
   assert fitted.tolist() == [1.0, 0.1, 10.0]
   first, second = caplog.messages
   assert 'head 2 of 3: the temperature 0.1 is the bound' in first
   assert 'head 3 of 3: the temperature 10 is the bound' in second
+
+
+@pytest.mark.parametrize(('margin', 'rows', 'sure'), [
+  (0.5, 20, 21 / 22), (0.5, 4, 5 / 6), (2.0, 2, None),
+])  # fmt: skip
+def test_rows_that_are_all_right_make_no_certainty(margin, rows, sure):
+  logits = np.tile([margin, 0.0], (rows, 1))
+  fitted = fit_temperature(logits, np.zeros(rows, int))
+  # By hand: margin / T is the logit of (N + 1) / (N + 2), unless T > 1.
+  expected = margin / scipy.special.logit(sure) if sure else 1.0
+  assert fitted == pytest.approx(expected, rel=1e-4)
 
 
 def test_only_heads_with_a_large_error_are_scaled():
