@@ -13,6 +13,11 @@ class TooManyBadRecordsError(UserError, RuntimeError):
 
   exit_code = 4
 
+  @property
+  def lines(self) -> list[str]:
+    """Lines of the message, for a command."""
+    return str(self).splitlines()
+
 
 class FaultCounts:
   """Counts of faults by kind, and places of the first few; thread-safe."""
@@ -48,6 +53,7 @@ class BadRecords(FaultCounts):
     self._num_examples, self._max_share = num_examples, max_share
     self._rows: set[int] = set()
     self._first: list[str] = []
+    self._file = ''  # of the last of these
 
   def count(self, bad_rows: Iterable[tuple[int, BadRecord]]) -> None:
     """Counts rows and their errors; then may raise TooManyBadRecordsError."""
@@ -59,7 +65,10 @@ class BadRecords(FaultCounts):
           self._rows.add(row)
           self.add(bad.kind, file=bad.where, row=row, message=bad.message)
           if len(self._first) < self.LISTED:
-            self._first.append(f'  {bad.where}: {bad.message}')
+            file, _, place = bad.where.rpartition(', ')
+            shown = place if file and file == self._file else bad.where
+            self._first.append(f'  {shown}: {bad.message}')
+            self._file = file
       if len(self._rows) <= tolerated:
         return
     kinds = ', '.join(f'{k}: {v["count"]}' for k, v in self.summary().items())

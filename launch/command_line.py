@@ -21,7 +21,7 @@ from annotated_types import Ge, Interval, MinLen, Predicate
 from ml_collections import ConfigDict
 
 from core import fields, files, machine, registry
-from core.errors import ConfigError, Mistakes, UserError, shortened
+from core.errors import ConfigError, UserError, shortened
 from core.fields import flag
 
 OK, USAGE, NOT_FINITE, DATA, LOCKED, CHECKPOINT, MEMORY = 0, 2, 3, 4, 5, 6, 7
@@ -295,8 +295,8 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
 
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
-  """Prints one line on stderr, or each of `Mistakes`; exits with the code."""
-  lines = message.lines if isinstance(message, Mistakes) else [message]
+  """Prints one line on stderr, or each of `lines`; exits with the code."""
+  lines = getattr(message, 'lines', [message])
   for text in lines:
     line = files.printable(' '.join(str(text).split()))
     print('error:', shortened(line, MAX_LINE), file=sys.stderr)

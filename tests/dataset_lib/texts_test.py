@@ -108,7 +108,9 @@ def test_bad_rows_are_listed_and_counted_by_kind(root):
     build(given)
   lines = str(error.value).splitlines()
   assert lines[0].startswith('30 of ')
-  assert len([line for line in lines if ', line ' in line]) == 20
+  assert len([line for line in lines if 'line ' in line]) == 20
+  assert len([line for line in lines if 'own.csv' in line]) == 1
+  assert lines[2] == '  line 3: expected 2 columns, got 3'
   assert lines[1].endswith('own.csv, line 2: expected 2 columns, got 3')
   assert 'By kind: empty_text: 15, wrong_columns: 15.' in lines
   # No hint for a file of which much is bad.
