@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
+from core import files
 from core.errors import ConfigError
 from dataset_lib import contract
 from dataset_lib.source import DatasetInfo
@@ -20,6 +21,8 @@ from train_lib import checkpoint_io, sharding
 from train_lib.build import Setup
 from train_lib.run_directory import Path, trained_on
 from train_lib.task import Task
+
+NEARLY_ALL = 0.9  # of the parameters: heads may be new
 
 # Fields of a ViT that the shapes of its parameters do not show.
 _UNSEEN = ('num_heads', 'activation')
@@ -159,17 +162,29 @@ def _log(
   saved: Mapping[str, Any],
   ignored: Sequence[str],
 ) -> None:
-  """Logs how many parameters are loaded, and modules of one side only."""
+  """Prints how many parameters are loaded, and modules of one side only.
+
+  Warns unless nearly all of the model are loaded: all but heads.
+  """
   loaded, total = (_size(tree.values()) for tree in (used, fresh))
   new, left = (_modules(tree, {*tree} - {*used}) for tree in (fresh, saved))
-  logging.warning(
-    '%s: loaded %s of %s parameters; new: %s; not used: %s', directory, loaded,
-    total, ', '.join(new) or 'none', ', '.join([*left, *ignored]) or 'none',
-  )  # fmt: skip
+  line = (
+    f'{directory}: loaded {loaded} of {total} parameters; '
+    f'new: {", ".join(new) or "none"}; '
+    f'not used: {", ".join([*left, *ignored]) or "none"}'
+  )
+  if _count(used.values()) < NEARLY_ALL * _count(fresh.values()):
+    logging.warning('%s', line)
+  else:
+    print(files.printable(line))
+
+
+def _count(arrays: Collection[Any]) -> int:
+  return sum(array.size for array in arrays)
 
 
 def _size(arrays: Collection[Any]) -> str:
-  count = sum(array.size for array in arrays)
+  count = _count(arrays)
   return f'{count / 1e6:.1f} M' if count >= 50_000 else f'{count:,}'
 
 
