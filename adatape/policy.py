@@ -17,6 +17,8 @@ class Options:
 class TapePolicy(ClassifierPolicy):
   """Rows read a tape, then are encoded with it; every row runs both stages."""
 
+  FIELDS = {'exit_reason': 'string', 'tape_length': 'integer'}
+
   def describe(self, row: Row) -> tuple[int, float, dict[str, Any]]:
     """Returns (tape length, length / largest bucket, fields of the answer)."""
     length = int(row.outputs[0]['length'])

@@ -28,6 +28,10 @@ class HaltingPolicy(ClassifierPolicy):
   _: dataclasses.KW_ONLY
   limit: Count = 0  # iterations; 0 for the chain's
   rule: str = ''  # of the trained model, for people
+  FIELDS = {
+    **ClassifierPolicy.FIELDS, 'depth': 'integer', 'iterations': 'number',
+    'tokens': 'array', 'token_iterations': 'array',
+  }  # fmt: skip
 
   def __post_init__(self):
     self.limit = self.limit or self.chain.limit

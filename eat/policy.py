@@ -55,6 +55,8 @@ class ExitPolicy(ClassifierPolicy):
   heads: tuple[Count, ...] = ()  # layers; () for the chain's
   # Of a row of 1, 2, ... tokens, by the variant 'pruned'; () for the chain's.
   kept_tokens: tuple[Count, ...] = ()
+  FIELDS = {**ClassifierPolicy.FIELDS, 'depth': 'integer',
+            'retention': 'number'}  # fmt: skip
 
   def __post_init__(self):
     stages, longest = self.chain.num_stages, self.lengths[-1]

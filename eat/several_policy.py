@@ -58,6 +58,7 @@ class SeveralPolicy(ClassifierPolicy):
   tasks: dict[str, dict[str, Any]]
   heads: tuple[Count, ...] = ()
   kept_tokens: tuple[Count, ...] = ()
+  FIELDS = ExitPolicy.FIELDS
 
   def __post_init__(self):
     self._columns = tasks_of(self.class_names)
@@ -79,6 +80,8 @@ class SeveralPolicy(ClassifierPolicy):
         if len(given := getattr(policy, field)) != expected:
           raise ConfigError(f'{place}.{field}', given, f'{expected} of them')
     self._first, *_ = self._policies.values()
+    parts = {name: one.monitor for name, one in self._policies.items()}
+    self.monitor.parts = parts
     self.heads, self.kept_tokens = self._first.heads, self._first.kept_tokens
 
   def _monitor(self, name: str) -> Monitor:

@@ -91,6 +91,10 @@ class LoopedPolicy(ClassifierPolicy):
   _: dataclasses.KW_ONLY
   limit: Size = 1  # iterations
   rule: str = ''  # of the trained model or the options, for people
+  FIELDS = {
+    'depth': 'integer', 'iterations': 'integer', 'exit_reason': 'string',
+    'verified': 'boolean', 'score': 'number', 'difficulty': 'integer',
+  }  # fmt: skip
 
   def decide(
     self, stage: int, rows: Sequence[Row], outputs: Mapping[str, Any]

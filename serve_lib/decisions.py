@@ -1,8 +1,9 @@
 """From logits to answers: probabilities, `Prediction`, the usual policy."""
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import scipy.special
@@ -59,6 +60,10 @@ class ClassifierPolicy:
   # Certified variants of the chain by source; '' for the other sources.
   certified: dict[str, str] = dataclasses.field(default_factory=dict)
   temperatures: tuple[Temperature, ...] = ()  # of each head, () for 1
+  # JSON types of `Prediction.fields`, by name.
+  FIELDS: ClassVar[Mapping[str, str]] = types.MappingProxyType(
+    {'exit_reason': 'string', 'truncated': 'boolean'}
+  )
 
   def encode(self, item: Any) -> Encoded:
     """Reads an item; see `serve_lib.chain.Policy`.

@@ -50,6 +50,8 @@ METRICS = {
   'engine_latency_seconds{quantile}': f'seconds in the engine, {_RECENT}',
   'engine_depth_total{depth}': 'rows by the depth at which they left',
   'engine_mean_depth': 'mean depth of all rows',
+  'engine_task_depth_total{task,depth}': 'rows by the depth of a task',
+  'engine_task_mean_depth{task}': 'mean depth of a task',
   'engine_reasons_total{reason}': 'rows by the reason for which they left',
   'engine_retention{quantile}': f'share of tokens kept or steps run, {_RECENT}',
   'engine_fill{stage}': 'share of the slots of batches in use, 0 to 1',
@@ -90,6 +92,10 @@ def about(engine: Any, name: str) -> dict[str, Any]:
   if isinstance(policy, ClassifierPolicy):
     names = {field.name for field in dataclasses.fields(policy)}
     names -= {*_OTHERS.split()}
+    if 'tasks' in names:  # each has its own
+      names -= {'temperatures', 'several'}
+    more = {'labels': 'array'} if 'several' in names and policy.several else {}
+    found['answer'] = {**policy.FIELDS, **more}
     options |= {name: getattr(policy, name) for name in sorted(names)}
     options['setting'] = GUARANTEED if policy.certified else 'trained'
     found = policy.about | found | {'labels': policy.class_names}
@@ -129,17 +135,23 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
   batch = {'items': {'type': 'array', 'items': item, 'minItems': 1}}
   body = [_object(example, own | late), _object(batch, batch | late)]
   error = _object(['error'], {'error': text, 'id': own['id']})
-  several = 'tasks' in about['options']  # each with an answer
-  needed = ['tasks'] if several else ['label', 'probabilities']
-  answer = _object(needed, {'id': own['id']})
-  each = {'answers': {'type': 'array', 'items': {'anyOf': [answer, error]}}}
+  shares = {'type': 'object', 'additionalProperties': {'type': 'number'}}
+  fields = {n: {'type': kind} for n, kind in about.get('answer', {}).items()}
+  kinds = {'type': 'string' if about.get('labels') else ['string', 'number']}
+  one = {'label': kinds, 'probabilities': shares, **fields}
+  needed = ['label', 'probabilities']
+  if 'tasks' in about['options']:  # each with an answer
+    each = {'type': 'object', 'additionalProperties': _object(needed, one)}
+    needed, one = ['tasks'], {'tasks': each, **fields}
+  answer = _object(needed, {'id': own['id'], **one})
+  many = {'answers': {'type': 'array', 'items': {'anyOf': [answer, error]}}}
   paths: dict[str, Any] = {}
   for endpoint, words in ENDPOINTS.items():
     method, path = endpoint.lower().split()
     paths[path] = {method: {'responses': {'200': {'description': words}}}}
   predict = paths['/predict']['post']
   predict['requestBody'] = _json({'anyOf': body}, example=example)
-  predict['responses']['200'] |= _json({'anyOf': [answer, _object(each, each)]})
+  predict['responses']['200'] |= _json({'anyOf': [answer, _object(many, many)]})
   predict['responses']['default'] = {'description': 'an error'} | _json(error)
   info = {'title': about['name'], 'version': about['version']}
   return {'openapi': '3.1.0', 'info': info, 'paths': paths}
@@ -163,20 +175,39 @@ def metrics(engine: Any, own: Mapping[str, Any]) -> Iterator[Metric]:
   seen['latency_seconds'] = seen.pop('latency')
   drift, sources = seen.pop('drift', {}), seen.pop('drift_by_source', {})
   seen |= {f'drift_{name}': value for name, value in drift.items()}
+  tasks = engine.monitor.parts  # their sources are 'task=source'
   for source, report in sources.items():
+    task, _, own_source = source.partition('=')
     for name, value in report.items():
-      seen.setdefault(_BY_SOURCE + name, {})[source] = value
+      held = seen.setdefault(_BY_SOURCE + name, {})
+      held, key = (
+        (held.setdefault(task, {}), own_source) if tasks else (held, source)
+      )
+      held[key] = value
   values = {f'engine_{name}': value for name, value in seen.items()}
   for name, value in {**values, **own}.items():
     plain = name.replace(_BY_SOURCE, 'drift_')
     is_count = f'{plain}_total' in _SHOWN
     shown = _SHOWN[f'{plain}_total' if is_count else plain]
-    label = shown.partition('{')[2][:-1] if plain == name else 'source'
+    label = 'task,source' if tasks else 'source'
+    if plain == name:
+      label = shown.partition('{')[2][:-1]
+    labels = label.split(',') if label else []
     kind = CounterMetricFamily if is_count else GaugeMetricFamily
-    metric = kind(name, METRICS[shown], labels=[label] if label else [])
-    for key, number in value.items() if label else [('', value)]:
+    metric = kind(name, METRICS[shown], labels=labels)
+    for keys, number in _leaves(value, len(labels)):
       if label == 'quantile':  # 'p95'
-        key = int(key[1:]) / 100
+        keys = (int(keys[0][1:]) / 100,)
       if number is not None:
-        metric.add_metric([str(key)], float(number))
+        metric.add_metric([*map(str, keys)], float(number))
     yield metric
+
+
+def _leaves(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+  """Yields the keys and the value of each leaf of nested mappings."""
+  if not depth:
+    yield (), value
+    return
+  for key, inner in value.items():
+    for keys, leaf in _leaves(inner, depth - 1):
+      yield (key, *keys), leaf

@@ -137,6 +137,7 @@ class Monitor:
     sources: Mapping[str, DriftCheck] = types.MappingProxyType({}),
   ):
     self.drift, self.sources = drift, sources
+    self.parts: Mapping[str, Monitor] = {}  # of several tasks, by name
     self._clock, self._lock = clock, threading.Lock()
     self._answers = self._truncated = 0
     self._counts = collections.defaultdict[str, Any](collections.Counter)
@@ -235,6 +236,10 @@ class Monitor:
         }  # fmt: skip
     if self.drift is not None:
       result['drift'] = self.drift.report()
+    if self.parts:
+      parts = {name: one.snapshot() for name, one in self.parts.items()}
+      for key in ('depth', 'mean_depth'):
+        result[f'task_{key}'] = {name: one[key] for name, one in parts.items()}
     reports = {name: check.report() for name, check in self.sources.items()}
     return result | ({'drift_by_source': reports} if reports else {})
 

@@ -25,6 +25,7 @@ from serve_lib.monitor import Monitor, monitor_of
 from serve_lib.programs import Programs
 from tests import losses
 from tests.eat import small, task_test
+from tests.serve_lib import toy
 
 NAMES = 'domain=a', 'domain=b', 'domain=c', 'size=long', 'size=short'
 CLASSES = {'domain': ('a', 'b', 'c'), 'size': ('long', 'short')}
@@ -167,6 +168,13 @@ def test_drift_of_a_task_keeps_the_others():
   together, _ = policies({'domain': check, 'size=forum': check})
   checks = together.monitor.sources
   checks['domain'].drifted = True
+  with Engine(together.chain, together, (16, 24), (1,), lazy=True) as engine:
+    found = {one.name: one for one in description.metrics(engine, {})}
+  drifted = found['engine_drift_by_source_drifted'].samples
+  assert [one.labels for one in drifted] == [
+    {'task': 'domain', 'source': ''},
+    {'task': 'size', 'source': 'forum'},
+  ]
   answers = ask(together, ITEMS)
   assert {one.tasks['domain'].fields['depth'] for one in answers} == {4}
   reasons = {one.tasks['domain'].fields['exit_reason'] for one in answers}
@@ -186,6 +194,15 @@ def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
   chain, policy, grid = bundle.read(path)
   with Engine(chain, policy, grid.lengths, grid.batches) as engine:
     answers, about = engine.predict(ITEMS), description.about(engine, 'tasks')
+    toy.check_schema(engine, answers[0].as_dict())
+    samples = {
+      tuple(one.labels.values()): one.value
+      for metric in description.metrics(engine, {})
+      for one in metric.samples if one.name == 'engine_task_depth_total'
+    }  # fmt: skip
+  depths = [one.tasks['size'].fields['depth'] for one in answers]
+  assert samples['size', '1'] == depths.count(1) > 0
+  assert not {'several', 'temperatures'} & {*about['options']}
   for given, want in zip(answers, ask(together, ITEMS), strict=True):
     assert given.label == want.label
     for name, own in given.tasks.items():

@@ -24,7 +24,7 @@ from serve_lib.engine import Engine
 from serve_lib.programs import Programs
 from tests.looped import solvers
 from tests.looped.solvers import LIMIT, PUZZLE, Solver, puzzles, served, typed
-from tests.serve_lib import bundle_test
+from tests.serve_lib import bundle_test, toy
 
 RULES = {
   'score': rules.Score(0.5), 'unchanged': rules.Unchanged(3),
@@ -134,6 +134,7 @@ def test_reasons_of_an_exit():
     assert answer.fields['verified'] != gave_up
   with engine_of(served(Solver, rule='all')) as engine:
     [answer] = engine.predict(typed(1))
+    toy.check_schema(engine, answer.as_dict())
   assert answer.as_dict() == {
     'label': PUZZLE.write(puzzles(1)[0].answer), 'probabilities': {},
     'depth': LIMIT, 'iterations': LIMIT, 'exit_reason': 'last iteration',

@@ -24,6 +24,7 @@ from tests.adatape import serving_test as tapes
 from tests.albert_act import small as small_albert
 from tests.compilations import compilations
 from tests.eat import small as small_eat
+from tests.serve_lib import toy
 from train_lib.task import ServedRun
 from train_lib.text_classification import TextClassification
 
@@ -220,6 +221,7 @@ def test_an_answer_becomes_json(served):
   fields = json.loads(json.dumps(answer.as_dict()))
   common = {'label', 'probabilities', 'exit_reason'}
   assert set(fields) == common | set(family.fields)
+  toy.check_schema(engine, fields)
 
 
 def test_memory_between_stages_is_bounded(served):

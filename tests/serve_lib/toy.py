@@ -11,9 +11,10 @@ import weakref
 import httpx2
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 
-from serve_lib import http
+from serve_lib import description, http
 from serve_lib.chain import Encoded, InputError
 from serve_lib.engine import Engine
 from serve_lib.monitor import Monitor
@@ -227,3 +228,17 @@ async def started(engine, name='', **limits):
     client.service = service
     yield client
   service.close()
+
+
+def check_schema(engine, answer):
+  """An answer is legal in OpenAPI, which names its fields, also of a task."""
+  about = description.about(engine, 'run')
+  predict = description.openapi(about)['paths']['/predict']['post']
+  content = predict['responses']['200']['content']['application/json']
+  schema = content['schema']['anyOf'][0]
+  jsonschema.Draft202012Validator(schema).validate(answer)
+  named = schema['properties']
+  assert {*answer} <= {*named}
+  for task in answer.get('tasks', {}).values():
+    each = named['tasks']['additionalProperties']
+    assert {*task} <= {*each['properties']}
