@@ -22,6 +22,7 @@ from train_lib.build import Setup
 from train_lib.phases import Planned
 from train_lib.run_directory import RunDirectory
 
+ETA_LOGS = 10  # of the last of which the mean speed is that of the rest
 STYLE: Any = dict(highlight=False, soft_wrap=True)
 
 
@@ -44,8 +45,11 @@ class Console(contextlib.ExitStack):
     self._rows = collections.defaultdict[int, dict[str, float]](dict)
     for step, row in carried.items():
       self._rows[int(step)] = {k: float(v) for k, v in row.items()}
-    # (time, step, waited) at the start of the current and the overall interval.
-    self._last = self._first = (self._clock(), start, 0.0)
+    # (time, step, waited) at the start of the current interval.
+    self._last = (self._clock(), start, 0.0)
+    # (time, step) of the last logs, of which steps before the last compilation
+    # say nothing.
+    self._logs = collections.deque[tuple[float, int]](maxlen=ETA_LOGS)
     self._tensorboard: Any = None
     if self._primary and setup.config.tensorboard:
       from tensorboardX import SummaryWriter
@@ -94,6 +98,7 @@ class Console(contextlib.ExitStack):
     self._bar.remove_task(task)
     seconds = time.monotonic() - begin
     self.aside += seconds
+    self._logs.clear()
     self.print(f'compiled in {seconds:.1f} s')
 
   def _clock(self) -> float:
@@ -102,23 +107,25 @@ class Console(contextlib.ExitStack):
   def advance(self, step: int) -> None:
     """Moves the bar; `step` is the number of finished steps."""
     if step == self._start + 1:
-      # Speed and ETA exclude the compilation of the first step.
-      self._last = self._first = (self._clock(), step, self.waited)
+      # The speed excludes the compilation of the first step.
+      self._last = (self._clock(), step, self.waited)
     self._bar.update(self._task, completed=step)
 
   def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
     """Logs metrics of the steps since the last log, their speed and the ETA."""
-    (last, before, waited), (first, start, _) = self._last, self._first
+    last, before, waited = self._last
     now = self._clock()
     self._last = now, step, self.waited
     seconds = max(now - last, 1e-9)
     speed, waiting = (step - before) / seconds, (self.waited - waited) / seconds
     examples = speed * self._setup.config.batch_size
-    # Unknown until a step was timed.
+    # Unknown at first: the device is still busy with steps dispatched before.
     left, eta = '-', math.nan
-    if step > start > self._start:
+    if len(self._logs) > 1:
+      first, start = self._logs[0]
       eta = (self._total - step) / (step - start) * (now - first)
       left = str(datetime.timedelta(0, int(eta)))
+    self._logs.append((now, step))
     panels = [name for *_, labels in self._setup.task.PANELS for name in labels]
     names = 'loss', 'accuracy', *panels
     shown = {name: metrics[name] for name in names if name in metrics}
@@ -173,7 +180,9 @@ class Console(contextlib.ExitStack):
     self._bar.stop()
     if self._primary:
       workdir = self._run.workdir
-      self._console.print(_table(result))
+      # Of thresholds there are many; result.json has them.
+      shown = {k: v for k, v in result.items() if '_tau_' not in k}
+      self._console.print(_table(shown))
       self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
       try:
         panels = self._setup.task.PANELS

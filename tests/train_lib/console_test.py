@@ -95,6 +95,18 @@ def test_speed_and_eta_leave_out_checkpoints(
   assert 'day' not in printed
 
 
+def test_the_eta_has_the_speed_of_the_last_steps(let_pass, tmp_path, capsys):
+  run = mock.Mock(spec=RunDirectory, workdir=tmp_path)
+  with console.Console(Setup(config_of(120)), run, 0, {}) as one:
+    for step in range(1, 21):
+      let_pass(100.0 if step < 6 else 1.0)
+      one.log_step(step, {})
+  first, second, *_, last = capsys.readouterr().out.splitlines()[-20:]
+  assert first.endswith('ETA -')
+  assert second.endswith('ETA -')
+  assert re.search(r'ETA 0:0[12]:\d\d$', last)  # not 42 minutes
+
+
 def test_a_compilation_is_said_before_and_is_left_out(
   let_pass, tmp_path, capsys
 ):
