@@ -126,6 +126,8 @@ def serve(
   """
   place, names = (run.directory, run.step, column), task.label_names
   file, certificate = CalibrationFile(*place), CertificateFile(*place)
+  if options.get('tau') == GUARANTEED and not certificate.sources:
+    raise certificate.error('', 'no certificate', 'one')
   given, rule = read_options(options, certificate.sources, len(names))
   lengths = classifier.text_lengths(task, run.lengths)
   longest = task.info.input_shape[0]

@@ -19,6 +19,7 @@ from halting.row_rules import scale
 
 FILE = 'certificate.json'  # in the directory of a run
 EPSILONS = 0.01, 0.02, 0.05, 0.1
+NO_CHOICE = 'the model has no exits, and no cheaper settings were offered'
 ROOM = 1.25  # rows over those that suffice if no row gets worse
 
 
@@ -28,6 +29,37 @@ def emptiness(entry: Mapping[str, Any]) -> str:
   least = f'at least {entry.get("rows_needed", "more")} are needed'
   more = 'and more for each row that gets worse'
   return f'certifies nothing: {rows} rows; {least}, {more}'
+
+
+def words(entry: Mapping[str, Any], loss: str = '') -> str:
+  """Returns what a certificate says, in a sentence; `loss`: what loses."""
+  if not entry:
+    return 'No certificate was made.'
+  rows, limit = entry['rows'], f'{entry["epsilon"]:.0%}'
+  sure = f'{1 - entry["delta"]:.0%}'
+  if entry['tau'] is None:
+    return (
+      f'Nothing is certified on {rows} rows, so every row runs to full depth: '
+      f'a loss of at most {limit} with confidence {sure} needs at least '
+      f'{entry["rows_needed"]} rows. launch.evaluate --labelled certifies '
+      'again on more.'
+    )
+  changes = entry.get('model', {})
+  loss = loss or ('cheaper settings' if changes else 'early exits')
+  of = {'accuracy': 'of accuracy', 'f1': 'of F1'}
+  lost = of.get(entry['risk'], f'by the risk {entry["risk"]!r}')
+  # A model with one head has no `tau`, but a field with a certified value.
+  shown = ', '.join(
+    f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
+    for name, value in {'threshold': entry['tau'], **changes}.items()
+  )
+  gain = f'{entry["early"]:.0%} of these rows leave early'
+  if changes and not entry['early']:
+    gain = f'this saves {entry["saved"]:.1%} of its FLOPs as trained'
+  return (
+    f'With confidence {sure} {loss} lose at most {limit} {lost} '
+    f'({shown}, certified on {rows} rows); {gain}.'
+  )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -95,7 +127,9 @@ class Evaluator(heads.Evaluator):
       groups = len(np.unique(grid.groups))
       needed = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
       entry['rows_needed'] = needed
-      self.note = emptiness(entry)
+    self.note = emptiness(entry) if best is None else f'says: {words(entry)}'
+    if len(grid.thresholds) == 1:
+      self.note = 'has no choice: ' + NO_CHOICE
     if self.seen:
       told = (
         f'{self.seen} of {len(labels)} rows have texts of the training split'

@@ -13,6 +13,7 @@ one stopped. Splits, and forms of files and folders: docs/own_texts.md and
 docs/own_images.md.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import shlex
@@ -26,12 +27,11 @@ from core import files
 from core.errors import ConfigError
 from core.fields import flag
 from launch import classify_data, command_line
-from launch.classify_data import ADAPTIVE, DENSE, RESULT
+from launch.classify_data import ADAPTIVE, DENSE, RESULT, SETTINGS
 from launch.command_line import Count, Workdir
 
-SETTINGS = 'classify.json'  # of finished trainings
-FREE = ('out', 'timed_rows')  # flags that may change between calls
-DEFAULT_TAU = 0.9  # timed where no threshold is certified
+FREE = ('out', 'timed_rows', 'dry_run')  # flags that may change between calls
+LOG = 'measured.txt'  # what the commands after the trainings print
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ class Flags:
   out: Workdir = flag('directory of all results', metavar='DIRECTORY')
   seed: Count = flag('of both trainings', 0)
   timed_rows: Count = flag('test rows to time, 0 for none', 64)
+  dry_run: bool = flag('count rows and classes; train and write nothing', False)
   overrides: tuple[str, ...] = command_line.overrides_flag()
 
 
@@ -79,22 +80,30 @@ def run(flags: Flags) -> int | None:
   settings = {k: v for k, v in vars(flags).items() if k not in FREE}
   settings['overrides'] = [*flags.overrides]
   check_settings(out / SETTINGS, settings)
-  runs = classify_data.trainings(flags, out / DENSE)
-  for number, (name, (own, changes)) in enumerate(runs.items(), 1):
+  runs = {
+    name: (
+      f'{kind.config}:{classify_data.arguments(data | own)}',
+      (f'seed={flags.seed}', *changes, *flags.overrides),
+    )
+    for name, (own, changes) in
+    classify_data.trainings(flags, out / DENSE).items()
+  }  # fmt: skip
+  if flags.dry_run:
+    return classify_data.check(flags, *runs[DENSE], tells=True)
+  for number, (name, (config, overrides)) in enumerate(runs.items(), 1):
     if (out / name / RESULT).exists():
       continue
-    config = f'{kind.config}:{classify_data.arguments(data | own)}'
-    overrides = f'seed={flags.seed}', *changes, *flags.overrides
     if number == 1:
       classify_data.check(flags, config, overrides)
     print(f'\ntraining {number} of {len(runs)}: {name}')
     if code := _run(command_line.training(config, out / name, overrides)):
       return code
     files.write_json(out / SETTINGS, settings)
-  tau = page.certified(out / ADAPTIVE).get('tau') or DEFAULT_TAU
+  certificate = out / ADAPTIVE / 'certificate.json'  # perhaps a later one
+  tau = page.certified(out / ADAPTIVE).get('tau')
   steps = classify_data.measurements(flags, out, tau)
   for result, command in steps.items():
-    if not result.exists() and (code := _run(command)):
+    if _is_older(result, certificate) and (code := _run(command, out / LOG)):
       return code
   page.write(out, kind, classify_data.pretrained(flags))
   drawn = out / 'report.png'
@@ -116,13 +125,23 @@ def check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
       raise ConfigError(field, value, expected + 'another --out')
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _is_older(path: pathlib.Path, than: pathlib.Path) -> bool:
+  """Returns True unless a file exists and is at least as new as another."""
+  times = [one.stat().st_mtime if one.exists() else 0 for one in (path, than)]
+  return times[0] <= 0 or times[0] < times[1]
+
+
+def _run(arguments: Sequence[str], log: pathlib.Path | None = None) -> int:
   """Prints and runs a command of `python`; returns its exit code.
 
-  SIGTERM is for the command, which may save first.
+  SIGTERM is for the command, which may save first. A `log` takes its output.
   """
-  print(f'\n$ {shlex.join(["python", *arguments])}', flush=True)
-  with subprocess.Popen([sys.executable, *arguments]) as child:
+  words = shlex.join(['python', *arguments])
+  print(f'\n$ {words}' + (f' >> {log}' if log else ''), flush=True)
+  with contextlib.ExitStack() as stack:
+    out = stack.enter_context(log.open('a')) if log else None
+    command = subprocess.Popen([sys.executable, *arguments], stdout=out)
+    child = stack.enter_context(command)
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
       code = child.wait()

@@ -2,15 +2,22 @@
 
 import dataclasses
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from core import files
 from core.errors import ConfigError, MissingDataError
 from launch import command_line
 
+SETTINGS = 'classify.json'  # of a call, after its first training
 DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
 RESULT = 'result.json'
 MINILM = 'minilm'
+SPLITS = 'train', 'validation', 'test'
+SHOWN_BAD = 20  # rows
 LEAST_SIZE = 64  # of images in pixels
 FROM_SCRATCH = {'variant': 'Ti/16', 'size': '64'}  # a ViT, without a checkpoint
 SHORT = 'batch_size=64', 'phases.0.least_steps=200'  # overrides: few images
@@ -91,17 +98,23 @@ def trainings(
   return {DENSE: (vit, () if start else SHORT), ADAPTIVE: (tape, SHORT)}
 
 
-def check(flags: Any, config: str, overrides: Sequence[str]) -> None:
+def check(
+  flags: Any, config: str, overrides: Sequence[str], tells: bool = False
+) -> None:
   """Opens the data, so that a mistake is told before anything is trained.
 
-  Raises ConfigError that names a flag, MissingDataError or InvalidDataError.
+  `tells`: prints the rows of each class and split, and bad rows. Raises
+  ConfigError that names a flag, MissingDataError or InvalidDataError.
   """
   from dataset_lib import builder
 
   kind = KINDS[flags.model]
   try:
     dataset = command_line.load_config(config, overrides).dataset
-    builder.build_source(dataset, 'train')
+    opened = {
+      split: builder.build_source(dataset, split)
+      for split in (SPLITS if tells else SPLITS[:1])
+    }
   except ConfigError as error:
     name = error.field.removeprefix('dataset.')
     field = 'data' if name == kind.place else f'--{name}'
@@ -113,20 +126,55 @@ def check(flags: Any, config: str, overrides: Sequence[str]) -> None:
       advice = 'or, of a folder of images, --model=adatape'
       raise MissingDataError(f'{error}; {advice}') from error
     raise
+  if tells:
+    _tell(opened)
+
+
+def _tell(opened: Mapping[str, Any]) -> None:
+  """Prints a table of classes and splits, and the first bad rows."""
+  from eval_lib import report
+
+  names = opened[SPLITS[0]].info.class_names
+  rows: list[dict[str, Any]] = [{'class': name} for name in ('all', *names)]
+  for split, source in opened.items():
+    labels = [source.record(index)['label'] for index in range(len(source))]
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    for row, count in zip(rows, [len(source), *counts], strict=True):
+      row[split] = count
+  bad = [one for source in opened.values() for _, one in source.bad_rows]
+  lines = [f'{one.where}: {one.message}' for one in bad[:SHOWN_BAD]]
+  said = '\n'.join([f'{len(bad)} bad rows', *lines])
+  report.print_table('rows, nothing is trained', rows, said)
+
+
+def redraw(workdir: str) -> str:
+  """Returns the command that draws the report of a run again, '' for none."""
+  out = pathlib.Path(workdir).absolute().parent
+  if not (out / SETTINGS).is_file():
+    return ''
+  values = files.read_object(out / SETTINGS)
+  data, overrides = values.pop('data'), values.pop('overrides')
+  given = [f'--{name}={value}' for name, value in values.items() if value]
+  given += [f'--config.{one}' for one in overrides]
+  words = 'python', '-m', 'launch.classify', data, *given, f'--out={out}'
+  return shlex.join(words)
 
 
 def measurements(
-  flags: Any, out: pathlib.Path, tau: float
+  flags: Any, out: pathlib.Path, tau: float | None
 ) -> dict[pathlib.Path, list[str]]:
   """Returns commands of `python` after the trainings, by a file they write."""
+  # Without a certificate every row runs to full depth.
+  served = () if tau is None else (f'--tau={tau}',)
+  times = 'never' if tau is None else f'never,confidence={tau:g}'
   run, rows = f'--workdir={out / ADAPTIVE}', f'--rows={flags.timed_rows}'
   given, speed = (run, f'--dense={out / DENSE}', rows), out / SPEED
   timed, shown = {}, {}
   if flags.model == 'eat':
     timed[speed / RESULT] = [
-      '-m', 'benchmarks.eat', *given, '--split=test', f'--tau={tau}',
-      f'--time=never,confidence={tau:g}', '--prune_scales=1', '--peers=onnx',
-      '--warmup=8', f'--out={speed}',
+      '-m', 'benchmarks.eat', *given, '--split=test', *served,
+      f'--time={times}', '--prune_scales=1', '--peers=onnx', '--warmup=8',
+      f'--out={speed}',
     ]  # fmt: skip
   else:
     speed.mkdir(exist_ok=True)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from core import files
-from eval_lib import confusion, plots, report
-from launch.classify_data import ADAPTIVE, DENSE, RESULT, SPEED, Kind
+from eval_lib import certificate, confusion, plots, report
+from launch.classify_data import ADAPTIVE, DENSE, RESULT, SPEED, SPLITS, Kind
 
 SPLIT = 'test'
 SHOWN_ROWS, SHOWN_IMAGES, SHOWN_CHARACTERS = 5, 8, 80  # on the page
-SPLITS = 'train', 'validation', SPLIT
 
 
 def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
@@ -40,16 +39,20 @@ def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
   }
   files.write_json(out / 'report.json', summary)
   report.write_csv(out / 'test_answers.csv', rows)
-  table = [
-    {
+  table: dict[str, dict[str, str]] = {
+    name: {
       'model': name,
-      'accuracy': value,
+      'accuracy': f'{value:.3f}',
       '95 % interval': f'{low:.3f} to {high:.3f}',
     }
     for name, (value, low, high) in intervals(summary).items()
-  ]
-  said = words(summary['certificate'], kind.loss)
-  report.print_table(f'{sizes[SPLIT]} test rows', table, said)
+  }
+  for row in summary['speed']:
+    line = table.setdefault(row['candidate'], {'model': row['candidate']})
+    median, *_ = row['milliseconds']
+    line[f'ms a row, batch {row["batch"]}'] = f'{median:.3g}'
+  said = certificate.words(summary['certificate'], kind.loss)
+  report.print_table(f'{sizes[SPLIT]} test rows', [*table.values()], said)
   with plots.if_installed():
     draw(out / 'report.png', kind, summary, rows, names)
 
@@ -126,11 +129,20 @@ def intervals(summary: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 
 
 def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns milliseconds of a row with quartiles, by candidate and batch."""
-  path = out / SPEED / 'timings.csv'
+  """Returns milliseconds of a row with quartiles, by candidate and batch.
+
+  Candidates have the names of `accuracies`.
+  """
+  path, tau = out / SPEED / 'timings.csv', certified(out / ADAPTIVE).get('tau')
+  names = {
+    'dense/never': 'dense', 'ONNX Runtime dense': 'dense, exported to ONNX',
+    'never': 'adaptive, full depth', 'adaptive, XLA': 'adaptive, as served',
+    'adaptive, ONNX Runtime': 'adaptive, as served',
+    'never' if tau is None else f'confidence={tau:g}': 'adaptive, as served',
+  }  # fmt: skip
   return [
     {
-      'candidate': row['candidate'],
+      'candidate': names.get(row['candidate'], row['candidate']),
       'batch': int(row['batch']),
       'milliseconds': [
         1e3 * float(row[f'seconds{end}']) for end in ('', '_low', '_high')
@@ -146,31 +158,6 @@ def certified(workdir: pathlib.Path) -> dict[str, Any]:
   if not path.exists():
     return {}
   return dict(files.read_object(path)['sources'][''])
-
-
-def words(certificate: Mapping[str, Any], loss: str = 'early exits') -> str:
-  """Returns what a certificate says, in a sentence; `loss`: what loses."""
-  if not certificate:
-    return 'No certificate was made.'
-  rows, limit = certificate['rows'], f'{certificate["epsilon"]:.0%}'
-  sure = f'{1 - certificate["delta"]:.0%}'
-  if certificate['tau'] is None:
-    least = certificate['rows_needed']
-    return (
-      f'Nothing is certified on {rows} rows, so every row runs to full depth: '
-      f'a loss of at most {limit} with confidence {sure} needs at least '
-      f'{least} rows. launch.evaluate --labelled certifies again on more.'
-    )
-  # A model with one head has no `tau`, but a field with a certified value.
-  setting = {'threshold': certificate['tau'], **certificate.get('model', {})}
-  shown = ', '.join(f'{name} {value:.4g}' for name, value in setting.items())
-  gain = f'{certificate["early"]:.0%} of these rows leave early'
-  if 'model' in certificate and not certificate['early']:
-    gain = f'this saves {certificate["saved"]:.1%} of its FLOPs as trained'
-  return (
-    f'With confidence {sure} {loss} lose at most {limit} of accuracy '
-    f'({shown}, certified on {rows} rows); {gain}.'
-  )
 
 
 def _read_csv(path: pathlib.Path) -> list[dict[str, str]]:
@@ -198,7 +185,9 @@ def draw(
   with plots.figure(path, rows, (11.0, 13.0)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    said = textwrap.fill(words(summary['certificate'], kind.loss), 110)
+    said = textwrap.fill(
+      certificate.words(summary['certificate'], kind.loss), 110
+    )
     figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)

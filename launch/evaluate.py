@@ -39,13 +39,13 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from core import fields, files, registry
 from core.errors import ConfigError
 from core.fields import flag
-from launch import command_line
+from launch import classify_data, command_line
 from launch.command_line import Count
 
 LISTED = 'NAME:name=...,KEY=...;...'
@@ -88,11 +88,9 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   config = loading.load_config(flags.workdir).to_dict()
   evals = config['evals']
   names = [] if flags.datasets or flags.submission else sorted(evals)
-  # Of several label columns each has one.
-  certificates = sorted(
-    name for name, one in evals.items()
-    if one.get('column') and one['type'] == 'certificate'
-  ) or ['certificate']  # fmt: skip
+  data = config['dataset']
+  tasks = data['label'].split('+') if data.get('kind') == 'tasks' else ()
+  certificates = [f'certificate_{task}' for task in tasks] or ['certificate']
   names = certificates if flags.labelled else names
   if flags.evals is not None:
     names = flags.evals.split(',')
@@ -115,11 +113,9 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     raise ConfigError('--dataset', flags.dataset, expected)
   if 'fewshot' in names or flags.datasets:
     evals.setdefault('fewshot', {'type': 'fewshot'})
-  if 'certificate' in names:
-    kind = registry.locate(config['task'], 'task').CERTIFICATE
-    evals.setdefault('certificate', dict(type=kind, split=split))
   if 'confusion' in names:
     evals.setdefault('confusion', dict(type='confusion', split=split))
+  _add_fits(config, {*names} - {*evals}, split, tasks)
   for name in names:
     if name not in evals:
       expected = f'names of {sorted(evals)} or fewshot'
@@ -136,6 +132,26 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
   plain = config.to_dict()
   listed = _listed(flags.datasets, plain['evals'])
   return config_schema.validate(plain), [*names, *listed], listed
+
+
+def _add_fits(
+  config: Any, names: Set[str], split: str, tasks: Sequence[str]
+) -> None:
+  """Adds named calibrations and certificates; of several tasks each has one."""
+  evals = config['evals']
+  if any(one.get('split') == 'validation' for one in evals.values()):
+    split = 'validation'
+  for name in names:
+    kind, _, column = name.partition('_')
+    own = dict(split=split) | (dict(column=column) if tasks else {})
+    if column not in (tasks or ('',)):
+      continue
+    if kind == 'certificate':
+      kind = registry.locate(config['task'], 'task').CERTIFICATE
+      evals[name] = own | dict(type=kind)
+    elif kind == 'calibration' and '[' not in split:
+      parts = dict(calibration_split=f'{split}[:25%]', split=f'{split}[25%:]')
+      evals[name] = own | parts | dict(type=kind)
 
 
 def _certify_on(
@@ -233,6 +249,8 @@ def run(flags: Flags) -> None:
       _print(workdir, rows)
   for note in notes:
     print(note)
+  if flags.labelled and (again := classify_data.redraw(workdir)):
+    print(f'the report beside {workdir} shows the certificate before: {again}')
   print(f'written: {path}')
 
 

@@ -68,7 +68,9 @@ def load_config(
   path = pathlib.Path(workdir) / CONFIG
   registry.keep_out(workdir)
   if not path.is_file():
+    inside = sorted(str(p.parent) for p in path.parent.glob(f'*/{CONFIG}'))
     expected = f'the directory of a run, with a {CONFIG}'
+    expected += f', such as {" or ".join(inside[:5])}' if inside else ''
     raise ConfigError(key, str(workdir), expected)
   with files.damage_of(path):
     values, tokenizer_file = files.read_object(path), path.with_name(TOKENIZER)

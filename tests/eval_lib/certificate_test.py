@@ -71,6 +71,8 @@ def test_the_certificate_is_that_of_the_grid(tmp_path):
   assert entry['mean'] == differs.mean()
   assert entry['mean'] < entry['bound'] == bound <= 0.49
   assert (entry['rows'], entry['test'], entry['model']) == (700, 'binomial', {})
+  assert "early exits lose at most 49% by the risk 'disag" in built.note
+  assert 'certified on 700 rows); ' in built.note
 
 
 def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
@@ -89,6 +91,15 @@ def test_a_model_without_cheaper_settings_is_told(tmp_path, caplog):
   caplog.clear()
   build(tmp_path, cheaper=True, epsilon=0.5, replace=True).run(VARIABLES)
   assert 'no cheaper settings' not in caplog.text
+
+
+def test_a_model_of_one_setting_does_not_ask_for_more_rows():
+  def last(variables, batch):
+    return {k: v[:, -1:] for k, v in outputs(variables, batch).items()}
+
+  built = build(of=last, layers=(12,), epsilon=0.01)
+  built.measure(VARIABLES)
+  assert built.note.startswith('has no choice: the model has no exits')
 
 
 # What 40 rows need without any loss: log(delta) / log(1 - epsilon).

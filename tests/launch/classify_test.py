@@ -3,11 +3,13 @@
 import csv
 import json
 import random
+import re
 import shutil
 
 import pytest
 
 from core.errors import ConfigError
+from eval_lib import certificate
 from launch import (
   classify,
   classify_data,
@@ -63,6 +65,11 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
     f'--pretrained={folder / "hf"}', f'--out={out}', '--timed_rows=8',
     *OVERRIDES,
   ]  # fmt: skip
+  assert classify.main([*command, '--dry_run']) == 0
+  told = capfd.readouterr().out
+  assert re.search(r'all +120 +40 +40\n +bills, fees +60 +20 +20\n', told)
+  assert '0 bad rows' in told
+  assert not out.exists()
   assert classify.main(command) == 0
   printed = capfd.readouterr().out
   assert f'python -m launch.serve --workdir={out}/adaptive' in printed
@@ -77,7 +84,11 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert found['certificate']['rows'] == 30
   assert found['certificate']['epsilon'] == 0.1
   candidates = {row['candidate'] for row in found['speed']}
-  assert {'dense/never', 'ONNX Runtime dense'} <= candidates
+  assert candidates == {
+    'dense', 'dense, exported to ONNX', 'adaptive, full depth',
+    'adaptive, as served',
+  }  # fmt: skip
+  assert 'frontier/accuracy_tau' not in printed
   with (out / 'test_answers.csv').open(newline='') as file:
     rows = [*csv.DictReader(file)]
   served = sum(row['label'] == row['answer'] for row in rows) / len(rows)
@@ -91,7 +102,11 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert 'launch.train' not in capfd.readouterr().out
 
   workdir = f'--workdir={out / "adaptive"}'
+  capfd.readouterr()
   evaluate.main([workdir, f'--labelled={folder / "new.csv"}'])
+  said = capfd.readouterr().out
+  assert 'lose at most 2% of accuracy' in said
+  assert 'shows the certificate before: python -m launch.classify' in said
   again = json.loads((out / 'adaptive/certificate.json').read_text())
   entry = again['sources']['']
   assert entry['rows'] == ROWS
@@ -158,8 +173,14 @@ def test_names_with_commas_are_refused():
          'loss of at most 5% with confidence 90% needs at least 77 rows'),
 ])  # fmt: skip
 def test_what_a_certificate_says(tau, said):
-  certificate = dict(
-    rows=60, epsilon=0.05, delta=0.1, tau=tau, rows_needed=77, early=0.75
+  entry = dict(
+    risk='accuracy',
+    rows=60,
+    epsilon=0.05,
+    delta=0.1,
+    tau=tau,
+    rows_needed=77,
+    early=0.75,
   )
-  assert said in classify_page.words(certificate)
-  assert classify_page.words({}) == 'No certificate was made.'
+  assert said in certificate.words(entry)
+  assert certificate.words({}) == 'No certificate was made.'

@@ -121,11 +121,14 @@ def test_table_and_file_agree_with_training(workdir, capsys):
 def test_an_empty_certificate_is_told_after_the_table(workdir, capsys):
   least = '--config.evals.certificate.epsilon=0.001'
   rows_of(workdir, '--evals=certificate', least)
-  table, line, _ = capsys.readouterr().out.rsplit('\n', 3)[:3]
-  assert 'certificate/rows_needed' in table
-  numbers = r'certifies nothing: (\d+) rows; at least (\d+) are needed, and'
-  rows, needed = re.search(f'^certificate {numbers}', line).groups()
-  assert int(rows) < int(needed)
+  line = capsys.readouterr().out.splitlines()[-2]
+  assert line.startswith('certificate has no choice: the model has no exits')
+
+
+def test_a_run_without_a_calibration_gets_one(workdir):
+  rows_of(workdir, '--evals=calibration')  # as a message of serving advises
+  found = json.loads((workdir / 'calibration.json').read_text())
+  assert found['calibration_split'] == 'test[:25%]'
 
 
 def test_all_checkpoints_and_the_best(workdir):
@@ -153,6 +156,8 @@ def test_missing_runs_and_checkpoints_and_another_model(
 ):
   empty, code = f'--workdir={tmp_path}', command_line.CHECKPOINT
   refused(evaluate.main, [empty], ['config.json'])
+  around = f'--workdir={workdir.parent}'
+  refused(evaluate.main, [around], [f'such as {workdir}'])
   (tmp_path / 'config.json').write_text((workdir / 'config.json').read_text())
   refused(evaluate.main, [empty, '--step=all'], ['has no checkpoint'], code)
   other = [f'--workdir={workdir}', '--config.model.width=32']
