@@ -37,9 +37,10 @@ def usable(wanted: Collection[str], dtype: str = 'float32') -> Iterator[str]:
     absent = [p for p in packages if importlib.util.find_spec(p) is None]
     if absent:
       install = "pip install -e '.[peers]' -c constraints.txt"
-      print(f'left out: {title}: {", ".join(absent)} not installed: {install}')
+      why = f'{", ".join(absent)} not installed: {install}'
+      print(f'left out as a peer: {title}: {why}')
     elif library == 'onnx' and dtype != 'float32':
-      print(f'left out: {title}: runs float32 here, not {dtype}')
+      print(f'left out as a peer: {title}: runs float32 here, not {dtype}')
     else:
       yield library
 

@@ -170,7 +170,7 @@ def load(
   shares = {f'p{n}': float(np.percentile(length, n)) for n in (5, 50, 95)}
   facts = {
     'workdir': directory, 'step': step, 'split': split, 'rows': count,
-    'temperatures': origin, 'rows_fitted': int(fitted.sum()),
+    'temperatures': origin, 'rows_in_calibration': int(fitted.sum()),
     'device': jax.devices()[0].device_kind,
     'metric': frontier.main_number(task)[0],
     'length': {'mean': float(length.mean()), **shares},

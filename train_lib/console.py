@@ -143,7 +143,7 @@ class Console(contextlib.ExitStack):
     """Logs the metrics of evaluators."""
     if measured:
       self._rows[step] |= measured
-      self._line(step, measured)
+      self._line(step, _few(measured))
 
   def _line(self, step: int, shown: Mapping[str, float], end: str = '') -> None:
     line = ''.join(f'  {name} {value:.4g}' for name, value in shown.items())
@@ -180,9 +180,7 @@ class Console(contextlib.ExitStack):
     self._bar.stop()
     if self._primary:
       workdir = self._run.workdir
-      # Of thresholds there are many; result.json has them.
-      shown = {k: v for k, v in result.items() if '_tau_' not in k}
-      self._console.print(_table(shown))
+      self._console.print(_table(_few(result)))
       self.print(f'run directory: {workdir} (result.json, metrics.jsonl)')
       try:
         panels = self._setup.task.PANELS
@@ -193,6 +191,11 @@ class Console(contextlib.ExitStack):
 
 def _warn(console: rich.console.Console, text: str) -> None:
   console.print(f'warning: {text}', style='red', markup=False)
+
+
+def _few(metrics: Mapping[str, Any]) -> dict[str, Any]:
+  """Leaves out those of many thresholds, which files have."""
+  return {name: x for name, x in metrics.items() if '_tau_' not in name}
 
 
 def _table(rows: Mapping[str, Any]) -> rich.table.Table:

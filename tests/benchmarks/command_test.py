@@ -114,7 +114,9 @@ def test_missing_libraries_are_reported(monkeypatch, capsys):
   find = peers.importlib.util
   monkeypatch.setattr(find, 'find_spec', lambda name: name != 'onnx' or None)
   assert list(peers.usable(['torch', 'onnx'])) == ['torch']
-  message = r'left out: ONNX Runtime: onnx not.*pip install .*\[peers\]'
+  message = (
+    r'left out as a peer: ONNX Runtime: onnx not.*pip install .*\[peers\]'
+  )
   assert re.search(message, capsys.readouterr().out)
   monkeypatch.setattr(find, 'find_spec', lambda name: True)
   assert list(peers.usable(['onnx'], 'bfloat16')) == []
