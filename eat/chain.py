@@ -126,8 +126,10 @@ def serve(
   """
   place, names = (run.directory, run.step, column), task.label_names
   file, certificate = CalibrationFile(*place), CertificateFile(*place)
-  if options.get('tau') == GUARANTEED and not certificate.sources:
-    raise certificate.error('', 'no certificate', 'one')
+  wants = names and options.get('tau') == GUARANTEED
+  if wants and not certificate.sources:
+    expected = f'the file {certificate.path}; {certificate.repair()}'
+    raise ConfigError('serve.tau', GUARANTEED, expected)
   given, rule = read_options(options, certificate.sources, len(names))
   lengths = classifier.text_lengths(task, run.lengths)
   longest = task.info.input_shape[0]

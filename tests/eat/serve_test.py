@@ -286,7 +286,8 @@ def test_a_certificate_of_another_run_is_refused(run, changes, field):
   assert error.value.field.endswith(field)
   build(run, {'tau': 0.7}) if field != 'sources' else None
   path.unlink()
-  refused(run, {'tau': 'guaranteed'}, 'serve.tau', '--evals=certificate')
+  command = f'--workdir={run[0]} --evals=certificate'
+  refused(run, {'tau': 'guaranteed'}, 'serve.tau', command)
 
 
 def test_warnings_without_a_calibration(run):
