@@ -247,11 +247,15 @@ def run(flags: Flags) -> None:
         _print(workdir, [row])
     if not flags.watch:
       _print(workdir, rows)
-  for note in notes:
+  for note in [*notes, *_older_report(flags)]:
     print(note)
-  if flags.labelled and (again := classify_data.redraw(workdir)):
-    print(f'the report beside {workdir} shows the certificate before: {again}')
   print(f'written: {path}')
+
+
+def _older_report(flags: Flags) -> Iterator[str]:
+  """Yields a line if a report of `launch.classify` has another certificate."""
+  if flags.labelled and (again := classify_data.redraw(flags.workdir)):
+    yield f'{flags.workdir}/../report.png is older; draw it again: {again}'
 
 
 def _steps(

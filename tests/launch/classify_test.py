@@ -106,7 +106,7 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   evaluate.main([workdir, f'--labelled={folder / "new.csv"}'])
   said = capfd.readouterr().out
   assert 'lose at most 2% of accuracy' in said
-  assert 'shows the certificate before: python -m launch.classify' in said
+  assert 'is older; draw it again: python -m launch.classify' in said
   again = json.loads((out / 'adaptive/certificate.json').read_text())
   entry = again['sources']['']
   assert entry['rows'] == ROWS
