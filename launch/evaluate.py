@@ -149,7 +149,7 @@ def _add_fits(
     if kind == 'certificate':
       kind = registry.locate(config['task'], 'task').CERTIFICATE
       evals[name] = own | dict(type=kind)
-    elif kind == 'calibration' and '[' not in split:
+    elif kind == 'calibration' and split == 'validation':
       parts = dict(calibration_split=f'{split}[:25%]', split=f'{split}[25%:]')
       evals[name] = own | parts | dict(type=kind)
 

@@ -125,12 +125,6 @@ def test_an_empty_certificate_is_told_after_the_table(workdir, capsys):
   assert line.startswith('certificate has no choice: the model has no exits')
 
 
-def test_a_run_without_a_calibration_gets_one(workdir):
-  rows_of(workdir, '--evals=calibration')  # as a message of serving advises
-  found = json.loads((workdir / 'calibration.json').read_text())
-  assert found['calibration_split'] == 'test[:25%]'
-
-
 def test_all_checkpoints_and_the_best(workdir):
   rows = rows_of(workdir, '--step=all', '--evals=test')
   assert [row['step'] for row in rows] == [2, 4]

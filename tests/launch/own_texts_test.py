@@ -1,6 +1,7 @@
 """A file of one's own is trained, served and evaluated; a change is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -63,6 +64,16 @@ def test_it_is_served_by_the_names_of_its_labels(folder):
   with Engine(*loading.serve(folder / 'run')) as engine:
     [answer] = engine.predict([{'text': 'w1, "w2"'}])
   assert {*answer.probabilities} == {'no', 'yes, please'}
+
+
+def test_a_dense_run_is_calibrated_as_serving_advises(folder, tmp_path):
+  run = shutil.copytree(folder / 'run', tmp_path / 'run')
+  with Engine(*loading.serve(run)) as engine:
+    (warning,) = engine.policy.warnings
+  *_, command = warning.partition('-m launch.evaluate ')
+  assert evaluate.main(command.split()) == 0
+  with Engine(*loading.serve(run)) as engine:
+    assert not engine.policy.warnings
 
 
 def evaluated(folder, *flags):
