@@ -89,7 +89,8 @@ def run(flags: Flags) -> int | None:
     classify_data.trainings(flags, out / DENSE).items()
   }  # fmt: skip
   if flags.dry_run:
-    return classify_data.check(flags, *runs[DENSE], tells=True)
+    classify_data.check(flags, *runs[DENSE], tells=True)
+    return None
   for number, (name, (config, overrides)) in enumerate(runs.items(), 1):
     if (out / name / RESULT).exists():
       continue
