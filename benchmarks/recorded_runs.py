@@ -328,8 +328,7 @@ def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   the reference of the speed-ups first).
   """
   registry.trust_named(flags.rules)
-  users = (registry.locate(name, '--rules', RowRule) for name in flags.rules)
-  swept = *SWEPT, *users
+  swept = *SWEPT, *(registry.locate(n, '--rules', RowRule) for n in flags.rules)
   rows = {name: getattr(flags, name) for name in ('split', 'limit', 'lengths')}
   eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
   compared = [*_others(flags, eat, rows)]
@@ -345,7 +344,7 @@ def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   settings = {k: measure(m, full, flags.tau)[k] for k, m in names.items()}
   default = of_eat[default_name(recorded[0], flags.tau)]
   timed = choose(of_eat, flags.time, default.name)
-  first = [settings.get('dense/never', of_eat['never']), *settings.values()]
-  first += [default] * bool(flags.ablation)
-  every = {setting.name: setting for setting in (*first, *timed)}
-  return settings | of_eat, default, [*every.values()]
+  reference = settings.get('dense/never', of_eat['never'])
+  first = reference, *settings.values(), *[default] * bool(flags.ablation)
+  unique = {setting.name: setting for setting in (*first, *timed)}
+  return settings | of_eat, default, [*unique.values()]
