@@ -22,7 +22,10 @@ from core.errors import ConfigError
 # (variables, carry) -> (carry, outputs); the first axis of every array is rows.
 Stage = Callable[[Any, Any], tuple[Any, Mapping[str, Any]]]
 
-ILLEGAL_ID = 'expected an id that is a text or a number'
+MAX_ID = 1000  # characters; an answer that waits to be read holds it
+ILLEGAL_ID = (
+  f'expected an id: a number, or a text of at most {MAX_ID} characters'
+)
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
 
 
@@ -86,7 +89,9 @@ def take_id(item: Any) -> dict[str, Any]:
   """Removes a legal 'id' from an item; returns it as `{'id': ...}`, else {}."""
   own = item.get('id', {}) if isinstance(item, dict) else {}
   # The answer repeats it; a nested one could be too deep to write.
-  return {} if isinstance(own, (dict, list)) else {'id': item.pop('id')}
+  is_long = isinstance(own, str) and len(own) > MAX_ID
+  is_illegal = is_long or isinstance(own, (dict, list))
+  return {} if is_illegal else {'id': item.pop('id')}
 
 
 def checked(answers: Sequence[Any]) -> Sequence[Any]:
