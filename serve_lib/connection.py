@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 SLICE = 2**14  # bytes that are parsed at a time; headers have at most twice it
 # A body may come in any PARTS, further ones have at least PART bytes on
 # average. A part takes 20 us of all connections, a header 10.
-HEADERS, PARTS, PART = 100, 1000, 64
+HEADERS, PARTS, PART = 100, 250, 64
 _LEGAL = (
   f'HTTP/1.1, at most {HEADERS} headers of {SLICE} bytes, a body in parts of '
   f'at least {PART} bytes'
