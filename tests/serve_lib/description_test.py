@@ -86,7 +86,7 @@ async def test_the_id_of_an_item_comes_back(client):
   assert last == long
   assert (first, second) == ({'id': 0} | one, one)
   assert (third['id'], [*last]) == ('b', ['error'])
-  assert last['error'] .startswith('item: expected an id: a number, or a text of')
+  assert last['error'].startswith('item: expected an id: a number, or a text')
 
 
 def test_the_metrics_of_the_page_exist():
