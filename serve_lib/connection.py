@@ -211,6 +211,7 @@ class Connection(H11Protocol):
     )
 
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
+def _stopped(timer: Any) -> Any:
   if timer:
     timer.cancel()
+  return None
