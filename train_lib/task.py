@@ -135,7 +135,7 @@ class Task(abc.ABC):
 
     variables, inputs = {'params': params, **model_state}, self.arguments(batch)
     result = self.model.apply(variables, *inputs, row_keys=row_keys, **options)
-    return model_check.pair(result, self.model.num_classes)
+    return model_check.pair(result, self.info.num_classes)
 
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
     """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""

@@ -175,12 +175,19 @@ def _unrolled(graph: Graph, eqn: Any, given: Sequence[Value]) -> list[Value]:
   if params['reverse'] or params['length'] > MOST_STEPS:
     raise NotTranslatedError('a scan backwards, or of many steps')
   full = [graph.full(value, atom.aval.shape) for value, atom in pairs]
-  first, count = params['num_consts'], params['num_carry']
+  # What is not split into steps has the shape that it has in the body. Names of
+  # parameters that count it differ between versions of JAX.
+  body = params['jaxpr']
+  ends = zip(eqn.outvars, body.out_avals, strict=True)
+  count = sum(atom.aval.shape == inner.shape for atom, inner in ends)
+  starts = zip(eqn.invars, body.in_avals, strict=True)
+  kept = sum(atom.aval.shape == inner.shape for atom, inner in starts)
+  first = kept - count
   fixed, inputs = full[:first], full[first + count :]
   carry, rows = full[first : first + count], list[list[Value]]()
   for n in range(params['length']):
     parts = [graph.item(value, n) for value in inputs]
-    results = _run(graph, params['jaxpr'], [*fixed, *carry, *parts])
+    results = _run(graph, body, [*fixed, *carry, *parts])
     carry, made = results[:count], results[count:]
     rows.append(made)
   outputs = zip(zip(*rows, strict=True), eqn.outvars[count:], strict=True)
