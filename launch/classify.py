@@ -80,22 +80,18 @@ def run(flags: Flags) -> int | None:
   settings = {k: v for k, v in vars(flags).items() if k not in FREE}
   settings['overrides'] = [*flags.overrides]
   check_settings(out / SETTINGS, settings)
-  runs = {
-    name: (
-      f'{kind.config}:{classify_data.arguments(data | own)}',
-      (f'seed={flags.seed}', *changes, *flags.overrides),
-    )
-    for name, (own, changes) in
-    classify_data.trainings(flags, out / DENSE).items()
-  }  # fmt: skip
+  runs = configs(flags, data, out / DENSE)
+  # The second run has a ViT as of the first, whose sizes are known now.
+  start = flags.model == 'adatape' and classify_data.pretrained(flags)
+  later = configs(flags, data, start)[ADAPTIVE] if start else None
   if flags.dry_run:
-    classify_data.check(flags, *runs[DENSE], tells=True)
+    classify_data.check(flags, *runs[DENSE], later, tells=True)
     return None
   for number, (name, (config, overrides)) in enumerate(runs.items(), 1):
     if (out / name / RESULT).exists():
       continue
     if number == 1:
-      classify_data.check(flags, config, overrides)
+      classify_data.check(flags, config, overrides, later)
     print(f'\ntraining {number} of {len(runs)}: {name}')
     if code := _run(command_line.training(config, out / name, overrides)):
       return code
@@ -114,6 +110,20 @@ def run(flags: Flags) -> int | None:
     f'--workdir={out / ADAPTIVE} --serve={kind.serve}'
   )
   return None
+
+
+def configs(
+  flags: Flags, data: Mapping[str, str], dense: files.Path
+) -> dict[str, tuple[str, Sequence[str]]]:
+  """Returns configuration and overrides of the two runs, by their folders."""
+  file = classify_data.KINDS[flags.model].config
+  return {
+    name: (
+      f'{file}:{classify_data.arguments({**data, **own})}',
+      (f'seed={flags.seed}', *changes, *flags.overrides),
+    )
+    for name, (own, changes) in classify_data.trainings(flags, dense).items()
+  }
 
 
 def check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core import files
-from core.errors import ConfigError, MissingDataError
+from core.errors import BadRecord, ConfigError, MissingDataError
 from launch import command_line
 
 SETTINGS = 'classify.json'  # of a call, after its first training
@@ -74,7 +74,7 @@ def pretrained(flags: Any) -> str:
 
 
 def trainings(
-  flags: Any, dense: pathlib.Path
+  flags: Any, dense: files.Path
 ) -> dict[str, tuple[Arguments, Sequence[str]]]:
   """Returns arguments and overrides of the two runs, by their folders."""
   start = pretrained(flags)
@@ -88,9 +88,6 @@ def trainings(
   if any(path.is_dir() for path in folder.glob('*')):
     expected = 'a folder of classes, or a table: their splits are made'
     raise ConfigError('data', flags.data, expected)
-  if 0 < flags.size < LEAST_SIZE:
-    expected = f'{LEAST_SIZE} or more, for a tape of patches of 8 pixels'
-    raise ConfigError('--size', flags.size, expected)
   tuned = {'pretrained': start, 'finetune': '1'}
   vit = {'model': 'vit'} | (tuned if start else FROM_SCRATCH)
   vit |= {'size': str(flags.size)} if flags.size else {}
@@ -99,21 +96,26 @@ def trainings(
 
 
 def check(
-  flags: Any, config: str, overrides: Sequence[str], tells: bool = False
+  flags: Any,
+  config: str,
+  overrides: Sequence[str],
+  later: tuple[str, Sequence[str]] | None = None,
+  tells: bool = False,
 ) -> None:
   """Opens the data, so that a mistake is told before anything is trained.
 
-  `tells`: prints the rows of each class and split, and bad rows. Raises
-  ConfigError that names a flag, MissingDataError or InvalidDataError.
+  `later`: configuration and overrides of the second run, checked too. `tells`:
+  prints the rows of each class and split, and bad rows. Raises ConfigError that
+  names a flag, MissingDataError or InvalidDataError.
   """
   from dataset_lib import builder
 
-  kind = KINDS[flags.model]
+  kind, has_images = KINDS[flags.model], flags.model == 'adatape'
   try:
     dataset = command_line.load_config(config, overrides).dataset
     opened = {
       split: builder.build_source(dataset, split)
-      for split in (SPLITS if tells else SPLITS[:1])
+      for split in (SPLITS if tells or has_images else SPLITS[:1])
     }
   except ConfigError as error:
     name = error.field.removeprefix('dataset.')
@@ -126,8 +128,33 @@ def check(
       advice = 'or, of a folder of images, --model=adatape'
       raise MissingDataError(f'{error}; {advice}') from error
     raise
+  if has_images and dataset.image_size < LEAST_SIZE:
+    expected = f'{LEAST_SIZE} or more, for a tape of patches of 8 pixels'
+    raise ConfigError('--size', dataset.image_size, expected)
+  if later:
+    command_line.load_config(*later)
+  if has_images:
+    _check_images(opened)
   if tells:
     _tell(opened)
+
+
+def _check_images(opened: Mapping[str, Any]) -> None:
+  """Raises TooManyBadRecordsError for images that an evaluation cannot read.
+
+  Only headers and the ends of files are read; training tolerates some.
+  """
+  from dataset_lib import bad_records, image_header
+
+  for source in (opened[split] for split in SPLITS[1:]):
+    bad = []
+    for index in range(len(source)):
+      try:
+        image_header.count_pixels(source.record(index)['image'])
+      except BadRecord as error:
+        where = source.where(index)
+        bad.append((index, BadRecord(error.kind, where, error.message)))
+    bad_records.BadRecords(len(source), 0.0).count(bad)
 
 
 def _tell(opened: Mapping[str, Any]) -> None:

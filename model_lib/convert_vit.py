@@ -52,6 +52,10 @@ _INNER = {
 }
 _OPTIONAL = (*_ARRAYS, *HEADS, 'pre_logits')
 _TYPES = ('vit', 'deit')  # Hugging Face's `model_type`
+_STATED = {  # sizes in Hugging Face's config.json, and ours
+  'hidden_size': 'width', 'num_hidden_layers': 'depth',
+  'intermediate_size': 'mlp_dim', 'patch_size': 'patch_size',
+}  # fmt: skip
 # GELU by tanh: our name, and others of Hugging Face.
 _TANH = 'gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'
 # Architectures of timm with the heads of `sizes.VIT` and the exact GELU.
@@ -151,7 +155,7 @@ def load(path: files.Path, pixels: Pixels = HALF) -> Checkpoint:
   image = _split_class_position(f'{path}: class token', params, _sides(config))
   fields = _sizes(params, channels)
   if is_hugging_face:
-    fields |= _fields(file, config)
+    fields |= _fields(file, config, fields)
   elif is_torch:
     fields |= _timm_fields(config, fields['width'])
   else:
@@ -243,9 +247,18 @@ def _timm_fields(config: Mapping[str, Any], width: int) -> dict[str, Any]:
   return {'num_heads': heads[width], 'activation': 'gelu'}
 
 
-def _fields(file: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields of the model that config.json states."""
+def _fields(
+  file: pathlib.Path, config: Mapping[str, Any], shown: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the fields of the model that config.json states.
+
+  Raises ConfigError for a size other than the tensors have, `shown`.
+  """
   check_option(f'{file}: model_type', config.get('model_type'), _TYPES)
+  for name, ours in _STATED.items():
+    if config.get(name, shown[ours]) != shown[ours]:
+      expected = f'{shown[ours]}, as the tensors beside it have'
+      raise ConfigError(f'{file}: {name}', config[name], expected)
   # Ours is 1e-6, with which Google's models were trained, whatever theirs says.
   epsilon = config.get('layer_norm_eps', 1e-12)
   check_option(f'{file}: layer_norm_eps', epsilon, (1e-12, 1e-6))

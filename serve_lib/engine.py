@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
+from absl import logging
 from annotated_types import Interval
 
 from core import fields
@@ -332,6 +333,8 @@ def _onnx_stages(chain: Any, grid: Grid, backend: Backend, lazy: bool) -> Any:
       why = "onnx and onnxruntime are missing (pip install '.[serve]')"
     except graph.NotTranslatedError as error:
       why = f'there is no translation for {error}'
+      if backend == 'auto':
+        logging.warning('the engine runs in XLA, as %s', why)
   if backend == 'onnxruntime':
     expected = f"'auto' or 'xla', as {why}"
     raise ConfigError('engine.backend', backend, expected)

@@ -315,4 +315,4 @@ class OnnxStages:
     try:
       return self.chain.programs(variant, (*sizes,), alone, inputs, compiled)
     except Exception as error:  # JAX's own for sizes is not public
-      raise NotTranslatedError(f'{error}') from error
+      raise NotTranslatedError(f'{type(error).__name__}: {error}') from error

@@ -187,6 +187,7 @@ def test_drift_of_a_task_keeps_the_others():
   assert len(checks['domain']._rows) == count + 5
 
 
+@pytest.mark.slow
 def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
   together, _ = policies()
   path, grid = tmp_path / 'several', Grid((16, 24), (1, 4))

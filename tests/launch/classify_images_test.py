@@ -108,10 +108,25 @@ def test_an_adatape_starts_from_the_dense_run(tmp_path, given, dense):
   }  # fmt: skip
 
 
-def test_what_an_adatape_cannot_read_is_refused_before_a_training(tmp_path):
-  small = flags(model='adatape', size=32)
-  with pytest.raises(ConfigError, match='--size: expected 64 or more'):
-    classify_data.trainings(small, tmp_path)
+def test_what_an_adatape_cannot_read_is_refused_before_a_training(
+  tmp_path, capfd
+):
+  photos = write_photos(tmp_path / 'photos', 10)
+  command = [str(photos), '--model=adatape', f'--out={tmp_path}/out']
+  # Half of the photos: at least one is in an evaluation.
+  for name in ('dark', 'light'):
+    for number in range(5):
+      path = photos / name / f'{number}.png'
+      path.write_bytes(path.read_bytes()[:20] + f'{name}{number}'.encode())
+  for more, words in (
+    (('--size=32',), '--size: expected 64 or more'),
+    ((), 'records are bad, tolerated are 0'),
+  ):
+    with pytest.raises(SystemExit):
+      classify.main([*command, *more])
+    printed = capfd.readouterr()
+    assert words in printed.err
+    assert 'training' not in printed.out
   write_photos(tmp_path / 'train', 1)
   given = flags(data=str(tmp_path), model='adatape')
   with pytest.raises(ConfigError, match='data: expected a folder of classes'):

@@ -177,6 +177,8 @@ def test_what_our_vit_lacks_is_named(tmp_path):
   [
     ({'layer_norm_eps': 1e-3}, 'layer_norm_eps: expected one of'),
     ({'hidden_act': 'relu'}, "hidden_act: expected one of .*got 'relu'"),
+    ({'hidden_size': 64}, 'hidden_size: expected .*, as the tensors .*got 64'),
+    ({'patch_size': 2}, 'patch_size: expected .*, as the tensors .*got 2'),
     ({'model_type': 'beit'}, "model_type: expected one of .*got 'beit'"),
   ],
 )
