@@ -93,6 +93,11 @@ class Classification(Task):
     check_sizes(model, self.info)
     return model
 
+  @property
+  def num_logits(self) -> int:
+    """The classes of the model, which a task of its own may choose."""
+    return getattr(self.model, 'num_classes', self.info.num_classes)
+
   def example(self) -> dict[str, Array]:
     """Returns a batch of one row, to initialize the model with."""
     shape = (1, *self.info.input_shape)

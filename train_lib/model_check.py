@@ -56,10 +56,10 @@ def check_module(module: Any, takes_keys: bool) -> None:
     raise Mistakes(lines)
 
 
-def pair(result: Any, classes: int) -> tuple[Any, Any]:
+def pair(result: Any, classes: int | None) -> tuple[Any, Any]:
   """Returns what a model returned; raises Mistakes if it is no such pair.
 
-  Logits that are one array have `classes` on their last axis.
+  Logits that are one array have `classes`, if given, on their last axis.
   """
   if not isinstance(result, tuple):
     is_array = isinstance(result, jax.Array)
@@ -70,7 +70,9 @@ def pair(result: Any, classes: int) -> tuple[Any, Any]:
   elif not isinstance(result[1], Mapping):
     got = f'(logits, {type(result[1]).__name__})'
     fix = "a dict, such as {'features': x}"
-  elif isinstance(result[0], jax.Array) and result[0].shape[-1:] != (classes,):
+  elif isinstance(result[0], jax.Array) and (
+    classes is not None and result[0].shape[-1:] != (classes,)
+  ):
     raise Mistakes([
       f'logits: expected [..., {classes}], got {_shown(result[0])}; '
       'end with `nn.Dense(self.num_classes)`'

@@ -135,7 +135,12 @@ class Task(abc.ABC):
 
     variables, inputs = {'params': params, **model_state}, self.arguments(batch)
     result = self.model.apply(variables, *inputs, row_keys=row_keys, **options)
-    return model_check.pair(result, self.info.num_classes)
+    return model_check.pair(result, self.num_logits)
+
+  @property
+  def num_logits(self) -> int | None:
+    """The last axis of logits that are one array; None for any."""
+    return None
 
   def normalizers(self, batch: Batch) -> dict[str, Float[Array, '']]:
     """Denominators over the WHOLE batch: micro-batch losses sum to its loss."""
