@@ -18,6 +18,11 @@ class UserError(Exception):
   exit_code = 2
   in_all_processes = False  # of a training, at the same step
 
+  @property
+  def lines(self) -> Sequence[str]:
+    """Lines that a command prints."""
+    return (str(self),)
+
 
 class ConfigError(UserError, ValueError):
   """A configuration value that is unknown, of the wrong type or out of range.
@@ -39,10 +44,15 @@ class Mistakes(UserError, ValueError):  # noqa: N818
 
   def __init__(self, lines: Sequence[str]):
     super().__init__('; '.join(map(shortened, lines)))
-    self.lines = tuple(map(shortened, lines))
+    self._lines = tuple(map(shortened, lines))
+
+  @property
+  def lines(self) -> Sequence[str]:
+    """The mistakes."""
+    return self._lines
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return type(self), (self.lines,)
+    return type(self), (self._lines,)
 
 
 def check_option(field: str, given: Any, legal: tuple[Any, ...]) -> None:

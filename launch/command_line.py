@@ -32,7 +32,8 @@ _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 
 OVERRIDE = '--config.KEY'
 EXAMPLE = 'configs/adatape/parity.py'
-MINILM = 'pretrained=minilm'  # an argument of a configuration file
+# An argument of configuration files, which import no library.
+MINILM = 'pretrained=minilm'
 
 EXIT_CODES = """\
 exit codes:
@@ -303,7 +304,7 @@ def refuse(flags: Any, names: Sequence[str], expected: str) -> None:
 
 def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr, or each of `lines`; exits with the code."""
-  lines = getattr(message, 'lines', [message])
+  lines = message.lines if isinstance(message, UserError) else [message]
   for text in lines:
     line = files.printable(' '.join(str(text).split()))
     print('error:', shortened(line, MAX_LINE), file=sys.stderr)

@@ -96,7 +96,7 @@ class Classification(Task):
   @property
   def num_logits(self) -> int:
     """The classes of the model, which a task of its own may choose."""
-    return getattr(self.model, 'num_classes', self.info.num_classes)
+    return self.model.num_classes
 
   def example(self) -> dict[str, Array]:
     """Returns a batch of one row, to initialize the model with."""

@@ -61,6 +61,8 @@ def test_joint_loss_is_the_weighted_sum_over_heads():
 class Exits(nn.Module):
   """Three heads that are linear maps of the pixels."""
 
+  num_classes: int = 3
+
   @nn.compact
   def __call__(self, images, row_keys=None):
     exits = nn.Dense(9)(images.reshape(len(images), -1))

@@ -23,10 +23,12 @@ ROWS, CLASSES = 16, 5
 class Linear(nn.Module):
   """Logits are a linear map of the pixels."""
 
+  num_classes: int = CLASSES
+
   @nn.compact
   def __call__(self, images, row_keys=None):
     features = images.reshape(len(images), -1)
-    return nn.Dense(CLASSES)(features), {'features': features}
+    return nn.Dense(self.num_classes)(features), {'features': features}
 
 
 class Softmax(Classification):
