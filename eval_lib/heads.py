@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Interval, Predicate
 
 from core.errors import ConfigError, InvalidDataError, MissingDataError
-from dataset_lib import builder, source
+from dataset_lib import builder, source, splits
 from dataset_lib.text_rows import LabelledTexts
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
@@ -133,10 +133,7 @@ class Evaluator(evaluator.Evaluator):
     self.check_apart(field, rows, expected)
     held_out = self.splits[field].source
     if isinstance(rows, LabelledTexts) and isinstance(held_out, LabelledTexts):
-      texts = {repr(rows.item(index)) for index in range(len(rows))}
-      self.seen = sum(
-        repr(held_out.item(index)) in texts for index in range(len(held_out))
-      )
+      self.seen = splits.count_copies(rows.contents(), held_out.contents())
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""
