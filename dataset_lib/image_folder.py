@@ -106,8 +106,8 @@ class ImageFolder(ImageOptions):
     own = [path for _, path in self._rows if os.path.basename(path) in names]
     keys = _contents([*map(str, known), *own])
     own_keys = keys[len(known) :] + [None] * (len(self._rows) - len(own))
-    known_keys = keys[: len(known)]
-    splits.warn_of_copies(self.root, 'images', known_keys, own_keys)
+    known_keys, where = keys[: len(known)], f'{self.root}, {self.split}'
+    splits.warn_of_copies(where, 'images', known_keys, own_keys)
 
   def _open(self, folder: str) -> Rows:
     """Returns label and path of the images of a split, sorted."""

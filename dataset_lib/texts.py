@@ -124,7 +124,8 @@ class Texts(LabelledTexts):
     if not (is_all or are_made or 'train' in names_of_parts):
       good, _ = tables.read_all(tables.places(train), task.read)
       known = [splits.content(texts) for _, (texts, _) in good]
-      splits.warn_of_copies(self.path, 'texts', known, self.contents())
+      where = f'{self.path}, {self.split}'
+      splits.warn_of_copies(where, 'texts', known, self.contents())
     self.info = dataclasses.replace(self.info, splits=self._about)
 
   def _table(self, path: Path, task: TextTask) -> Table:

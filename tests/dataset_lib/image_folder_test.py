@@ -75,7 +75,7 @@ def test_images_of_train_in_another_split_are_told(root, caplog):
   source(root)
   assert not caplog.records
   source(root, 'test')
-  assert f'{root}: 3 of 4 rows have the images of rows of' in caplog.text
+  assert f'{root}, test: 3 of 4 rows have the images of rows of' in caplog.text
 
 
 @pytest.mark.parametrize('place', ['train', 'train/fox', 'train/cat/out.jpg'])
