@@ -33,7 +33,11 @@ CONFIG = 'config.json'
 DATASET_INFO = 'dataset_info.json'
 METRICS = 'metrics.jsonl'
 MANIFEST = 'manifest.json'  # of a checkpoint
-WRITTEN = ('profile', 'tensorboard', 'submission')  # folders, not links
+# Folders that are written to, which may be no links.
+WRITTEN = (
+  'profile', 'profile/plugins', 'profile/plugins/profile', 'tensorboard',
+  'submission', f'{CHECKPOINTS}/set_aside',
+)  # fmt: skip
 TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ on resume.
 HARMLESS = re.compile(
