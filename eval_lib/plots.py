@@ -94,7 +94,7 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   class Drawn(Figure):
     def draw(self, renderer: Any) -> None:
       for text in self.findobj(Text):
-        text.set_text(shown(text.get_text()))
+        text.set_text(shown(text.get_text(), text.get_fontproperties()))
       super().draw(renderer)
 
   with matplotlib.rc_context(_STYLE):
@@ -113,10 +113,27 @@ def if_installed() -> Iterator[None]:
     print(f'no pictures: {error}', file=sys.stderr)
 
 
-def shown(name: str) -> str:
-  """Returns a name that can be drawn: escaped, each line cut to fit."""
-  lines = files.printable(name).split('\n')[:_LINES]
-  return '\n'.join(line[:_CHARACTERS] for line in lines)
+def shown(name: str, font: Any = None) -> str:
+  """Returns a name that can be drawn: escaped, each line cut to fit.
+
+  Characters without a glyph in `font`, by default that of all texts, become �.
+  """
+  lines = [
+    line if len(line) <= _CHARACTERS else line[: _CHARACTERS - 1] + '…'
+    for line in files.printable(name).split('\n')[:_LINES]
+  ]
+  if (text := '\n'.join(lines)).isascii():
+    return text
+  from matplotlib.font_manager import FontProperties, findfont, get_font
+
+  wanted, fonts = font or FontProperties(), []
+  for family in wanted.get_family():  # matplotlib takes glyphs of all
+    (one := wanted.copy()).set_family(family)
+    fonts.append(get_font(findfont(one)))
+  return ''.join(
+    c if c == '\n' or any(f.get_char_index(ord(c)) for f in fonts) else '�'
+    for c in text
+  )
 
 
 def write(drawn: Any, path: pathlib.Path) -> None:
