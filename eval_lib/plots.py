@@ -188,8 +188,8 @@ def draw_panel(axes: Any, panel: Panel) -> None:
   if panel.at_points:
     axes.set_xticks(sorted({x for line in panel.lines for x in line.x}))
   if all(np.asarray(line.x).dtype.kind in 'iuf' for line in panel.lines):
-    axes.xaxis.set_major_formatter('{x:,.0f}' if panel.ticks else '{x:,g}')
-  axes.yaxis.set_major_formatter('{x:,g}')
+    axes.xaxis.set_major_formatter('{x:,.0f}' if panel.ticks else _tick)
+  axes.yaxis.set_major_formatter(_tick)
   _set_limits(axes, panel)
   axes.set_xlabel(panel.x_label)
   axes.set_ylabel(panel.y_label)
@@ -205,6 +205,14 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     # The title leaves it room; a wide one must not narrow the panels.
     axes.legend(**place, ncols=columns).set_in_layout(False)
   axes.set_title(panel.title, pad=8 + 15 * rows)
+
+
+def _tick(x: Any, _: Any = None) -> str:
+  """Formats a tick; `g` alone would have 0.0001 and 8e-05 on one axis."""
+  text = f'{x:g}'
+  if 1e-6 <= abs(x) < 1e7:
+    text = f'{float(text):,.12f}'.rstrip('0').rstrip('.')
+  return text.replace('-', '\N{MINUS SIGN}')
 
 
 def _set_log(axes: Any, name: str) -> None:
