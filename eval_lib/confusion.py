@@ -1,6 +1,7 @@
 """Confusion of classes: which are taken for which, how well each is found."""
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -72,9 +73,9 @@ def plot(
   shown = [plots.shown(names[every[n]])[:24] for n in chosen]
   axes.set_xticks(places, shown, rotation=90)
   axes.set_yticks(places, shown)
-  title = f'{len(labels)} rows of {source}'
+  title = textwrap.fill(f'{len(labels)} rows of {source}', 32)
   if len(chosen) < len(names):
-    title += f': {len(chosen)} most confused of {len(names)} classes'
+    title += f'\n{len(chosen)} most confused of {len(names)} classes'
   axes.set(xlabel='predicted', ylabel='label', title=title, aspect='equal')
   axes.invert_yaxis()
   axes.grid(visible=False)
@@ -108,7 +109,7 @@ class Evaluator(evaluator.Evaluator):
     if path := self.file(FILE):
       report.write_csv(path, classes)
       side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
-      picture, size = path.with_stem('confusion'), (side, side)
+      picture, size = path.with_stem('confusion'), (side + 0.8, side)
       with plots.if_installed(), plots.figure(picture, classes, size) as drawn:
         source = self.split + ', last head' * (rows['logits'].shape[1] > 1)
         plot(drawn.subplots(), labels, answers, self._names, source)

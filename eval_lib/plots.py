@@ -72,6 +72,7 @@ class Panel(NamedTuple):
   ticks: int = 0  # limits x to as many integers
   log: str = ''  # 'x', 'y' or 'xy': equal factors are equal distances
   at_points: bool = False  # ticks of x are at the points
+  y_margin: float = _STYLE['axes.ymargin']  # of the range
 
 
 @contextlib.contextmanager
@@ -179,6 +180,7 @@ def draw_panels(
 
 def draw_panel(axes: Any, panel: Panel) -> None:
   """Draws a panel, without the names of its points; see `figure`."""
+  axes.set_ymargin(panel.y_margin)
   for line in panel.lines:
     _draw_line(axes, line)
   if panel.ticks:

@@ -215,7 +215,7 @@ def _bars(
   places = np.arange(len(values))[::-1]
   ends = (middle - low, high - middle) if (high > low).any() else None
   bars = axes.barh(places, middle, xerr=ends, color=plots.COLOURS[0])
-  axes.bar_label(bars, [f'{value:{form}}' for value in middle], padding=4)
+  axes.bar_label(bars, [f'{x:{form}}'.rstrip('.') for x in middle], padding=4)
   axes.set_yticks(places, [*values])
   axes.set_xlim(0, max(high) * 1.15)
   axes.set_title(title)
