@@ -1,7 +1,6 @@
 """Confusion of classes: which are taken for which, how well each is found."""
 
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -73,10 +72,11 @@ def plot(
   shown = [plots.shown(names[every[n]])[:24] for n in chosen]
   axes.set_xticks(places, shown, rotation=90)
   axes.set_yticks(places, shown)
-  title = textwrap.fill(f'{len(labels)} rows of {source}', 32)
+  title = f'{len(labels)} rows of {source}'
   if len(chosen) < len(names):
     title += f'\n{len(chosen)} most confused of {len(names)} classes'
-  axes.set(xlabel='predicted', ylabel='label', title=title, aspect='equal')
+  axes.set(xlabel='predicted', ylabel='label', aspect='equal')
+  axes.set_title(title, wrap=True)
   axes.invert_yaxis()
   axes.grid(visible=False)
 
@@ -113,6 +113,7 @@ class Evaluator(evaluator.Evaluator):
       with plots.if_installed(), plots.figure(picture, classes, size) as drawn:
         source = self.split + ', last head' * (rows['logits'].shape[1] > 1)
         plot(drawn.subplots(), labels, answers, self._names, source)
+        drawn.draw_without_rendering()  # the layout has no wrapped lines yet
     there = [row for row in classes if row['support']]
     return {
       name: float(np.mean([row[name.removeprefix('macro_')] for row in there]))

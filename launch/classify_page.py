@@ -245,7 +245,7 @@ def _texts(figure: Any, parts: Mapping[str, Sequence[Any]], kind: Kind) -> None:
     lines = [title, *(_line(row, kind) for row in shown)]
     figure.text(
       0.01, 0.98 - number / len(parts), '\n'.join(lines), va='top',
-      fontsize=10, family='monospace', linespacing=1.4,
+      fontsize=10, family=('monospace', 'sans-serif'), linespacing=1.4,
     )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ def test_accuracies_have_exact_intervals():
 
 def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
   row = {'label': 'a', 'answer': 'b', 'confidence': 0.5, 'depth': 2}
-  rows = [row | {'text': '\U0001f621' + 'long ' * 99}] * 9
+  rows = [row | {'text': '😡中' + 'long ' * 99}] * 9
   summary = {'rows': {'test': 9}, 'accuracy': {'dense': 1.0}, 'speed': [],
              'certificate': {}}  # fmt: skip
   kind = classify_data.KINDS['eat']
@@ -174,7 +174,7 @@ def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
   assert titles == ['All rows take 2 layers; surest first',
                     'Wrong (9 of 9), surest first']  # fmt: skip
   for line in texts[0].split('\n')[1:]:
-    assert re.fullmatch(' +2 layers +50%  b .is a.: �(long )+l?o?n?g?…', line)
+    assert re.fullmatch(' +2 layers +50%  b .is a.: 😡�(long )+l?o?n?g?…', line)
 
 
 def test_names_with_commas_are_refused():
