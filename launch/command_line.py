@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import errno
+import logging
 import os
 import pathlib
 import re
@@ -47,8 +48,8 @@ exit codes:
   8   another process of a training failed or does not answer
   9   a training made no progress for watchdog_seconds
   69  gcloud, kubectl or sbatch is missing or failed
-  75  a training was asked to stop (SIGTERM); the same command continues
-  130 interrupted (Ctrl-C)
+  75  a training was stopped (Ctrl-C, SIGTERM); the same command continues
+  130 interrupted (Ctrl-C) before or after a training
   141 stdout was closed, as by `| head`; not an error
 """
 
@@ -67,16 +68,19 @@ Names = Annotated[  # read by `eval_lib.report.names`
 Step = Literal['latest', 'best'] | Count
 Workdir = Annotated[  # of checkpoints, which TensorStore writes
   str,
-  Predicate(lambda path: '..' not in path.split(os.sep)),
-  Predicate(lambda path: not path or is_plain(os.path.abspath(path))),
-  "a path in UTF-8 without '..', ':/' and the characters [ * ? and \\",
+  Predicate(lambda path: not path or is_plain(path)),
+  "a path in UTF-8 without ':/', '..' after a link, and [ * ? and \\",
 ]
 
 
 def is_plain(path: str) -> bool:
   """Returns True for a path, with its parents, that is no pattern or URL."""
-  is_text = path == path.encode(errors='ignore').decode()
-  return is_text and not re.search(r'[\[*?\\]|:/', path)
+  whole = os.path.abspath(path)
+  if whole != whole.encode(errors='ignore').decode():
+    return False
+  # After a link '..' is another folder for the system than for `abspath`.
+  is_same = os.path.realpath(path) == os.path.realpath(whole)
+  return is_same and not re.search(r'[\[*?\\]|:/', whole)
 
 
 class UsageError(UserError, ValueError):
@@ -131,6 +135,7 @@ class Command:
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command; an expected error becomes a line and its exit code."""
+    logging.basicConfig(format='%(levelname)s: %(message)s')
     try:
       flags = self.parse(sys.argv[1:] if argv is None else argv)
       limited = isinstance(flags, ThreadFlags)

@@ -50,7 +50,7 @@ NASTY = {
   'labels with commas': ('text,label', replaced(',a', ',"a, b"'), '\n', 30),
   'a quote within': ('text,label', replaced('w7,', '5" w7,'), '\n', 30),
   'no such column': (
-    'Text,label', GOOD, '\n', r'dataset\.text: .*did you mean Text'),
+    'Text,label', GOOD, '\n', r"dataset\.text: .*did you mean 'Text'"),
   'no header': ('w1,a', GOOD, '\n', r'dataset\.text: .*columns are w1, a'),
   'one class': (
     'text,label', replaced(',b', ',a'), '\n', 'at least 2 classes.*got 1: a'),
@@ -69,7 +69,7 @@ NASTY = {
       'w7,', '"w7,')], '\n', 'line 9: a quote is not'),
   'UTF-16': (
     'text,label'.encode('utf-16'), [r.encode('utf-16-le') for r in GOOD], '\n',
-    'line 1: a text in UTF-16'),
+    'line 1: no text in UTF-8: if it is UTF-16, save it as'),
   'Latin-1': (
     'text,label', [b'w1 \xe9,a', *GOOD], '\n', 'line 2: .*not|line 2: .*UTF-8'),
   'NUL': ('text,label', replaced('w7,', 'w\0,'), '\n', 'line 9: a NUL byte'),
@@ -107,7 +107,7 @@ def test_bad_rows_are_listed_and_counted_by_kind(root):
   with pytest.raises(TooManyBadRecordsError) as error:
     build(given)
   lines = str(error.value).splitlines()
-  assert lines[0].startswith('train: 30 of ')
+  assert lines[0].startswith(f'all splits: 30 of {len(rows)} records')
   assert len([line for line in lines if 'line ' in line]) == 20
   assert len([line for line in lines if 'own.csv' in line]) == 1
   assert lines[2] == '  line 3: expected 2 columns, got 3'
@@ -237,6 +237,15 @@ def test_classes_that_look_alike_are_named(root, caplog):
   assert len(caplog.messages) == 6
   assert "the class 'NaN': a cell of a missing label is empty" in caplog.text
   assert "'A' and 'a' look alike" in caplog.text
+
+
+def test_repeated_rows_are_told_once(root, caplog):
+  given = file(root, [*GOOD, 'w7 w8 w9,a', 'w7 w8 w9,a', 'w7  w8 w9,b'])
+  for split in ('train', 'test'):
+    opened(given, split)
+  assert [message.partition(': ')[2] for message in caplog.messages] == [
+    '1 rows are copies of others', '1 texts occur with different labels'
+  ]  # fmt: skip
 
 
 def test_lengths_are_those_of_the_train_rows(root):

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from core.errors import ConfigError
+from dataset_lib.bad_records import TooManyBadRecordsError
 from eval_lib import certificate
 from launch import (
   classify,
@@ -150,6 +151,18 @@ def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
   classify_data.check(flags, config(data), SMALL)
   with pytest.raises(ConfigError, match=said):
     classify_data.check(flags, config(data | changed), SMALL)
+  with (tmp_path / 'tickets.csv').open('ab') as file:
+    file.write(b'1,\xf6,sign in\n' * 3)
+  with pytest.raises(TooManyBadRecordsError, match=f'3 of {ROWS + 3} records'):
+    classify_data.check(flags, config(data), SMALL, tells=True)
+
+
+def test_ctrl_c_is_for_the_command_which_may_save(capfd):
+  code = 'import os, sys, time; os.kill(os.getppid(), 2); time.sleep(0.3)'
+  assert classify._run(['-c', f'{code}; print("saved"); sys.exit(130)']) == 130
+  said = capfd.readouterr()
+  assert said.out.endswith('saved\n')
+  assert said.err == 'the same command continues\n'
 
 
 def test_accuracies_have_exact_intervals():
