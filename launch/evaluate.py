@@ -211,8 +211,7 @@ def run(flags: Flags) -> None:
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
   rows: list[dict[str, Any]] = []
-  notes: list[str] = []
-  weaker: list[str] = []  # certificates that are refused
+  notes, weaker = list[str](), list[str]()  # `weaker` certificates are refused
   with files.failing_late(), program_cache.kept(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
