@@ -126,10 +126,13 @@ def serve(
   """
   place, names = (run.directory, run.step, column), task.label_names
   file, certificate = CalibrationFile(*place), CertificateFile(*place)
-  wants = names and options.get('tau') == GUARANTEED
-  if wants and not certificate.sources:
-    expected = f'the file {certificate.path}; {certificate.repair()}'
-    raise ConfigError('serve.tau', GUARANTEED, expected)
+  if names and options.get('tau') == GUARANTEED:
+    if not isinstance(task.model, Adaptive):
+      expected = 'a number, or none: this model has no exits to certify'
+      raise ConfigError('serve.tau', GUARANTEED, expected)
+    if not certificate.sources:
+      expected = f'the file {certificate.path}; {certificate.repair()}'
+      raise ConfigError('serve.tau', GUARANTEED, expected)
   given, rule = read_options(options, certificate.sources, len(names))
   lengths = classifier.text_lengths(task, run.lengths)
   longest = task.info.input_shape[0]

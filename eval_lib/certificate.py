@@ -4,6 +4,7 @@ See `eval_lib.risk` for what is certified, and under which conditions.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -12,10 +13,10 @@ from absl import logging
 from annotated_types import Interval
 
 from core import files, registry
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError, UserError
 from eval_lib import calibration, heads, risk
 from eval_lib.risk import Method, Risk, Variant, build_grid, choose, test_of
-from halting.row_rules import scale
+from halting.row_rules import Confidence, scale
 
 FILE = 'certificate.json'  # in the directory of a run
 EPSILONS = 0.01, 0.02, 0.05, 0.1
@@ -31,23 +32,40 @@ def emptiness(entry: Mapping[str, Any]) -> str:
   return f'certifies nothing: {rows} rows; {least}, {more}'
 
 
+def about_rows(entry: Mapping[str, Any]) -> str:
+  """Returns sentences on the rows of a certificate, after a space, or ''."""
+  said, kinds = '', {'copies': 'copies of others'}
+  kinds['known'] = 'with inputs of the training or calibration'
+  if accuracy := entry.get('accuracy'):
+    full, served = (f'{100 * value:.1f} %' for value in accuracy)
+    full += ' as trained' if entry.get('model') else ' at full depth'
+    said = f' Accuracy on these rows: {full}, {served} as served.'
+  counts = {k: n for k, n in entry.get('left_out', {}).items() if n}
+  left = ', '.join(f'{count} {kinds[kind]}' for kind, count in counts.items())
+  return said + (f' Rows that are left out: {left}.' if left else '')
+
+
 def words(entry: Mapping[str, Any], loss: str = '') -> str:
-  """Returns what a certificate says, in a sentence; `loss`: what loses."""
+  """Returns what a certificate says, in sentences; `loss`: what loses."""
   if not entry:
     return 'No certificate was made.'
-  rows, limit = entry['rows'], f'{entry["epsilon"]:.0%}'
+  rows = f'{entry["rows"]} rows'
+  rows += f' of {entry["of"]}' if 'of' in entry else ''
   sure = f'{1 - entry["delta"]:.0%}'
+  limit = f'{entry["epsilon"]:.0%} by the risk {entry["risk"]!r}'
+  if of := {'accuracy': 'accuracy', 'f1': 'F1'}.get(entry['risk']):
+    points = f'{100 * entry["epsilon"]:g}'
+    limit = f'{points} point{"s" * (points != "1")} of {of}'
   if entry['tau'] is None:
     return (
-      f'Nothing is certified on {rows} rows, so every row runs to full depth: '
+      f'Nothing is certified on {rows}, so every row runs to full depth: '
       f'a loss of at most {limit} with confidence {sure} needs at least '
       f'{entry["rows_needed"]} rows. launch.evaluate --labelled certifies '
-      'again on more.'
+      f'again on more.{about_rows(entry)}'
     )
   changes = entry.get('model', {})
   loss = loss or ('cheaper settings' if changes else 'early exits')
-  of = {'accuracy': 'of accuracy', 'f1': 'of F1'}
-  lost = of.get(entry['risk'], f'by the risk {entry["risk"]!r}')
+  against = 'the model as trained' if changes else 'its own full depth'
   # A model with one head has no `tau`, but a field with a certified value.
   shown = ', '.join(
     f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
@@ -57,9 +75,18 @@ def words(entry: Mapping[str, Any], loss: str = '') -> str:
   if changes and not entry['early']:
     gain = f'this saves {entry["saved"]:.1%} of its FLOPs as trained'
   return (
-    f'With confidence {sure} {loss} lose at most {limit} {lost} '
-    f'({shown}, certified on {rows} rows); {gain}.'
+    f'With confidence {sure} {loss} lose at most {limit} against {against} '
+    f'({shown}, certified on {rows}); {gain}.{about_rows(entry)}'
   )
+
+
+def _summary(entry: Mapping[str, Any]) -> str:
+  rows = f'epsilon {entry["epsilon"]:g} on {entry["rows"]} rows'
+  return f'{rows}, which saves {entry["saved"]:.1%}'
+
+
+class WeakerError(UserError, ValueError):
+  """A certificate that promises less than the one that it would replace."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -67,7 +94,8 @@ class Evaluator(heads.Evaluator):
   """Certifies the cheapest setting on `split`; writes certificate.json.
 
   Temperatures come from calibration.json, if there is one. The rows may be
-  neither of its calibration split nor of training. The file keeps a certificate
+  neither of its calibration split nor of training; rows of other files with
+  such inputs, and copies of rows, are left out. The file keeps a certificate
   for each `source` of rows, on its own rows and with its own `delta`; that of
   '' is for all other sources. `--dataset` certifies again on other rows.
   """
@@ -82,7 +110,10 @@ class Evaluator(heads.Evaluator):
   source: str = ''
   # Also models that save more than the trained one; see `Task.cheaper`.
   cheaper: bool = False
-  replace: bool = False  # one that saves more or has a smaller `epsilon`
+  replace: bool = False  # also by one that promises less
+  left_out: Mapping[str, int] = dataclasses.field(
+    default_factory=dict, init=False
+  )
 
   def __post_init__(self):
     super().__post_init__()
@@ -99,7 +130,7 @@ class Evaluator(heads.Evaluator):
     task counts none), `early` (share of the rows that leave before the last
     head) and, if a setting was certified, `tau` and `bound` (of the risk), else
     `rows_needed`, the fewest that certify one if no row gets worse. Raises
-    ConfigError if that would replace a better certificate, see `replace`.
+    WeakerError if that would replace one that promises more.
     """
     workdir, column = self.context.workdir, self.column
     file = calibration.CalibrationFile(workdir, column=column)
@@ -127,14 +158,12 @@ class Evaluator(heads.Evaluator):
       groups = len(np.unique(grid.groups))
       needed = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
       entry['rows_needed'] = needed
-    self.note = emptiness(entry) if best is None else f'says: {words(entry)}'
+    entry['accuracy'] = self._accuracies(variants, labels, grid, best)
+    self.note = f'{emptiness(entry)}.{about_rows(entry)}'
     if len(grid.thresholds) == 1:
-      self.note = 'has no choice: ' + NO_CHOICE
-    if self.seen:
-      told = (
-        f'{self.seen} of {len(labels)} rows have texts of the training split'
-      )
-      self.note = f'{self.note} ({told}: certify on rows that are new)'.strip()
+      self.note = f'has no choice: {NO_CHOICE}.{about_rows(entry)}'
+    elif best is not None:
+      self.note = f'says: {words(entry)}'
     temperatures = file.temperatures(len(variants[0].logits))
     self.store(entry, parameters, temperatures)
     results = {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
@@ -167,10 +196,12 @@ class Evaluator(heads.Evaluator):
     # Certificates of another model are dropped.
     same = all(old.get(name) == value for name, value in settings.items())
     kept = old['sources'] if same else {}
-    self._check_better(entry, kept.get(self.source))
-    sources = {**kept, self.source: entry}
+    before, sources = kept.get(self.source), {**kept, self.source: entry}
+    self._check_weaker(entry, before)
     saved = [c['saved'] for c in old.get('sources', {}).values()]
-    if not same and max(saved, default=0.0) > entry['saved']:
+    if before:
+      self.note += f' (In place of the old one, {_summary(before)}.)'
+    elif not same and max(saved, default=0.0) > entry['saved']:
       dropped = f'of other parameters, which saved {max(saved):.1%}'
       self.note = f'{self.note} (in place of one {dropped})'.strip()
     files.write_json(path, settings | {'sources': sources})
@@ -185,24 +216,47 @@ class Evaluator(heads.Evaluator):
         return content
     return {}
 
-  def _check_better(self, entry: Any, old: Any) -> None:
-    """Raises ConfigError if one saves or promises less than the old one."""
-    if self.replace or old is None:
+  def _check_weaker(self, entry: Any, old: Any) -> None:
+    """Raises WeakerError if one promises less than the old one."""
+    if self.replace or old is None or not old['saved']:
       return
-    is_weaker = old['saved'] > 0 and entry['epsilon'] > old['epsilon']
-    if entry['saved'] >= old['saved'] and not is_weaker:
-      return
-    before, after = (
-      f'epsilon={row["epsilon"]:g} on {row["rows"]} rows saves '
-      f'{row["saved"]:.1%}' for row in (old, entry)
-    )  # fmt: skip
+    is_weaker = any(entry[n] > old.get(n, 1) for n in ('epsilon', 'delta'))
+    why = _summary(entry)
     if needed := entry.get('rows_needed'):
-      after += f'; it needs at least {needed} rows'
+      why = (
+        f'{entry["rows"]} rows certify nothing, at least {needed} are needed'
+      )
+    elif not is_weaker:
+      return
     name = f'certificate_{self.column}' if self.column else 'certificate'
-    source = f' of {self.source!r}' if self.source else ''
-    expected = f'True (--config.evals.{name}.replace=true) to replace the '
-    expected += f'certificate{source} ({before})'
-    raise ConfigError('replace', f'False for another ({after})', expected)
+    source = f' of source {self.source!r}' if self.source else ''
+    raise WeakerError(
+      f'{name}: the old certificate{source} stays, {_summary(old)}, as the new '
+      f'one promises less: {why}; --config.evals.{name}.replace=true takes it'
+    )
+
+  def collect(
+    self, field: str, variables: Any, outputs: Any, **options: Any
+  ) -> dict[str, np.ndarray]:
+    """See the base; leaves out known rows, and of copies all but the first."""
+    rows = super().collect(field, variables, outputs, **options)
+    if not self._inputs:
+      return rows
+    own = [self._inputs[index] for index in rows['index']]
+    new = [n for n, one in enumerate(own) if one not in self.known]
+    first = {own[n]: n for n in reversed(new)}
+    known, copies = len(own) - len(new), len(new) - len(first)
+    self.left_out = {'known': known, 'copies': copies}
+    if not new:
+      raise InvalidDataError(
+        f'{self.place(field)}: the run was trained on, or calibrated with, '
+        f'rows with the inputs of all {known} rows; give others'
+      )
+    return {name: x[sorted(first.values())] for name, x in rows.items()}
+
+  @functools.cached_property
+  def _inputs(self) -> list[bytes]:
+    return heads.inputs_of(self.splits['split'].source)
 
   def _measure(self, variables, changes, outputs, file) -> tuple[Variant, Any]:
     """Returns a model on the rows of the split, and their labels."""
@@ -214,6 +268,18 @@ class Evaluator(heads.Evaluator):
     cost = rows.get('flops', np.tile(layers, (len(labels), 1)))
     cost = cost.astype(np.float64).reshape(len(labels), -1)
     return Variant(changes, logits, cost), labels
+
+  def _accuracies(self, variants, labels, grid, best) -> list[float]:
+    """Returns the accuracies of the last head as trained and of a setting."""
+    chosen, tau = variants[0], np.inf
+    if best is not None:
+      chosen, tau = variants[grid.variants[best]], grid.thresholds[best]
+    exits = Confidence(tau).first(chosen.logits)
+    served = chosen.logits[exits, np.arange(len(labels))]
+    return [
+      float((logits.argmax(-1) == labels).mean())
+      for logits in (variants[0].logits[-1], served)
+    ]
 
   def _entry(self, grid, best, bound, variants, limits) -> dict[str, Any]:
     """Returns the certificate of a setting; None is full depth as trained."""
@@ -241,6 +307,8 @@ class Evaluator(heads.Evaluator):
       'test': test_of(self.risk).__name__,
       **dict(zip(('epsilon', 'delta'), limits, strict=True)),
       'rows': len(grid.losses),
+      'left_out': self.left_out,
+      'of': self.place(),
       'bound': None if best is None else bound,
       **dict(zip(('mean', 'saved', 'early'), map(float, parts), strict=True)),
       'dataset': self.data,

@@ -1,6 +1,7 @@
 """Confusion of classes: which are taken for which, how well each is found."""
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 
 from core.errors import ConfigError
-from eval_lib import evaluator, plots, report
+from eval_lib import evaluator, heads, plots, report
 from eval_lib.predictions import Labels
 
 FILE = 'classes.csv'
@@ -83,7 +84,10 @@ def plot(
 
 @dataclasses.dataclass(kw_only=True)
 class Evaluator(evaluator.Evaluator):
-  """Prints `table`; writes it as classes.csv, and confusion.png and .pdf."""
+  """Prints `table`; writes it as classes.csv, and confusion.png and .pdf.
+
+  Of other data these are named by them: classes.new.csv, confusion.new.png.
+  """
 
   NEEDS_OUTPUTS: ClassVar[bool] = True
   METRICS = 'macro_precision', 'macro_recall', 'macro_f1'
@@ -106,10 +110,12 @@ class Evaluator(evaluator.Evaluator):
       worst = sorted(classes, key=lambda row: row['f1'])[:MOST]
       title = f'{len(worst)} of {len(classes)} classes, lowest F1 first'
       report.print_table(title, worst, columns=[*worst[0]])
-    if path := self.file(FILE):
+    name = heads.named(FILE, pathlib.Path(self.other).stem)
+    if path := self.file(name):
       report.write_csv(path, classes)
       side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
-      picture, size = path.with_stem('confusion'), (side + 0.8, side)
+      picture = path.with_name(name.replace('classes', 'confusion', 1))
+      size = side + 0.8, side
       with plots.if_installed(), plots.figure(picture, classes, size) as drawn:
         source = self.split + ', last head' * (rows['logits'].shape[1] > 1)
         plot(drawn.subplots(), labels, answers, self._names, source)

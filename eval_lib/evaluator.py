@@ -100,6 +100,14 @@ class Evaluator:
     """Evaluates `{'params': ..., 'model_state': ...}`."""
     raise NotImplementedError
 
+  def notes(self) -> list[str]:
+    """Returns what people should know of the last `run`."""
+    rows = [
+      f'{len(data.source)} rows of {self.place(field)}'
+      for field, data in self.splits.items()
+    ]
+    return [f'has read {", ".join(rows)}', *filter(None, [self.note])]
+
   def measure(self, variables: Any) -> dict[str, float]:
     """Returns `run`, and 'unlabelled': rows that it left out, if there are."""
     self.unlabelled, self.note = 0, ''
@@ -119,6 +127,19 @@ class Evaluator:
     path = pathlib.Path(self.context.workdir) / name
     files.check_no_link(path)
     return path
+
+  @property
+  def other(self) -> str:
+    """The name of the file, or of the data set, if it is not the run's own."""
+    place = builder.source_class(self.data['name']).PLACE
+    name = pathlib.Path(self.data[place]).name if place else self.data['name']
+    return name if self.dataset else ''
+
+  def place(self, field: str = 'split') -> str:
+    """Returns the split of a field, of other data with their name."""
+    split = getattr(self, field)
+    names = [name for name in (split, self.other) if name not in ('', 'all')]
+    return ' of '.join(names)
 
   def open(self, split: str) -> builder.Dataset:
     """Opens a split for evaluation: this process's rows, in order.

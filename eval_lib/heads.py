@@ -8,7 +8,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Interval, Predicate
 
-from core.errors import ConfigError, InvalidDataError, MissingDataError
+from core.errors import (
+  BadRecord,
+  ConfigError,
+  InvalidDataError,
+  MissingDataError,
+)
 from dataset_lib import builder, source, splits
 from dataset_lib.text_rows import LabelledTexts
 from eval_lib import evaluator
@@ -25,6 +30,22 @@ def named(name: str, column: str) -> str:
   """Returns the name of a column's file, such as 'calibration.domain.json'."""
   stem, dot, suffix = name.partition('.')
   return f'{stem}.{column}{dot}{suffix}' if column else name
+
+
+def inputs_of(rows: source.Source) -> list[bytes]:
+  """Returns a checksum of each row's inputs; [] of rows without files."""
+  if not (rows.PLACE or isinstance(rows, LabelledTexts)):
+    return []
+  result = []
+  for index in range(len(rows)):
+    record: dict[str, Any] = {}
+    with contextlib.suppress(BadRecord):
+      record = rows.record(index)
+    parts = (record[name] for name in sorted({*record} - {'label'}))
+    result.append(
+      splits.checksum(b''.join(np.array(p).tobytes() for p in parts))
+    )
+  return result
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,8 +66,8 @@ class Evaluator(evaluator.Evaluator):
   # Of a run on several label columns the one that is evaluated: its rows with a
   # label, its logits. Its files are named as `calibration.domain.json`.
   column: str = ''
-  # Rows of other data with texts that the run is trained on.
-  seen: int = dataclasses.field(default=0, init=False)
+  # `inputs_of` rows that were checked: of training, of the calibration.
+  known: set[bytes] = dataclasses.field(default_factory=set, init=False)
 
   def __post_init__(self):
     super().__post_init__()
@@ -126,14 +147,14 @@ class Evaluator(evaluator.Evaluator):
       if self.dataset is None:
         raise
       return  # other data may be reported where the run's data are gone
+    advice = "hold some out, as 'train[95%:]' of 'train[:95%]'"
+    advice = 'give rows that were not in its file' if self.dataset else advice
     expected = (
       f'rows that the run is not trained on, it shares {{}} with {train_split=}'
-      "; hold some out, as 'train[95%:]' of 'train[:95%]'"
+      f'; {advice}'
     )
     self.check_apart(field, rows, expected)
-    held_out = self.splits[field].source
-    if isinstance(rows, LabelledTexts) and isinstance(held_out, LabelledTexts):
-      self.seen = splits.count_copies(rows.contents(), held_out.contents())
+    self.known.update(inputs_of(rows))
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""
@@ -143,3 +164,4 @@ class Evaluator(evaluator.Evaluator):
       if (fitted := file.fitted_rows(self.context.dataset)) is not None:
         expected = 'rows that no temperature was fitted to, it shares {}'
         self.check_apart('split', fitted, expected)
+        self.known.update(inputs_of(fitted))

@@ -102,11 +102,12 @@ def run(flags: Flags) -> int | None:
   for result, command in steps.items():
     if _is_older(result, certificate) and (code := _run(command, out / LOG)):
       return code
-  page.write(out, kind, classify_data.pretrained(flags))
+  warning = page.write(out, kind, classify_data.pretrained(flags))
   drawn = out / 'report.png'
   shown = drawn if drawn.exists() else out / 'report.json'
+  print(f'\nreport: {shown}\n{warning}'.rstrip())
   print(
-    f'\nreport: {shown}\nserve it:\n  python -m launch.serve '
+    'serve it:\n  python -m launch.serve '
     f'--workdir={out / ADAPTIVE} --serve={kind.serve}'
   )
   return None

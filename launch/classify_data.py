@@ -1,6 +1,7 @@
 """What `launch.classify` does differently for texts and for images."""
 
 import dataclasses
+import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -55,11 +56,16 @@ KINDS: Mapping[str, Kind] = {
 
 def columns(flags: Any) -> Arguments:
   """Returns the columns that flags name; ConfigError for those of others."""
-  own = KINDS[flags.model].columns
-  others = {name for kind in KINDS.values() for name in kind.columns} - {*own}
-  others |= {'size'} if flags.model == 'eat' else set()
-  command_line.refuse(flags, [*others], f'none with --model={flags.model}')
-  return {name: getattr(flags, name) for name in own}
+  others = _others(flags.model)
+  command_line.refuse(flags, others, f'none with --model={flags.model}')
+  return {name: getattr(flags, name) for name in KINDS[flags.model].columns}
+
+
+def _others(model: str) -> list[str]:
+  """Returns the names of flags of the other kind of data."""
+  names = {name for kind in KINDS.values() for name in kind.columns}
+  others = [*names - {*KINDS[model].columns}]
+  return [*others, 'size'] if model == 'eat' else others
 
 
 def pretrained(flags: Any) -> str:
@@ -180,12 +186,15 @@ def _tell(opened: Mapping[str, Any]) -> None:
 
 def redraw(workdir: str) -> str:
   """Returns the command that draws the report of a run again, '' for none."""
-  out = pathlib.Path(workdir).absolute().parent
-  if not (out / SETTINGS).is_file():
+  run = pathlib.Path(os.path.abspath(workdir))
+  out = run.parent
+  drawn = all((out / n).is_file() for n in (SETTINGS, 'report.json'))
+  if run.name != ADAPTIVE or not drawn:
     return ''
   values = files.read_object(out / SETTINGS)
   data, overrides = values.pop('data'), values.pop('overrides')
-  given = [f'--{name}={value}' for name, value in values.items() if value]
+  others = _others(values['model'])
+  given = [f'--{k}={v}' for k, v in values.items() if v and k not in others]
   given += [f'--config.{one}' for one in overrides]
   words = 'python', '-m', 'launch.classify', data, *given, f'--out={out}'
   return shlex.join(words)

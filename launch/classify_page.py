@@ -17,13 +17,20 @@ from eval_lib import certificate, confusion, plots, report
 from launch.classify_data import ADAPTIVE, DENSE, RESULT, SPEED, SPLITS, Kind
 
 SPLIT = 'test'
+SERVED, BASELINE = 'adaptive, as served', 'embeddings + logistic regression'
+# Of texts; of images, the last is as the served model.
+DENSE_TIMES = 'dense', 'dense, XLA', 'dense, ONNX Runtime'
+TRY = (
+  'Try more steps (--config.phases.0.least_steps) or another learning rate '
+  '(--config.optimizer.lr), with another --out.'
+)
 SHOWN_ROWS, SHOWN_IMAGES = 15, 8  # on the page, in a line of it
 
 
-def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
+def write(out: pathlib.Path, kind: Kind, pretrained: str) -> str:
   """Writes report.json, test_answers.csv, and report.png and .pdf into `out`.
 
-  Raises the errors of reading the runs in `out`.
+  Returns `warning`. Raises the errors of reading the runs in `out`.
   """
   rows, sizes, names = answers(str(out / ADAPTIVE), kind)
   summary: dict[str, Any] = {
@@ -52,9 +59,13 @@ def write(out: pathlib.Path, kind: Kind, pretrained: str) -> None:
     median, *_ = row['milliseconds']
     line[f'ms a row, batch {row["batch"]}'] = f'{median:.3g}'
   said = certificate.words(summary['certificate'], kind.loss)
+  said = f'{said}\n{speedup(summary)}'.rstrip()
   report.print_table(f'{sizes[SPLIT]} test rows', [*table.values()], said)
+  warned = warning(summary)
   with plots.if_installed():
-    draw(out / 'report.png', kind, summary, rows, names)
+    said = f'{said}\n{warned}'.rstrip()
+    draw(out / 'report.png', kind, summary, said, rows, names)
+  return warned
 
 
 def answers(
@@ -107,13 +118,12 @@ def accuracies(
   accuracy = {
     'dense': results[DENSE],
     f'adaptive, {kind.plain}': results[ADAPTIVE],
-    'adaptive, as served': float(served),
+    SERVED: float(served),
   }
   if kind.shown == 'text':
     from launch import text_baseline
 
-    name = 'embeddings + logistic regression'
-    accuracy[name] = text_baseline.accuracy(str(out / DENSE), pretrained)
+    accuracy[BASELINE] = text_baseline.accuracy(str(out / DENSE), pretrained)
   return accuracy
 
 
@@ -136,9 +146,9 @@ def speeds(out: pathlib.Path) -> list[dict[str, Any]]:
   path, tau = out / SPEED / 'timings.csv', certified(out / ADAPTIVE).get('tau')
   names = {
     'dense/never': 'dense', 'ONNX Runtime dense': 'dense, exported to ONNX',
-    'never': 'adaptive, full depth', 'adaptive, XLA': 'adaptive, as served',
-    'adaptive, ONNX Runtime': 'adaptive, as served',
-    'never' if tau is None else f'confidence={tau:g}': 'adaptive, as served',
+    'never': 'adaptive, full depth', 'adaptive, XLA': SERVED,
+    'adaptive, ONNX Runtime': SERVED,
+    'never' if tau is None else f'confidence={tau:g}': SERVED,
   }  # fmt: skip
   return [
     {
@@ -178,17 +188,17 @@ def draw(
   path: pathlib.Path,
   kind: Kind,
   summary: Mapping[str, Any],
+  said: str,
   rows: Sequence[Any],
   names: Sequence[str],
 ) -> None:
-  """Draws the page as PNG and PDF."""
+  """Draws the page, with what is `said`, as PNG and PDF."""
   with plots.figure(path, rows, (11.0, 13.0)) as figure:
     sizes = ', '.join(f'{n} {name}' for name, n in summary['rows'].items())
     title = f'{path.resolve().parent.name}: {sizes} rows\n'
-    said = textwrap.fill(
-      certificate.words(summary['certificate'], kind.loss), 110
-    )
-    figure.suptitle(title + said, x=0.01, ha='left', fontsize=11)
+    lines = [textwrap.fill(line, 110) for line in said.splitlines()]
+    head = title + '\n'.join(lines)
+    figure.suptitle(head, x=0.01, ha='left', fontsize=11)
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=(2, 4, 4))
     left, right = top.subplots(1, 2)
     _bars(left, 'Accuracy of test rows, %, with 95 % interval', {
@@ -205,6 +215,41 @@ def draw(
     confusion.plot(middle.subplots(), *ids(rows, names), names, source)
     show = _texts if kind.shown == 'text' else _images
     show(bottom, _parts(rows, kind), kind)
+
+
+def speedup(summary: Mapping[str, Any]) -> str:
+  """Returns how fast the served model is against the dense one, '' untimed."""
+  times = {
+    (row['candidate'], row['batch']): row['milliseconds'][0]
+    for row in summary['speed']
+  }
+  said = {}
+  for (name, batch), dense in times.items():
+    if name in DENSE_TIMES and (served := times.get((SERVED, batch))):
+      slower = ' (slower)' if served > dense else ''
+      said[batch] = f'{dense / served:.2f}x{slower} at batch {batch}'
+  if not said:
+    return ''
+  return f'Speed as served, of the dense model: {", ".join(said.values())}.'
+
+
+def warning(summary: Mapping[str, Any]) -> str:
+  """Returns what is as good as the trained models, and what to try; or ''."""
+  accuracy = summary['accuracy']
+  supports = [row['support'] for row in summary['classes']]
+  most, said = max(supports) / sum(supports), []
+  if accuracy['dense'] < most + 1e-6:
+    said.append(
+      f'The dense model is right on {accuracy["dense"]:.1%} of the test rows, '
+      f'one class for all on {most:.1%}.'
+    )
+  served, baseline = accuracy[SERVED], accuracy.get(BASELINE, 0.0)
+  if baseline > served:
+    said.append(
+      f'The logistic regression is better than the served model, '
+      f'{baseline:.1%} against {served:.1%}.'
+    )
+  return ' '.join([*said, TRY]) if said else ''
 
 
 def _bars(

@@ -13,7 +13,8 @@ features, on the run's images or others:
       --config.evals.fewshot.shots=1,5,10
 
 --evals=confusion prints precision, recall and F1 of each class, and writes them
-(classes.csv) and a confusion matrix (confusion.png, .pdf) into the run.
+(classes.csv) and a confusion matrix (confusion.png, .pdf) into the run; those
+of --dataset are classes.NAME.csv, ...
 
 --datasets prints one table of several, prepared as the run's unless given;
 `train_split` and `test_split` replace train and test:
@@ -43,7 +44,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from core import fields, files, registry
-from core.errors import ConfigError
+from core.errors import ConfigError, Mistakes
 from core.fields import flag
 from launch import classify_data, command_line
 from launch.command_line import Count
@@ -210,7 +211,7 @@ def run(flags: Flags) -> None:
   sharding.check_batch_size(config, mesh)
   entries = {name: config.evals[name] for name in names}
   rows: list[dict[str, Any]] = []
-  notes: list[str] = []
+  notes, weaker = list[str](), list[str]()  # `weaker` certificates are refused
   with files.failing_late(), program_cache.kept(), jax.set_mesh(mesh):
     for step in _steps(flags, written, data):
       try:
@@ -224,11 +225,7 @@ def run(flags: Flags) -> None:
       evaluators = build.build_evaluators(
         entries, loaded.task, mesh, config, workdir
       )
-      results = {
-        name: evaluation.measure(loaded.variables)
-        for name, evaluation in evaluators.items()
-      }
-      notes += [f'{k} {one.note}' for k, one in evaluators.items() if one.note]
+      results = _measure(evaluators, loaded.variables, notes, weaker)
       row = {'step': loaded.saved.step} | {
         f'{name}/{key}': value
         for name, values in results.items() for key, value in values.items()
@@ -239,23 +236,46 @@ def run(flags: Flags) -> None:
         print_table(title, fewshot.table({k: results[k] for k in listed}))
       written = read_rows(path)  # another call may have written it
       old = written.get(loaded.saved.step, {})
-      kept = {k: v for k, v in old.items() if k.partition('/')[0] not in data}
-      datasets = {'datasets': {**old.get('datasets', {}), **data}}
+      new = {name: data[name] for name in results}
+      kept = {k: v for k, v in old.items() if k.partition('/')[0] not in new}
+      datasets = {'datasets': {**old.get('datasets', {}), **new}}
       written[loaded.saved.step] = {**kept, **row, **datasets}
       files.write_json(path, [written[step] for step in sorted(written)])
       if flags.watch:
         _print(workdir, [row])
-    if not flags.watch:
+    if not flags.watch and len(rows[0]) > 1:
       _print(workdir, rows)
-  for note in [*notes, *_older_report(flags)]:
+  older = [] if weaker else _older_report(flags)
+  for note in dict.fromkeys([*notes, *older]):
     print(note)
   print(f'written: {path}')
+  if weaker:
+    raise Mistakes(weaker)
+
+
+def _measure(
+  evaluators: Mapping[str, Any],
+  variables: Any,
+  notes: list[str],
+  weaker: list[str],
+) -> dict[str, dict[str, float]]:
+  """Returns results by evaluator; adds notes, and certificates' refusals."""
+  from eval_lib.certificate import WeakerError
+
+  results = {}
+  for name, evaluation in evaluators.items():
+    try:
+      results[name] = evaluation.measure(variables)
+      notes += [f'{name} {note}' for note in evaluation.notes()]
+    except WeakerError as error:
+      weaker.append(str(error))
+  return results
 
 
 def _older_report(flags: Flags) -> Iterator[str]:
   """Yields a line if a report of `launch.classify` has another certificate."""
   if flags.labelled and (again := classify_data.redraw(flags.workdir)):
-    yield f'{flags.workdir}/../report.png is older; draw it again: {again}'
+    yield f'the report of {flags.workdir} is older; draw it again: {again}'
 
 
 def _steps(

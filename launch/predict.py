@@ -8,7 +8,8 @@
 A line is a string or {"text": ...} with optionally "pair", "source" and "id",
 {"image": PATH}, {"tokens": [...]} or {"puzzle": ...}. Answers are in the order
 of the lines, {"id": 7, "label": "positive", "probabilities": {...}, ...}, or
-{"id": 7, "error": ...}. Warnings, drift and statistics go to stderr.
+{"id": 7, "error": ...}; to a line without an id {"line": 3, ...}, its number.
+Warnings, drift and statistics go to stderr. It fails if every line has failed.
 docs/serving.md has the fields of answers and the options of each family.
 
 A run on a GLUE task answers whole splits of its data set, or of the official
@@ -30,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from core import files
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError
 from core.fields import flag
 from launch import command_line, serving
 
@@ -129,7 +130,7 @@ def write_answers(
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-  """Yields (id, item) of every line; an `InputError` for an illegal line."""
+  """Yields ({'id': ...} or {'line': number}, item or `InputError`) of lines."""
   from serve_lib.chain import InputError
 
   read = functools.partial(file.readline, MAX_LINE + 1)  # with its newline
@@ -141,11 +142,11 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
         raise ValueError(f'expected at most {MAX_LINE} bytes, got more')
       yield _read_line(line, number)
     except ValueError as error:
-      yield number, InputError(f'line: {error}')
+      yield {'line': number}, InputError(f'line: {error}')
 
 
 def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
-  """Returns the line's id, by default its number, and its item."""
+  """Returns the line's id, or its number, as in its answer, and its item."""
   from serve_lib.chain import ILLEGAL_ID, take_id
 
   try:
@@ -157,7 +158,7 @@ def _read_line(line: bytes, number: int) -> tuple[Any, Any]:
   ids = take_id(item)
   if isinstance(item, dict) and 'id' in item:
     raise ValueError(ILLEGAL_ID)
-  return ids.get('id', number), item
+  return ids or {'line': number}, item
 
 
 def answer_all(
@@ -166,10 +167,14 @@ def answer_all(
   write: Callable[[str], None],
   window: int,
 ) -> None:
-  """Writes the JSON of one answer for each (id, item), in their order."""
+  """Writes the JSON of one answer for each (id, item), in their order.
+
+  Raises InvalidDataError if there are lines and all have failed.
+  """
   from serve_lib.chain import Failure
 
   ids: collections.deque[Any] = collections.deque()
+  count, good = 0, False
 
   def items():
     for name, item in lines:
@@ -180,7 +185,10 @@ def answer_all(
     for answer in answers:
       is_bad = isinstance(answer, Failure)
       fields = {'error': str(answer.error)} if is_bad else answer.as_dict()
-      write(json.dumps({'id': ids.popleft()} | fields, allow_nan=False))
+      write(json.dumps(ids.popleft() | fields, allow_nan=False))
+      count, good = count + 1, good or not is_bad
+  if count and not good:
+    raise InvalidDataError(f'all {count} lines have failed, see their answers')
 
 
 main = command_line.Command('predict', __doc__, Flags, run)

@@ -176,6 +176,8 @@ def test_a_dense_run_is_served_as_one_stage(run):
   np.testing.assert_allclose(got, jax.nn.softmax(logits[0]), atol=1e-5)
   assert (answer.fields['depth'], answer.fields['retention']) == (4, 1.0)
   assert answer.fields['exit_reason'] == 'last layer'
+  given = directory, dense, variables
+  refused(given, {'tau': 'guaranteed'}, 'serve.tau', 'has no exits to certify')
   with pytest.raises(ConfigError, match=r'expected eat\.model:EatC'):
     as_adaptive(object())
 

@@ -1,5 +1,6 @@
 """The evaluator of certificates: its rows, its file, the models it offers."""
 
+import itertools
 import json
 import socket
 import subprocess
@@ -13,11 +14,13 @@ import pytest
 
 from core.errors import ConfigError, InvalidDataError
 from eval_lib import risk
+from eval_lib.certificate import WeakerError
 from halting.row_rules import Confidence
 from serve_lib.chain import Encoded, Row
 from serve_lib.classifier import CertificateFile
 from serve_lib.decisions import ClassifierPolicy
 from tests.contexts import evaluator_of
+from tests.dataset_lib import corpora, word_rows
 from tests.eval_lib.calibration_test import PARITY, VARIABLES, outputs
 from tests.launch import toy_runs
 from tests.train_lib.states import start_python
@@ -72,7 +75,7 @@ def test_the_certificate_is_that_of_the_grid(tmp_path):
   assert entry['mean'] < entry['bound'] == bound <= 0.49
   assert (entry['rows'], entry['test'], entry['model']) == (700, 'binomial', {})
   assert "early exits lose at most 49% by the risk 'disag" in built.note
-  assert 'certified on 700 rows); ' in built.note
+  assert 'certified on 700 rows of test); ' in built.note
 
 
 def test_a_cheaper_model_is_certified_with_its_changes(tmp_path):
@@ -123,7 +126,7 @@ def test_too_few_rows_say_how_many_are_needed(entry, rows, tmp_path):
   # They keep what more rows have certified.
   build(tmp_path, epsilon=0.5).run(VARIABLES)
   before = read(tmp_path)
-  with pytest.raises(ConfigError, match=f'needs at least {rows} rows'):
+  with pytest.raises(WeakerError, match=f'at least {rows} are needed'):
     build(tmp_path, dataset=few, **entry).run(VARIABLES)
   assert read(tmp_path) == before
 
@@ -160,31 +163,23 @@ def test_full_depth_saves_nothing(cost):
   )
 
 
-def test_a_certificate_is_not_replaced_by_less(tmp_path):
+def test_a_certificate_is_replaced_by_one_that_promises_as_much(tmp_path):
   build(tmp_path, epsilon=0.5).run(VARIABLES)
   before = read(tmp_path)
-  less = dict(risk='disagreement', epsilon=0.3)
-  for entry in (dict(risk='harm', epsilon=0.01), less):
-    with pytest.raises(
-      ConfigError, match=r'\.replace=true\) .* 700 rows saves 34\.3%'
-    ):
-      build(tmp_path, **entry).run(VARIABLES)
+  nothing = dict(risk='disagreement', epsilon=1e-6)
+  for weaker in (nothing, dict(delta=0.2, epsilon=0.5)):
+    with pytest.raises(WeakerError, match=r'saves 34\.3%, as .*replace=true'):
+      build(tmp_path, **weaker).run(VARIABLES)
     assert read(tmp_path) == before
-  result = build(tmp_path, replace=True, **less).run(VARIABLES)
+  built = build(tmp_path, risk='disagreement', epsilon=0.3)
+  assert built.run(VARIABLES)['saved'] < before['sources']['']['saved']
   assert read(tmp_path)['sources']['']['epsilon'] == 0.3
-  assert result['saved'] < before['sources']['']['saved']
-
-
-def test_a_certificate_is_not_replaced_by_a_larger_loss(tmp_path):
-  build(tmp_path, epsilon=0.3).run(VARIABLES)
-  before = read(tmp_path)
-  saves_more = dict(epsilon=0.5, dataset=PARITY | {'test_examples': 600})
-  with pytest.raises(ConfigError, match=r'=0\.3 .*\(epsilon=0\.5 on 600'):
-    build(tmp_path, **saves_more).run(VARIABLES)
-  assert read(tmp_path) == before
-  build(tmp_path, replace=True, **saves_more).run(VARIABLES)
-  after = read(tmp_path)['sources']['']
-  assert after['saved'] >= before['sources']['']['saved']
+  assert 'one, epsilon 0.5 on 700 rows, which saves 34.3%.)' in built.note
+  more = dict(epsilon=0.5, dataset=PARITY | {'test_examples': 600})
+  with pytest.raises(WeakerError, match=r'0\.3 on 700.* epsilon 0\.5 on 600'):
+    build(tmp_path, **more).run(VARIABLES)
+  build(tmp_path, replace=True, **more).run(VARIABLES)
+  assert read(tmp_path)['sources']['']['epsilon'] == 0.5
 
 
 def test_sources_are_kept_for_the_same_parameters(tmp_path):
@@ -272,6 +267,50 @@ def test_rows_that_something_was_fitted_to_are_refused(tmp_path):
   assert read(tmp_path)['temperatures'][0] > 5
   with pytest.raises(ConfigError, match='--evals=calibration'):
     build(tmp_path).run({'scale': 2 * VARIABLES['scale']})
+
+
+def of_texts(variables, batch):
+  """Two heads, of which the last is surer."""
+  seen = batch['tokens'].sum(1, keepdims=True).astype(jnp.float32)
+  logits = jnp.sin(seen * jnp.arange(1.0, 3.0)[None])
+  return {'logits': jnp.stack([logits, 3 * logits], 1)}
+
+
+@pytest.mark.parametrize(('words', 'left_out'), [
+  (['w2'], ''), (6 * ['w2'], '500 copies of others.'),
+  (2 * ['w1', 'w2'], '200 with inputs of the training or calibration, 100 c'),
+])  # fmt: skip
+def test_copies_and_rows_that_something_was_fitted_to_are_left_out(
+  tmp_path, words, left_out
+):
+  vocabulary = tmp_path / 'vocabulary'
+  corpora.tokenizer(vocabulary, word_rows.VOCABULARY)
+
+  def data_of(name, words):
+    numbers = itertools.product(words, range(10), range(10))
+    texts = [f'{w} w{n} w{m},{n % 2}' for w, n, m in numbers]
+    path = str(word_rows.write(tmp_path / name, ['text,label', *texts]))
+    data = dict(name='texts', path=path, max_length=8)
+    return data | {'tokenizer': str(vocabulary)}
+
+  own, context = data_of('own.csv', ['w1']), dict(batch_size=64)
+  context |= dict(outputs=jax.jit(of_texts), workdir=tmp_path)
+  fitted = dict(calibration_split='validation', split='test')
+  evaluator_of('calibration', own, context, **fitted).run(VARIABLES)
+  context |= {'train_split': 'train+test'}
+  entry = dict(dataset=data_of('new.csv', words), split='all', epsilon=0.5)
+  built = evaluator_of('certificate', own, context, **entry)
+  built.run(VARIABLES)
+  assert read(tmp_path)['sources']['']['rows'] == 100
+  assert '100 rows of new.csv' in built.note
+  assert built.note.partition('left out: ')[2].startswith(left_out)
+  assert left_out or 'left out' not in built.note
+  entry['dataset'] = data_of('old.csv', ['w1'])
+  built = evaluator_of('certificate', own, context, **entry)
+  with pytest.raises(
+    InvalidDataError, match=r'old\.csv: .* all 100 rows; give'
+  ):
+    built.run(VARIABLES)
 
 
 CONFIG = """

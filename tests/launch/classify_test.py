@@ -11,14 +11,8 @@ import pytest
 from core.errors import ConfigError
 from dataset_lib.bad_records import TooManyBadRecordsError
 from eval_lib import certificate
-from launch import (
-  classify,
-  classify_data,
-  classify_page,
-  evaluate,
-  export,
-  train,
-)
+from launch import classify, classify_data, evaluate, export, train
+from launch import classify_page as page
 from tests.launch.toy_runs import SMALL, SPECIAL, WORDS
 
 OVERRIDES = [
@@ -106,8 +100,9 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   capfd.readouterr()
   evaluate.main([workdir, f'--labelled={folder / "new.csv"}'])
   said = capfd.readouterr().out
-  assert 'lose at most 2% of accuracy' in said
-  assert 'is older; draw it again: python -m launch.classify' in said
+  assert 'lose at most 2 points of accuracy' in said
+  _, again = said.split('is older; draw it again: python -m launch.classify')
+  assert '--path' not in again
   again = json.loads((out / 'adaptive/certificate.json').read_text())
   entry = again['sources']['']
   assert entry['rows'] == ROWS
@@ -115,9 +110,10 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert entry['epsilon'] == 0.02  # that of the number of its rows
 
   copied = shutil.copy(folder / 'tickets.csv', folder / 'copied.csv')
-  replace = '--config.evals.certificate.replace=true'  # it saves a hair less
+  replace = '--config.evals.certificate.replace=true'  # of fewer rows
   evaluate.main([workdir, f'--labelled={copied}', replace])
-  assert '120 of 200 rows have texts of the training' in capfd.readouterr().out
+  told = 'left out: 130 with inputs of the training or calibration'
+  assert told in capfd.readouterr().out
 
 
 def test_results_of_other_settings_are_refused(tmp_path):
@@ -167,7 +163,7 @@ def test_ctrl_c_is_for_the_command_which_may_save(capfd):
 
 def test_accuracies_have_exact_intervals():
   summary = {'rows': {'test': 10}, 'accuracy': {'dense': 1.0, 'served': 0.0}}
-  found = classify_page.intervals(summary)
+  found = page.intervals(summary)
   # By hand: p ** 10 = .025.
   low = 0.025**0.1
   assert found['dense'] == pytest.approx((1.0, low, 1.0))
@@ -180,7 +176,7 @@ def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
   summary = {'rows': {'test': 9}, 'accuracy': {'dense': 1.0}, 'speed': [],
              'certificate': {}}  # fmt: skip
   kind = classify_data.KINDS['eat']
-  classify_page.draw(tmp_path / 'x', kind, summary, rows, ['a', 'b'])
+  page.draw(tmp_path / 'x', kind, summary, rows, ['a', 'b'])
   made[0].draw_without_rendering()  # a missing glyph is a warning
   texts = [one.get_text() for one in made[0].subfigs[-1].texts]
   titles = [text.split('\n')[0] for text in texts]
@@ -190,16 +186,38 @@ def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
     assert re.fullmatch(' +2 layers +50%  b .is a.: 😡�(long )+l?o?n?g?…', line)
 
 
+def test_the_page_says_what_is_slower_or_better():
+  times = {('dense', 1): 6, ('dense', 32): 3, (page.SERVED, 1): 8}
+  times[page.SERVED, 32] = 2
+  summary = {
+    'speed': [
+      {'candidate': name, 'batch': batch, 'milliseconds': [time]}
+      for (name, batch), time in times.items()
+    ],
+    'accuracy': {'dense': 0.5, page.SERVED: 0.55, page.BASELINE: 0.6},
+    'classes': [{'support': 4}, {'support': 4}],
+  }
+  found = page.speedup(summary).partition(': ')[2]
+  assert found == '0.75x (slower) at batch 1, 1.50x at batch 32.'
+  assert page.speedup(summary | {'speed': []}) == ''
+  warned = page.warning(summary)
+  assert 'right on 50.0% of the test rows, one class for all on 50.0%' in warned
+  assert 'better than the served model, 60.0% against 55.0%. Try' in warned
+  summary['accuracy'] = {'dense': 0.6, page.SERVED: 0.6, page.BASELINE: 0.6}
+  assert page.warning(summary) == ''
+
+
 def test_names_with_commas_are_refused():
   with pytest.raises(ConfigError, match=r'--label.*without commas'):
     classify_data.arguments({'data': 'x.csv', 'label': 'a,b'})
 
 
 @pytest.mark.parametrize(('tau', 'said'), [
-  (0.8, 'early exits lose at most 5% of accuracy (threshold 0.8, certified on '
-        '60 rows); 75% of these rows leave early'),
+  (0.8, 'early exits lose at most 5 points of accuracy against its own full '
+        'depth (threshold 0.8, certified on 60 rows); 75% of these rows leave'),
   (None, 'Nothing is certified on 60 rows, so every row runs to full depth: a '
-         'loss of at most 5% with confidence 90% needs at least 77 rows'),
+         'loss of at most 5 points of accuracy with confidence 90% needs at '
+         'least 77 rows'),
 ])  # fmt: skip
 def test_what_a_certificate_says(tau, said):
   entry = dict(

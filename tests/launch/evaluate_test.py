@@ -116,6 +116,10 @@ def test_table_and_file_agree_with_training(workdir, capsys):
   (row,) = rows_of(workdir, '--evals=confusion')  # needs no entry of the config
   assert 0.0 <= row['confusion/macro_f1'] <= 1.0
   assert (workdir / 'confusion.png').is_file()
+  assert 'confusion has read 359 rows of test\n' in capsys.readouterr().out
+  rows_of(workdir, '--evals=confusion', '--dataset=name=digits,image_size=16')
+  assert 'read 359 rows of test of digits\n' in capsys.readouterr().out
+  assert (workdir / 'confusion.digits.png').is_file()
 
 
 def test_an_empty_certificate_is_told_after_the_table(workdir, capsys):

@@ -129,7 +129,7 @@ def test_kinds_of_labels_and_models(argument, rows, metric, folder, tmp_path):
 TASKS = {'domain': ['bank', 'art'], 'spam': ['no', 'yes'], 'size': ['s', 'l']}
 
 
-def write_tasks(path, count):
+def write_tasks(path, count, end=''):
   """Writes rows of three tasks, of which every fourth lacks a label."""
   lines = []
   for n in range(count):
@@ -137,15 +137,19 @@ def write_tasks(path, count):
     labels = [c[d] for c, d in zip(TASKS.values(), digits, strict=True)]
     labels[n % 3] = '' if n % 4 == 1 else labels[n % 3]
     words = ' '.join(f'w{10 * k + d}' for k, d in enumerate(digits))
-    lines.append(','.join([f'w{n % 40} {words}', *labels]))
+    text = f'w{n % 40} {words}{end.format(n // 40)}'
+    lines.append(','.join([text, *labels]))
   path.write_text('\n'.join([','.join(['body', *TASKS]), *lines]) + '\n')
 
 
 @pytest.mark.slow
-def test_a_file_of_several_tasks_is_certified_served_and_bundled(tmp_path):
+def test_a_file_of_several_tasks_is_certified_served_and_bundled(
+  tmp_path, capsys
+):
   toy_runs.write_data(tmp_path)
   write_tasks(tmp_path / 'own.csv', 240)
-  write_tasks(tmp_path / 'new.csv', 400)
+  write_tasks(tmp_path / 'new.csv', 400, ' w{}')
+  write_tasks(tmp_path / 'few.csv', 20, ' w0')
   argument = f'label={"+".join(TASKS)},epochs=1'
   dense, run = tmp_path / 'dense', tmp_path / 'run'
   trainer.train(load(tmp_path, f'{argument},model=dense'), str(dense))
@@ -159,14 +163,17 @@ def test_a_file_of_several_tasks_is_certified_served_and_bundled(tmp_path):
     found = json.loads((run / f'certificate.{name}.json').read_text())
     rows[name] = found['sources']['']['rows']
   assert max(rows.values()) < 36  # of the 48 of validation that do not fit
-  assert evaluate.main([
-    f'--workdir={run}', f'--labelled={tmp_path / "new.csv"}',
-    *(f'--config.evals.certificate_{name}.replace=True' for name in TASKS),
-  ]) == 0  # fmt: skip
+  place = f'--workdir={run}'
+  assert evaluate.main([place, f'--labelled={tmp_path / "new.csv"}']) == 0
   for number, name in enumerate(TASKS):
     found = json.loads((run / f'certificate.{name}.json').read_text())
     missing = sum(n % 3 == number for n in range(1, 400, 4))
     assert found['sources']['']['rows'] == 400 - missing
+  with pytest.raises(SystemExit):
+    evaluate.main([place, f'--labelled={tmp_path / "few.csv"}'])
+  refused = capsys.readouterr().err.splitlines()[-3:]
+  for name, line in zip(TASKS, refused, strict=True):
+    assert f'certificate_{name}: the old certificate stays' in line
   bundle = tmp_path / 'bundle'
   served = f'--workdir={run}', '--serve=tau=guaranteed', '--batches=1'
   assert export.main([*served, f'--bundle={bundle}']) == 0

@@ -34,7 +34,7 @@ def test_many_lines_are_answered_in_order(runs):
   )  # fmt: skip
   assert json.loads(done.stderr.splitlines()[-1])['answers'] == 597
   answers = [json.loads(line) for line in done.stdout.splitlines()]
-  assert [answer['id'] for answer in answers] == list(range(1, 601))
+  assert [answer['line'] for answer in answers] == list(range(1, 601))
   assert {n for n, answer in enumerate(answers) if 'error' in answer} == bad
   good = [answer for answer in answers if 'error' not in answer]
   assert {answer['depth'] for answer in good} <= {1, 2}
@@ -56,7 +56,7 @@ def _interrupt_while_idle(workdir):
     try:
       process.stdin.write(b'{"text": "w1"}\n')
       process.stdin.flush()
-      assert json.loads(process.stdout.readline())['id'] == 1
+      assert json.loads(process.stdout.readline())['line'] == 1
       process.send_signal(signal.SIGINT)
       assert process.wait(30.0) == command_line.INTERRUPTED
       assert process.stderr.read().splitlines()[-1] == b'error: interrupted'

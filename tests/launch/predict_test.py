@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib import builder
 from eval_lib import submission
 from launch import command_line, predict, serving
@@ -46,9 +46,11 @@ def answers(data, engine=None):
 
 def test_answers_are_in_order_with_the_ids_of_the_lines():
   # Editors on Windows begin a file with a byte order mark.
-  lines = b'\xef\xbb\xbf{"id": "x", "text": "one"}\n"two"\n{"text": "three"}'
-  assert [(a['id'], a['label']) for a in answers(lines)] == [
-    ('x', 'one'), (2, 'two'), (3, 'three'),
+  lines = (
+    b'\xef\xbb\xbf{"id": "x", "text": "one"}\n"two"\n{"id": 2, "text": "three"}'
+  )
+  assert [(a.get('id'), a.get('line'), a['label']) for a in answers(lines)] == [
+    ('x', None, 'one'), (None, 2, 'two'), (2, None, 'three'),
   ]  # fmt: skip
 
 
@@ -82,8 +84,14 @@ def test_a_bad_line_is_answered_by_its_error(bad, message, monkeypatch):
   monkeypatch.setattr(predict, 'MAX_LINE', 100_001)
   first, wrong, last = answers(b'"one"\n' + bad + b'\n"two"\n')
   assert (first['label'], last['label']) == ('one', 'two')
-  assert wrong['id'] == 2
+  assert wrong['line'] == 2
   assert message in wrong['error']
+
+
+def test_a_file_of_bad_lines_is_an_error():
+  assert answers(b'') == []
+  with pytest.raises(InvalidDataError, match='all 2 lines have failed'):
+    answers(b'{\n{\n')
 
 
 def test_a_closed_stderr_loses_no_answer(monkeypatch):
@@ -107,7 +115,7 @@ import functools, itertools, sys
 from launch import command_line, predict
 from tests.launch.predict_test import Echo
 def run(flags):
-  lines = ((number, 'text') for number in itertools.count())
+  lines = (({'line': number}, 'text') for number in itertools.count())
   try:
     write = functools.partial(print, flush=True)
     predict.answer_all(Echo(), lines, write, 4)
@@ -123,7 +131,7 @@ def test_a_closed_stdout_ends_the_command_quietly():
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   ) as process:  # fmt: skip
     try:
-      assert json.loads(process.stdout.readline())['id'] == 0
+      assert json.loads(process.stdout.readline())['line'] == 0
       process.stdout.close()
       assert process.wait(60.0) == command_line.OUTPUT_CLOSED == 141
       assert process.stderr.read() == b'left\n'
