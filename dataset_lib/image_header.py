@@ -61,20 +61,29 @@ def header(data: bytes) -> Picture:
     if data.startswith(_PNG_START):
       _check_chunks(data)
     return PIL.Image.open(file, formats=_FORMATS)
+  except BadRecord:
+    raise
   except Exception as error:  # Pillow raises nothing narrower
     message = f'no image Pillow can read, begins {data[:8]!r}'
     raise BadRecord('undecodable', '', message) from error
 
 
 def _check_chunks(data: bytes) -> None:
-  """Raises ValueError where a PNG unpacks to much more than its pixels."""
+  """Raises ValueError where a PNG unpacks to much more than its pixels.
+
+  BadRecord if its end is cut.
+  """
   view, place, packed, parts = memoryview(data), len(_PNG_START), 0, []
+  is_whole = False
   while place + 8 <= len(data):
     size, kind = struct.unpack_from('>I4s', data, place)
     packed += kind in _PNG_PACKED
+    is_whole |= kind == b'IEND'
     if kind == b'IDAT':
       parts.append(view[place + 8 : place + 8 + size])
     place += 12 + size
+  if not is_whole:  # OpenCV prints a line of its own
+    raise BadRecord('truncated', '', f'PNG ends at {len(data)} bytes')
   most = 2**20 + 9 * math.prod(struct.unpack('>2I', data[16:24]))
   pixels = sum(map(len, parts))
   if pixels > PNG_UNCHECKED:

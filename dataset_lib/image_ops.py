@@ -190,7 +190,8 @@ def decode(data: bytes, by: int = 1, max_pixels: int = MAX_PIXELS) -> Image:
     image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
   except cv2.error as error:
     raise BadRecord('undecodable', '', str(error).strip()) from error
-  require(image is not None, 'undecodable', f'begins {data[:8]!r}')
+  message = f'no image OpenCV can decode, begins {data[:8]!r}'
+  require(image is not None, 'undecodable', message)
   turn = _orientation(picture) if is_jpeg else 1
   image = cv2.transpose(image) if turn > 4 else image
   image = cv2.flip(image, _FLIPS[turn]) if turn in _FLIPS else image

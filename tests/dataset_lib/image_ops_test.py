@@ -109,7 +109,7 @@ def test_a_few_scans_count_once():
     (b'', 'empty'),
     (b'this is a text file', 'undecodable'),
     *((JPEG[:end], 'truncated') for end in (-1, 300, 10)),
-    *((encode(NOISE)[:end], 'undecodable') for end in (-40, 40)),
+    *((encode(NOISE)[:end], 'truncated') for end in (-40, 40)),
     (b'\xff\xd8\xff\xd9', 'undecodable'),
     (with_scans(100, (4000, 4000)), 'too_many_pixels'),
     (with_chunks(b'iCCP', b'a\0\0' + zlib.compress(bytes(9)), 65),
