@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shlex
 import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -207,11 +208,9 @@ class ResultFile:
 
   def repair(self) -> str:
     """Returns the command that writes the file."""
-    command = (
-      f'run python -m launch.evaluate --workdir={self._directory} '
-      f'--evals={self.entry}'
-    )
-    return command if self._step is None else f'{command} --step={self._step}'
+    given = [f'--workdir={self._directory}', f'--evals={self.entry}']
+    given += [] if self._step is None else [f'--step={self._step}']
+    return f'run python -m launch.evaluate {shlex.join(given)}'
 
   def error(self, part: str, given: Any, expected: str) -> ConfigError:
     """Returns the error of a part of the file, which is damaged, or of all."""

@@ -89,6 +89,7 @@ def run(flags: Flags) -> int | None:
     return None
   for number, (name, (config, overrides)) in enumerate(runs.items(), 1):
     if (out / name / RESULT).exists():
+      classify_data.check_rows(out / name)
       continue
     if number == 1:
       classify_data.check(flags, config, overrides, later)
@@ -106,10 +107,8 @@ def run(flags: Flags) -> int | None:
   drawn = out / 'report.png'
   shown = drawn if drawn.exists() else out / 'report.json'
   print(f'\nreport: {shown}\n{warning}'.rstrip())
-  print(
-    'serve it:\n  python -m launch.serve '
-    f'--workdir={out / ADAPTIVE} --serve={kind.serve}'
-  )
+  served = f'--workdir={out / ADAPTIVE}', f'--serve={kind.serve}'
+  print(f'serve it:\n  {shlex.join(["python", "-m", "launch.serve", *served])}')
   return None
 
 
@@ -150,7 +149,8 @@ def _run(arguments: Sequence[str], log: pathlib.Path | None = None) -> int:
   it, too. A `log` takes its output.
   """
   words = shlex.join(['python', *arguments])
-  print(f'\n$ {words}' + (f' >> {log}' if log else ''), flush=True)
+  into = f' >> {shlex.quote(str(log))}' if log else ''
+  print(f'\n$ {words}{into}', flush=True)
   with contextlib.ExitStack() as stack:
     out = stack.enter_context(log.open('a')) if log else None
     command = subprocess.Popen([sys.executable, *arguments], stdout=out)

@@ -2,15 +2,18 @@
 
 import csv
 import json
+import shutil
 
 import cv2
 import numpy as np
 import pytest
 
 from core.errors import ConfigError, MissingDataError
+from dataset_lib import builder
 from eval_lib import certificate
-from launch import classify, classify_data, evaluate
+from launch import classify, classify_data, command_line, evaluate
 from tests.launch.toy_runs import SPECIAL
+from train_lib.run_directory import RunDirectory
 
 STEPS = 40
 OVERRIDES = [
@@ -37,14 +40,15 @@ def write_photos(root, count, seed=0):
 
 @pytest.mark.slow
 def test_a_folder_becomes_a_certified_tape_and_a_page(tmp_path, capfd):
-  photos, out = write_photos(tmp_path / 'photos', 150), tmp_path / 'out'
+  photos, out = write_photos(tmp_path / 'photos', 150), tmp_path / 'my out'
   command = [
     str(photos), '--model=adatape', f'--out={out}', '--timed_rows=4',
     '--size=64', *OVERRIDES,
   ]  # fmt: skip
   assert classify.main(command) == 0
   printed = capfd.readouterr().out
-  assert f'--workdir={out}/adaptive --serve=setting=guaranteed' in printed
+  assert f"'--workdir={out}/adaptive' --serve=setting=guaranteed" in printed
+  assert f" >> '{out}/measured.txt'\n" in printed
   found = json.loads((out / 'report.json').read_text())
   assert found['rows'] == {'train': 180, 'validation': 60, 'test': 60}
   assert [*found['accuracy']] == [
@@ -132,6 +136,23 @@ def test_what_an_adatape_cannot_read_is_refused_before_a_training(
   given = flags(data=str(tmp_path), model='adatape')
   with pytest.raises(ConfigError, match='data: expected a folder of classes'):
     classify_data.trainings(given, tmp_path)
+
+
+def test_a_photo_more_is_refused_after_a_training(tmp_path, capfd):
+  photos, out = write_photos(tmp_path / 'photos', 10), tmp_path / 'out'
+  config = f'configs/images.py:data={photos},model=vit'
+  config = command_line.load_config(config, ())
+  info = builder.build_source(config.dataset, 'train').info
+  with RunDirectory(out / 'dense', config.to_dict(), info=info) as run:
+    run.write('result.json', {})
+  write_photos(photos / 'more', 1)
+  (photos / 'more/dark/0.png').rename(photos / 'dark/new.png')
+  shutil.rmtree(photos / 'more')
+  with pytest.raises(SystemExit):
+    classify.main([str(photos), '--model=adatape', f'--out={out}'])
+  printed = capfd.readouterr()
+  assert 'dense was trained on; restore the data' in printed.err
+  assert 'training' not in printed.out
 
 
 def test_folders_of_images_need_the_model_that_reads_them(tmp_path, capfd):
