@@ -18,7 +18,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
@@ -28,7 +27,7 @@ from dataset_lib.image_ops import ImageOptions
 from dataset_lib.source import require
 
 Rows = list[tuple[int, str]]  # labels and paths
-EXTENSIONS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
+EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.png', '.webp', '.bmp', '.gif')
 TRAIN, ALL = 'train', 'all'  # 'all': the rows of all splits that are made
 # A path would leave the root; +, [ and ] are of parts.
 _FOLDER_NAME = r'[^./\\\0+\[\]][^/\\\0+\[\]]*'
@@ -64,6 +63,7 @@ class ImageFolder(ImageOptions):
       raise MissingDataError(f'dataset.root: no folder {root}; {LAYOUT}')
     self._root = (root if root.is_dir() else root.parent).resolve()
     self._names = {p.name for p in source.parts(self.split, _FOLDER_NAME)}
+    self._others: collections.Counter[str] = collections.Counter()
     folders = self._folders(self._root) if root.is_dir() else {}
     self._given: dict[str, tuple[str, str]] = {}  # label and group by path
     made: dict[str, Rows] = {}
@@ -72,6 +72,10 @@ class ImageFolder(ImageOptions):
       made, about = self._made(self._listed(root))
     elif self._is_flat(folders):
       self._classes = [*folders]
+      loose = [e.name for e in self._entries(self._root) if _is_image(e)]
+      if loose:
+        left = f'left out {len(loose)} images in no class folder: {loose[0]}'
+        splits.warn_once(f'{root}: {left}, ...')
       made, about = self._made(self._rows_in(folders))
     elif not folders:
       raise MissingDataError(f'{root} has no folders of classes; {LAYOUT}')
@@ -91,12 +95,21 @@ class ImageFolder(ImageOptions):
     if not self._rows:
       few = 'has no images: add some to each class, or change split_shares'
       raise InvalidDataError(f'split {self.split!r} of {root} {few}')
+    self._warn()
     if not made and TRAIN in folders and TRAIN not in self._names:
       self._warn_of_copies(folders[TRAIN])
     self.describe(len(self._classes), self._classes, len(self._rows))
     names = [(os.path.relpath(p, self._root), n) for n, p in self._rows]
     digest = splits.checksum(os.fsencode(repr(names))).hex()
     self.info = dataclasses.replace(self.info, splits=about, digest=digest)
+
+  def _warn(self) -> None:
+    """Logs classes that look alike, and how many files are left out."""
+    splits.warn_of_look_alikes(self.root, self._classes)
+    counts = [f'{k or "none"} {n}' for k, n in sorted(self._others.items())]
+    if counts:
+      left = f'left out other files, by suffix: {", ".join(counts)}'
+      splits.warn_once(f'{self.root}: {left}')
 
   def _warn_of_copies(self, train: str) -> None:
     """Logs how many images have name and bytes of images of train."""
@@ -230,9 +243,7 @@ class ImageFolder(ImageOptions):
     if not images:
       problem = f'holds no images ({", ".join(EXTENSIONS)}); fill or remove it'
       raise InvalidDataError(f'class folder {folder} {problem}')
-    if strays:
-      name, message = files.printable(folder), '%s: left out %d other files'
-      logging.warning(message, name, len(strays))
+    self._others.update(os.path.splitext(stray.name)[1] for stray in strays)
     return images
 
   def _folders(self, folder: pathlib.Path | str) -> dict[str, str]:

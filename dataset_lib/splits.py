@@ -8,14 +8,18 @@ rows. A label with one group is in 'train'.
 
 import bisect
 import collections
+import contextlib
 import functools
 import hashlib
 import itertools
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from absl import logging
 from annotated_types import Predicate
+
+from core import files
 
 NAMES = ('train', 'validation', 'test')
 SHARES = (0.6, 0.2, 0.2)
@@ -118,7 +122,23 @@ def make(
 @functools.cache  # the splits of a data set are opened one by one
 def warn_once(message: str) -> None:
   """Logs a warning, which a process shows once."""
-  logging.warning('%s', message)
+  logging.warning('%s', files.printable(message))
+
+
+def warn_of_look_alikes(where: object, classes: Iterable[str]) -> None:
+  """Logs pairs of classes that may be one."""
+  for one, other in itertools.pairwise(sorted(classes, key=_folded)):
+    if _folded(one) == _folded(other):
+      alike = f'the classes {one!r} and {other!r} look alike: are they one?'
+      warn_once(f'{where}: {alike}')
+
+
+def _folded(name: str) -> str:
+  """Returns a text that is equal for names which look alike."""
+  with contextlib.suppress(ValueError):
+    return str(float(name))
+  plain = unicodedata.normalize('NFKC', name).casefold().split()
+  return ' '.join(''.join(filter(str.isprintable, part)) for part in plain)
 
 
 def content(texts: Iterable[str]) -> str:

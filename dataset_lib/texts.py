@@ -6,13 +6,11 @@ rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import itertools
 import os
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -144,10 +142,7 @@ class Texts(LabelledTexts):
     """Returns the classes, of each task at least two if `least` is."""
     what = f'classes in the column {self.label!r}'
     names = self._class_names(train, task.classes_of, 0, what, least)
-    for one, other in itertools.pairwise(sorted(names, key=_folded)):
-      if _folded(one) == _folded(other):
-        alike = f'the classes {one!r} and {other!r} look alike: are they one?'
-        splits.warn_once(f'{train.path}: {alike}')
+    splits.warn_of_look_alikes(train.path, names)
     for name in MISSING.intersection(names):
       missing = f'the class {name!r}: a cell of a missing label is empty'
       splits.warn_once(f'{train.path}: {missing}')
@@ -240,14 +235,6 @@ def _warn_of_repeats(path: Path, rows: Sequence[Any]) -> None:
 
 def _rounded(length: float) -> int:
   return -(-int(np.ceil(length)) // UNIT) * UNIT
-
-
-def _folded(name: str) -> str:
-  """Returns a text that is equal for names which look alike."""
-  with contextlib.suppress(ValueError):
-    return str(float(name))
-  plain = unicodedata.normalize('NFKC', name).casefold().split()
-  return ' '.join(''.join(filter(str.isprintable, part)) for part in plain)
 
 
 def _files(root: Path) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """What `launch.classify` does differently for texts and for images."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import shlex
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from core import files
-from core.errors import BadRecord, ConfigError, MissingDataError
+from core.errors import BadRecord, ConfigError
 from launch import command_line
 
 SETTINGS = 'classify.json'  # of a call, after its first training
@@ -83,6 +84,8 @@ def trainings(
   flags: Any, dense: files.Path
 ) -> dict[str, tuple[Arguments, Sequence[str]]]:
   """Returns arguments and overrides of the two runs, by their folders."""
+  if flags.model == 'eat':
+    _refuse_images(pathlib.Path(flags.data).expanduser(), flags)
   start = pretrained(flags)
   if flags.model == 'eat':
     first = {'model': 'dense', 'pretrained': start}
@@ -101,6 +104,22 @@ def trainings(
   # The head too: the classes are those of the dense run.
   later = (*SHORT, 'warm_start.skip=()')
   return {DENSE: (vit, () if start else SHORT), ADAPTIVE: (tape, later)}
+
+
+def _refuse_images(data: pathlib.Path, flags: Any) -> None:
+  """Raises ConfigError for a folder, or a table, of images."""
+  from dataset_lib import image_folder, tables
+
+  if data.is_dir():
+    inside = itertools.chain(data.glob('*/*'), data.glob('*/*/*'))
+    suffixes = (path.suffix.lower() for path in inside)
+    found = any(suffix in image_folder.EXTENSIONS for suffix in suffixes)
+  else:
+    columns = tables.read(data, ()).columns if tables.form_of(data) else ()
+    found = flags.path in columns and flags.text not in columns
+  if found:
+    expected = 'adatape, as the data are images; add --model=adatape'
+    raise ConfigError('--model', flags.model, expected)
 
 
 def check(
@@ -131,11 +150,6 @@ def check(
     if name != kind.place and name not in kind.columns:
       raise
     raise ConfigError(field, error.given, error.expected) from error
-  except MissingDataError as error:
-    if flags.model == 'eat' and pathlib.Path(flags.data).expanduser().is_dir():
-      advice = 'or, of a folder of images, --model=adatape'
-      raise MissingDataError(f'{error}; {advice}') from error
-    raise
   if has_images and dataset.image_size < LEAST_SIZE:
     expected = f'{LEAST_SIZE} or more, for a tape of patches of 8 pixels'
     raise ConfigError('--size', dataset.image_size, expected)

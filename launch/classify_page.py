@@ -310,6 +310,8 @@ def _images(
 ) -> None:
   from PIL import Image
 
+  from dataset_lib import image_ops
+
   lines = figure.subfigures(len(parts), 1)
   for part, (title, rows) in zip(lines, parts.items(), strict=True):
     part.suptitle(title, x=0.01, ha='left', fontsize=10)
@@ -317,9 +319,10 @@ def _images(
     for axes in line:
       axes.set_axis_off()
     for axes, row in zip(line, rows, strict=False):
-      with Image.open(row[kind.shown]) as image:
-        image.thumbnail((256, 256))
-        axes.imshow(np.asarray(image.convert('RGB')))
+      data = files.read_record(row[kind.shown])
+      image = Image.fromarray(image_ops.decode(data, max_pixels=2**30))
+      image.thumbnail((256, 256))
+      axes.imshow(np.asarray(image))
       said = plots.shown(_answer(row)).replace(' (is', '\n(is')
       spent = f'{row[kind.spent]} tokens, {row["confidence"]:.0%}'
       axes.set_title(f'{said}\n{spent}', fontsize=7, weight='normal')

@@ -53,13 +53,14 @@ def test_records_are_sorted_by_class_and_name(root):
   assert batch['label'].tolist() == [0, 0, 1, 1]
 
 
-def test_images_and_classes_that_count(root):
-  for name in ('a.JPG', 'b.jpeg', 'c.png', 'd.webp', 'e.bmp'):
+def test_images_and_classes_that_count(root, caplog):
+  for name in ('a.JPG', 'b.jpeg', 'c.png', 'd.webp', 'e.bmp', 'f.gif'):
     write_image(root / 'train' / 'cat' / name)
   for name in ('cat/notes.txt', 'cat/.hidden.jpg', 'labels.csv', '../a.md'):
     (root / 'train' / name).write_text('hello')
   (root / 'train' / '.ipynb_checkpoints').mkdir()
-  assert len(source(root)) == 11
+  assert len(source(root)) == 12
+  assert caplog.messages == [f'{root}: left out other files, by suffix: .txt 1']
   # Labels follow the train split; without one they are of all splits.
   write_image(root / 'train' / 'ant' / '0.jpg')
   write_image(root / 'other' / 'cat' / '0.jpg')
@@ -127,6 +128,18 @@ def photos(tmp_path):
       write_image(tmp_path / 'photos' / name / f'{i}.png', start + i)
   write_image(tmp_path / 'photos' / 'dog' / '7.png', 112)  # as 12.png
   return tmp_path / 'photos'
+
+
+def test_what_may_be_a_mistake_in_a_folder_of_classes_is_told(photos, caplog):
+  write_image(photos / 'loose.png')
+  for number in range(5):
+    write_image(photos / 'Cat' / f'{number}.png', 150 + number)
+  for split in SPLITS:
+    source(photos, split)
+  assert caplog.messages == [
+    f'{photos}: left out 1 images in no class folder: loose.png, ...',
+    f"{photos}: the classes 'Cat' and 'cat' look alike: are they one?",
+  ]
 
 
 def names_of(data):

@@ -6,13 +6,15 @@ import shutil
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
+from matplotlib import figure
 
-from core.errors import ConfigError, MissingDataError
+from core.errors import ConfigError
 from dataset_lib import builder
 from eval_lib import certificate
 from launch import classify, classify_data, command_line, evaluate
-from tests.launch.toy_runs import SPECIAL
+from launch import classify_page as page
 from train_lib.run_directory import RunDirectory
 
 STEPS = 40
@@ -138,6 +140,18 @@ def test_what_an_adatape_cannot_read_is_refused_before_a_training(
     classify_data.trainings(given, tmp_path)
 
 
+def test_a_page_shows_photos_upright(tmp_path):
+  exif = PIL.Image.Exif()
+  exif[0x0112] = 6
+  path = tmp_path / 'turned.jpg'
+  PIL.Image.new('RGB', (40, 20)).save(path, exif=exif)
+  row = {'answer': 'a', 'label': 'a', 'confidence': 1.0, 'tape_length': 1}
+  drawn, kind = figure.Figure(), classify_data.KINDS['adatape']
+  parts = {'all': [row | {'image': str(path)}], 'wrong': []}
+  page._images(drawn, parts, kind)
+  assert drawn.subfigs[0].axes[0].images[0].get_size() == (40, 20)
+
+
 def test_a_photo_more_is_refused_after_a_training(tmp_path, capfd):
   photos, out = write_photos(tmp_path / 'photos', 10), tmp_path / 'out'
   config = f'configs/images.py:data={photos},model=vit'
@@ -157,10 +171,10 @@ def test_a_photo_more_is_refused_after_a_training(tmp_path, capfd):
 
 def test_folders_of_images_need_the_model_that_reads_them(tmp_path, capfd):
   photos = write_photos(tmp_path / 'photos', 1)
-  (tmp_path / 'vocab.txt').write_text('\n'.join(SPECIAL))
-  config = f'configs/texts.py:data={photos},variant=tiny,vocabulary={tmp_path}'
-  with pytest.raises(MissingDataError, match='of images, --model=adatape'):
-    classify_data.check(flags(data=str(photos)), config, ())
+  (photos / 'labels.csv').write_text('path,label\ndark/0.png,dark')
+  for data in (photos, photos / 'labels.csv'):
+    with pytest.raises(ConfigError, match='images; add --model=adatape'):
+      classify_data.trainings(flags(data=str(data)), tmp_path)
   with pytest.raises(SystemExit) as stopped:
     classify.main([f'{photos}/dark', '--model=adatape', f'--out={tmp_path}/o'])
   printed = capfd.readouterr()
