@@ -56,6 +56,18 @@ class BadRecords(FaultCounts):
     self._first: list[str] = []
     self._file = ''  # of the last of these
 
+  @classmethod
+  def of(cls, source: Any, train: bool) -> 'BadRecords':
+    """Counts the `bad_rows` of a source; may raise, as `count` does."""
+    split, rows = source.split, len(source)
+    if split == 'train' and source.bad_rows and source.info.splits:
+      # It has those of all splits that were made of a file.
+      split, rows = 'all splits', sum(source.info.splits['rows'].values())
+    max_share = source.max_bad_share if train else 0.0
+    result = cls(rows + len(source.bad_rows), max_share, split)
+    result.count(source.bad_rows)
+    return result
+
   def count(self, bad_rows: Iterable[tuple[int, BadRecord]]) -> None:
     """Counts rows and their errors; then may raise TooManyBadRecordsError."""
     size = self._num_examples

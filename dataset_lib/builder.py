@@ -221,10 +221,7 @@ class Dataset:
     ahead = max(prefetch * self._per_batch, threads)
     self._reading = dict(num_threads=threads, prefetch_buffer_size=ahead)
     # Rows of text are read, and found bad, before the first batch.
-    total = len(source) + len(source.bad_rows)
-    max_share = source.max_bad_share if train else 0.0
-    self._bad_records = bad_records.BadRecords(total, max_share, source.split)
-    self._bad_records.count(source.bad_rows)
+    self._bad_records = bad_records.BadRecords.of(source, train)
 
   @property
   def bad_records(self) -> dict[str, dict[str, Any]]:

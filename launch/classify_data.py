@@ -108,9 +108,9 @@ def check(
 
   `later`: configuration and overrides of the second run, checked too. `tells`:
   prints the rows of each class and split, and bad rows. Raises ConfigError that
-  names a flag, MissingDataError or InvalidDataError.
+  names a flag, MissingDataError, InvalidDataError or TooManyBadRecordsError.
   """
-  from dataset_lib import builder
+  from dataset_lib import bad_records, builder
 
   kind, has_images = KINDS[flags.model], flags.model == 'adatape'
   try:
@@ -135,6 +135,8 @@ def check(
     raise ConfigError('--size', dataset.image_size, expected)
   if later:
     command_line.load_config(*later)
+  for split, source in opened.items():
+    bad_records.BadRecords.of(source, train=split == SPLITS[0])
   if has_images:
     _check_images(opened)
   if tells:
@@ -156,7 +158,7 @@ def _check_images(opened: Mapping[str, Any]) -> None:
       except BadRecord as error:
         where = source.where(index)
         bad.append((index, BadRecord(error.kind, where, error.message)))
-    bad_records.BadRecords(len(source), 0.0, source.split).count(bad)
+    bad_records.BadRecords.of(source, train=False).count(bad)
 
 
 def _tell(opened: Mapping[str, Any]) -> None:

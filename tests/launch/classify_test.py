@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from core.errors import ConfigError
+from dataset_lib.bad_records import TooManyBadRecordsError
 from eval_lib import certificate
 from launch import (
   classify,
@@ -150,6 +151,10 @@ def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
   classify_data.check(flags, config(data), SMALL)
   with pytest.raises(ConfigError, match=said):
     classify_data.check(flags, config(data | changed), SMALL)
+  with (tmp_path / 'tickets.csv').open('ab') as file:
+    file.write(b'1,\xf6,sign in\n' * 3)
+  with pytest.raises(TooManyBadRecordsError, match=f'3 of {ROWS + 3} records'):
+    classify_data.check(flags, config(data), SMALL, tells=True)
 
 
 def test_accuracies_have_exact_intervals():
