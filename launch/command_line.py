@@ -67,16 +67,19 @@ Names = Annotated[  # read by `eval_lib.report.names`
 Step = Literal['latest', 'best'] | Count
 Workdir = Annotated[  # of checkpoints, which TensorStore writes
   str,
-  Predicate(lambda path: '..' not in path.split(os.sep)),
-  Predicate(lambda path: not path or is_plain(os.path.abspath(path))),
-  "a path in UTF-8 without '..', ':/' and the characters [ * ? and \\",
+  Predicate(lambda path: not path or is_plain(path)),
+  "a path in UTF-8 without ':/', '..' after a link, and [ * ? and \\",
 ]
 
 
 def is_plain(path: str) -> bool:
   """Returns True for a path, with its parents, that is no pattern or URL."""
-  is_text = path == path.encode(errors='ignore').decode()
-  return is_text and not re.search(r'[\[*?\\]|:/', path)
+  whole = os.path.abspath(path)
+  if whole != whole.encode(errors='ignore').decode():
+    return False
+  # After a link '..' is another folder for the system than for `abspath`.
+  is_same = os.path.realpath(path) == os.path.realpath(whole)
+  return is_same and not re.search(r'[\[*?\\]|:/', whole)
 
 
 class UsageError(UserError, ValueError):

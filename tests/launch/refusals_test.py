@@ -94,6 +94,13 @@ def wrong_numbers(kind):
         yield name, value
 
 
+def test_a_workdir_may_be_above_another_but_not_above_a_link(tmp_path):
+  (tmp_path / 'a' / 'b').mkdir(parents=True)
+  (tmp_path / 'link').symlink_to(tmp_path / 'a' / 'b')
+  assert fields.accepts(command_line.Workdir, f'{tmp_path}/a/../run')
+  assert not fields.accepts(command_line.Workdir, f'{tmp_path}/link/../run')
+
+
 @pytest.mark.parametrize(('path', 'kind'), [*groups()])
 def test_a_value_out_of_range_is_refused(path, kind):
   for name, value in wrong_numbers(kind):
