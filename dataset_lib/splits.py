@@ -85,11 +85,6 @@ def make(
     rarest[row.group] = min(*own, rarest.get(row.group, own[0]))
   keys = {group: checksum(group, seed) for group in sizes}
 
-  groups = collections.Counter(
-    label for label, _ in {(x, row.group) for row in rows for x in row.labels}
-  )
-  _warn_of_single(tuple(sorted(x for x, n in groups.items() if n == 1)))
-
   @functools.cache
   def offset(stratum: str) -> float:  # random, or labels of 2 rows have no test
     return int.from_bytes(checksum(stratum.encode(), seed)) / 2**64
@@ -107,18 +102,23 @@ def make(
     name = NAMES[bisect.bisect(bounds, place_of[group])]
     made[name].append(index)
     total += int.from_bytes(checksum(name.encode() + content))
+  missing: set[str] = set()
+  for name in itertools.compress(NAMES, shares):
+    held = {label for index in made[name] for label in rows[index].labels}
+    missing |= counts.keys() - held
+  if missing:
+    shown = ', '.join(sorted(missing)[:SHOWN])
+    more = f' and {len(missing) - SHOWN} more' * (len(missing) > SHOWN)
+    warn_once(f'classes of few rows, of which a split has none: {shown}{more}')
   of_splits = {name: len(made[name]) for name in NAMES}
   about = dict(shares=(*shares,), seed=seed, rows=of_splits)
   return made, about | {'digest': f'{total % 2**64:016x}'}
 
 
-@functools.cache  # once for all splits of a data set
-def _warn_of_single(labels: tuple[str, ...]) -> None:
-  """Logs labels that have one group of rows each, if there are any."""
-  if labels:
-    more = f' and {len(labels) - SHOWN} more' * (len(labels) > SHOWN)
-    message = 'classes of one row, or of one group of rows, are in train only: '
-    logging.warning('%s%s%s', message, ', '.join(labels[:SHOWN]), more)
+@functools.cache  # the splits of a data set are opened one by one
+def warn_once(message: str) -> None:
+  """Logs a warning, which a process shows once."""
+  logging.warning('%s', message)
 
 
 def content(texts: Iterable[str]) -> str:

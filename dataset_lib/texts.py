@@ -5,6 +5,7 @@ each split: train, validation (or dev, val), test. Missing splits are made of
 rows of train, see `dataset_lib.splits`. The classes are the labels of train.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -12,12 +13,11 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from absl import logging
 from annotated_types import Len, Predicate
 
 from core import files
@@ -146,11 +146,11 @@ class Texts(LabelledTexts):
     names = self._class_names(train, task.classes_of, 0, what, least)
     for one, other in itertools.pairwise(sorted(names, key=_folded)):
       if _folded(one) == _folded(other):
-        message = '%s: the classes %r and %r look alike: are they one?'
-        logging.warning(message, train.path, one, other)
+        alike = f'the classes {one!r} and {other!r} look alike: are they one?'
+        splits.warn_once(f'{train.path}: {alike}')
     for name in MISSING.intersection(names):
-      message = '%s: the class %r: a cell of a missing label is empty'
-      logging.warning(message, train.path, name)
+      missing = f'the class {name!r}: a cell of a missing label is empty'
+      splits.warn_once(f'{train.path}: {missing}')
     columns = {self.label: names}
     if self.kind == 'class' and (lists := [n for n in names if n[:2] in LISTS]):
       expected = f'classes: the column {self.label!r} has lists, as {lists[0]}'
@@ -175,20 +175,24 @@ class Texts(LabelledTexts):
     given = zip(splits.NAMES, self.split_shares, strict=True)
     shares = [0.0 if name in opened else share for name, share in given]
     table = opened['train']
+    read = functools.partial(self._row, task)
+    good, bad = tables.read_all(tables.places(table), read)
+    _warn_of_repeats(table.path, [row[:2] for _, row in good])
     if not any(shares):
       return dict.fromkeys(splits.NAMES, table.take(())) | opened
     shares[0] = 1 - sum(shares)
-    read = functools.partial(self._row, task)
-    good, bad = tables.read_all(tables.places(table), read)
-    made, about = splits.make([row for _, row in good], shares, self.split_seed)
+    rows = [row for _, (*_, row) in good]
+    made, about = splits.make(rows, shares, self.split_seed)
     self._about = about | {'group': self.group}
     taken = {name: [good[row][0] for row in made[name]] for name in made}
     taken['train'] += [place for place, _ in bad]  # train tolerates some
     tables_made = {name: table.take(taken[name]) for name in taken}
     return {**tables_made, **opened, 'train': tables_made['train']}
 
-  def _row(self, task: TextTask, values: Mapping[str, str]) -> splits.Row:
-    """Returns what the split of a row depends on; BadRecord of a bad row."""
+  def _row(
+    self, task: TextTask, values: Mapping[str, str]
+  ) -> tuple[str, str, splits.Row]:
+    """Returns content, label, and what the split depends on; or BadRecord."""
     texts, label = task.read(values)
     names = task.names_in(label)
     if self.kind == 'number':
@@ -198,7 +202,8 @@ class Texts(LabelledTexts):
     content = splits.content(texts)
     group = values[self.group].strip() if self.group else ''
     hashed = group or content, f'{content}\0{label}'
-    return splits.Row(names, *(splits.checksum(x.encode()) for x in hashed))
+    sums = [splits.checksum(x.encode()) for x in hashed]
+    return content, label, splits.Row(names, *sums)
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""
@@ -220,6 +225,15 @@ class Texts(LabelledTexts):
       size for size, longer in itertools.pairwise((*sizes, self.max_length))
       if size <= 0.75 * longer
     )  # fmt: skip
+
+
+def _warn_of_repeats(path: Path, rows: Sequence[Any]) -> None:
+  """Logs how many of some (content, label) are there more than once."""
+  if copies := len(rows) - len({*rows}):
+    splits.warn_once(f'{path}: {copies} rows are copies of others')
+  labels = collections.Counter(content for content, _ in {*rows})
+  if several := sum(count > 1 for count in labels.values()):
+    splits.warn_once(f'{path}: {several} texts occur with different labels')
 
 
 def _rounded(length: float) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import errno
+import logging
 import os
 import pathlib
 import re
@@ -134,6 +135,7 @@ class Command:
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command; an expected error becomes a line and its exit code."""
+    logging.basicConfig(format='%(levelname)s: %(message)s')
     try:
       flags = self.parse(sys.argv[1:] if argv is None else argv)
       limited = isinstance(flags, ThreadFlags)

@@ -239,6 +239,15 @@ def test_classes_that_look_alike_are_named(root, caplog):
   assert "'A' and 'a' look alike" in caplog.text
 
 
+def test_repeated_rows_are_told_once(root, caplog):
+  given = file(root, [*GOOD, 'w7 w8 w9,a', 'w7 w8 w9,a', 'w7  w8 w9,b'])
+  for split in ('train', 'test'):
+    opened(given, split)
+  assert [message.partition(': ')[2] for message in caplog.messages] == [
+    '1 rows are copies of others', '1 texts occur with different labels'
+  ]  # fmt: skip
+
+
 def test_lengths_are_those_of_the_train_rows(root):
   lengths = [*range(1, 21)] * 19 + [38] * 20
   rows = [f'{"w1 " * n}w{k % 30},{"ab"[k % 2]}' for k, n in enumerate(lengths)]
