@@ -82,7 +82,9 @@ class ExitPolicy(ClassifierPolicy):
       least = item.pop('minimum_retention')
       if self.certified:
         expected = 'none: the certificates hold without it'
-      if self.certified or not fields.accepts(Share, least):
+      elif PRUNED not in self.chain.variants:
+        expected = 'none: the model prunes no tokens'
+      if expected.startswith('none') or not fields.accepts(Share, least):
         expected = f'minimum_retention: expected {expected}'
         raise InputError(f'{expected}, got {least!r}')
     encoded = super().encode(item)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from core.errors import ConfigError
 from looped.puzzle import Example, Puzzle, Symmetry
 from looped.rules import Share, sigmoid
-from serve_lib.chain import Encoded, InputError, Row
+from serve_lib.chain import Encoded, InputError, Row, kind_of
 from serve_lib.decisions import ClassifierPolicy, Prediction, Setting, source_of
 from serve_lib.items import ItemReader, Size
 
@@ -71,8 +71,8 @@ class PuzzleReader(ItemReader):
   def convert(self, value: Any) -> Any:
     """Returns the `Example` of a text; see `ItemReader`."""
     if not isinstance(value, str):
-      kind = type(value).__name__
-      raise InputError(f'puzzle: expected a text, got {kind}')
+      got = kind_of(type(value))
+      raise InputError(f'puzzle: expected a text, got {got}')
     try:
       return self.puzzle.examine(value)
     except ValueError as error:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from core import fields, files
 from core.errors import ConfigError
 from serve_lib import items
-from serve_lib.chain import ILLEGAL_ID, InputError, take_id
+from serve_lib.chain import ILLEGAL_ID, InputError, kind_of, take_id
 
 # Values, containers and strings of a body: 256 rows of 512 tokens with types.
 MAX_VALUES = 300_000
@@ -96,7 +96,7 @@ def read_item(value: Any) -> Any:
     return {'text': value}
   if not isinstance(value, dict):
     legal = 'an object such as {"text": ...} or {"image": ...}'
-    return InputError(f'item: expected {legal}, got {type(value).__name__}')
+    return InputError(f'item: expected {legal}, got {kind_of(type(value))}')
   if 'id' in value:  # which `take_id` has left
     return InputError(f'item: {ILLEGAL_ID}')
   if 'image' not in value:

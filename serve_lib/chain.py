@@ -27,6 +27,10 @@ ILLEGAL_ID = (
   f'expected an id: a number, or a text of at most {MAX_ID} characters'
 )
 MAX_DETAILS = 10_000  # characters; a message may contain a whole item
+_KINDS = {
+  type(None): 'null', bool: 'boolean', int: 'number', float: 'number',
+  str: 'text', dict: 'object',
+}  # fmt: skip
 
 
 class InputError(ValueError):
@@ -85,12 +89,17 @@ class Failure:
     return cls(error, during, details)
 
 
+def kind_of(kind: type) -> str:
+  """Returns the name in JSON of a type of Python, for errors."""
+  return _KINDS.get(kind, kind.__name__)
+
+
 def take_id(item: Any) -> dict[str, Any]:
   """Removes a legal 'id' from an item; returns it as `{'id': ...}`, else {}."""
   own = item.get('id', {}) if isinstance(item, dict) else {}
   # The answer repeats it; a nested one could be too deep to write.
   is_long = isinstance(own, str) and len(own) > MAX_ID
-  is_illegal = is_long or isinstance(own, (dict, list))
+  is_illegal = is_long or isinstance(own, (dict, list, bool))
   return {} if is_illegal else {'id': item.pop('id')}
 
 

@@ -18,7 +18,7 @@ from core import fields, files, registry
 from core.errors import BadRecord
 from dataset_lib.source import pad_rows
 from dataset_lib.tokenizer import Tokenizer
-from serve_lib.chain import Encoded, InputError
+from serve_lib.chain import Encoded, InputError, kind_of
 
 # By the number of texts that the model was trained on.
 _WRONG = {
@@ -187,7 +187,7 @@ def _token_ids(name: str, value: Any, vocab_size: int) -> Int[np.ndarray, ' T']:
     # Before NumPy, which pads texts to the longest and takes True for 1.
     for kind in {*map(type, value)} if isinstance(value, (list, tuple)) else ():
       if kind is bool or not issubclass(kind, (int, np.integer)):
-        raise ValueError(f'values of type {kind.__name__}')
+        raise ValueError(f'values of type {kind_of(kind)}')
     array = np.asarray(value)
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
       raise ValueError(f'shape {array.shape} and dtype {array.dtype}')
@@ -264,10 +264,11 @@ class TextReader(Reader):
     texts = {key: fields[key] for key in keys}
     for key, value in texts.items():
       if not isinstance(value, (str, bytes)):
-        raise InputError(f'{key}: expected a text, got {type(value).__name__}')
+        raise InputError(f'{key}: expected a text, got {kind_of(type(value))}')
       try:
         texts[key] = value.decode() if isinstance(value, bytes) else value
-      except UnicodeDecodeError as error:
+        texts[key].encode()  # JSON may have a lone surrogate
+      except UnicodeError as error:
         raise InputError(f'{key}: expected UTF-8, got {error}') from error
       if len(texts[key]) > self.max_characters:
         expected = f'at most {self.max_characters} characters'
@@ -326,9 +327,9 @@ def _item_fields(item: Any) -> dict[str, Any]:
   if isinstance(item, (tuple, list)) and len(item) == 2:
     return {'text': item[0], 'pair': item[1]}
   if not isinstance(item, Mapping) or not {'text', 'tokens'} & set(item):
-    got = type(item).__name__
+    got = kind_of(type(item))
     if isinstance(item, Mapping):
-      got = f'the keys {sorted(map(str, item))}'
+      got = f'the keys {", ".join(sorted(map(str, item)))}'
     raise InputError(
       "item: expected a text, a pair of texts, or a mapping with 'text' and "
       f"optionally 'pair' and 'source', got {got}"
@@ -336,8 +337,9 @@ def _item_fields(item: Any) -> dict[str, Any]:
   legal = _TEXT_KEYS if 'text' in item else _TOKEN_KEYS
   unknown = sorted(str(key) for key in item if key not in legal)
   if unknown:
-    raise InputError(f'item: expected the keys {legal}, got also {unknown}')
+    expected = f'item: expected the keys {", ".join(legal)}'
+    raise InputError(f'{expected}, got also {", ".join(unknown)}')
   source = item.get('source', '')
   if not isinstance(source, str):
-    raise InputError(f'source: expected a name, got {type(source).__name__}')
+    raise InputError(f'source: expected a name, got {kind_of(type(source))}')
   return dict(item)

@@ -149,8 +149,8 @@ BAD = [
   ('11' + '.' * 14, 'row 1 has the digit 1 more than once'),
   ('123........4....', 'the board has no solution'),
   ('.' * 16, 'the board has several solutions; add digits'),
-  (7, 'expected a text, got int'),
-  ({'puzzle': None}, 'expected a text, got NoneType'),
+  (7, 'expected a text, got number'),
+  ({'puzzle': None}, 'expected a text, got null'),
   ({'puzzle': typed()[0], 'tokens': [1]}, "expected only the key 'puzzle'"),
   (
     {'puzzle': typed()[0], 'text': typed()[1]},

@@ -79,7 +79,7 @@ async def test_the_id_of_an_item_comes_back(client):
   assert one.pop('id') == 'x'
   bad = (await client.post('/predict', json=BAD | {'id': 7})).json()
   assert (bad['id'], 'tokens: expected' in bad['error']) == (7, True)
-  illegal = [ITEM | {'id': {}}, ITEM | {'id': 'x' * 1001}]
+  illegal = [ITEM | {'id': True}, ITEM | {'id': 'x' * 1001}]
   items = [ITEM | {'id': 0}, ITEM, BAD | {'id': 'b'}, *illegal]
   many = (await client.post('/predict', json={'items': items})).json()
   first, second, third, last, long = many['answers']

@@ -119,10 +119,11 @@ BAD = (
   (b'{"tokens": [1], "tokens": [2]}', 400, "name 'tokens' twice"),
   (b'[' * 100_000, 400, 'nested too deeply'),
   (b'[]', 422, 'item: expected an object'),
+  (b'null', 422, 'got null'),
   (body(items=[]), 422, 'items: expected a list of one item'),
   (body(items=[GOOD] * 65), 413, 'items: expected at most 64, got 65'),
   (body(items=[GOOD], **{'\ud800': 1}), 422, ': expected no such field'),
-  (body(tokens=[1], sauce='a'), 422, "'source'), got also ['sauce']"),
+  (body(tokens=[1], sauce='a'), 422, "token_types, source, got also sauce"),
   (b'x' * 100_001, 413, 'body: expected at most 100000 bytes'),
   (body(tokens=[7]), 500, 'answer'),  # the policy breaks
   (body(tokens=[1], token_types=[0, 0]), 422, 'token_types: expected 1'),
@@ -138,7 +139,7 @@ BAD = (
   *((body(tokens=[1], token_types=[kind]), 422, 'a row of integers in [0, 2)')
     for kind in (7, 2**32, HUGE)),
   *((body(tokens=tokens), 422, f'got values of type {kind}')
-    for kind, tokens in (('bool', [1, True]), ('str', [1, 'x' * 999]),
+    for kind, tokens in (('boolean', [1, True]), ('text', [1, 'x' * 999]),
                          ('list', [[1], [2]]))),
 )  # fmt: skip
 
