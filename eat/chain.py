@@ -142,10 +142,12 @@ def serve(
   drift, others = file.values.get('drift'), dict[str, Any]()
   monitor = classifier.monitor(file, {'': drift}, run.on_drift)
   fields: dict[str, Any] = {'monitor': monitor}
+  about = classifier.about(task, run)
   if given.tau == GUARANTEED:
     certificate.check_temperatures(temperatures)
     first = PRUNED if any(model.prune_ratios) else UNPRUNED
     others, fields = certificate.serve(model, first, run.on_drift, drift)
+    about = classifier.about(task, run, certificate)
 
   def serve_variables(variables: Any) -> tuple[EatChain, ExitPolicy]:
     file.check_parameters(variables)
@@ -159,7 +161,7 @@ def serve(
       chain, reader, names, lengths, rule, temperatures=temperatures,
       ensemble_margin=given.ensemble_margin, thresholds=given.thresholds,
       minimum_retention=given.minimum_retention,
-      about=classifier.about(task, run), **fields,
+      about=about, **fields,
     )  # fmt: skip
     warnings = warnings_of(file, certificate, policy, given, longest)
     policy.warnings = tuple(warnings)

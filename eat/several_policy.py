@@ -174,9 +174,15 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
         if check is not None:
           check.source = f'{name}={source}' if source else name
           checks[check.source] = check
+    about = dict(first.about)
+    if 'certificates' in about:  # of each task
+      about['certificates'] = tuple(
+        one for policy in policies.values()
+        for one in policy.about['certificates']
+      )  # fmt: skip
     policy = SeveralPolicy(
       stages, first.reader, task.label_names, first.lengths, tasks=tasks,
-      monitor=Monitor(sources=checks), about=first.about,
+      monitor=Monitor(sources=checks), about=about,
       certified=first.certified,
       warnings=tuple(
         f'{name}: {line}' for name, one in policies.items()

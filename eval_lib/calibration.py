@@ -180,7 +180,7 @@ class ResultFile:
 
     `column` is one of several that have labels.
     """
-    self._directory, self._step = directory, step
+    self._directory, self._step, self.column = directory, step, column
     self.path = pathlib.Path(directory) / heads.named(self.NAME, column)
     self.entry = f'{self.ENTRY}_{column}' if column else self.ENTRY
     self.values: Mapping[str, Any] = {}

@@ -154,12 +154,20 @@ def log_drift(drifted: bool, report: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def statistics(engine: Any, seconds: float) -> Iterator[None]:
-  """Logs statistics of an engine every `seconds` (0: never), at the end."""
+  """Logs statistics of an engine every `seconds` (0: never), at the end.
+
+  Not again while no row is answered and none fails.
+  """
   done = threading.Event()
 
   def repeat():
+    logged: Any = (0, {})
     while not done.wait(seconds or None):
-      log(json.dumps(engine.monitor.snapshot()))
+      found = engine.monitor.snapshot()
+      counts = found['answers'], found['failures']
+      if counts != logged:
+        log(json.dumps(found))
+      logged = counts
 
   thread = threading.Thread(target=repeat, name='statistics')
   thread.start()

@@ -154,6 +154,15 @@ class CertificateFile(calibration.ResultFile):
           f'give it more rows, or a larger epsilon: {self.repair()}'
         )
 
+  def about(self) -> tuple[dict[str, Any], ...]:
+    """Returns what each certificate promises, and its setting, for JSON."""
+    names = 'risk', 'epsilon', 'delta', 'rows', 'tau', 'model'
+    return files.with_tuples([
+      {'task': self.column, 'source': source}
+      | {name: entry[name] for name in names if name in entry}
+      for source, entry in self.values['sources'].items()
+    ])  # fmt: skip
+
   def check_temperatures(self, temperatures: Sequence[float]) -> None:
     """Raises ConfigError unless the thresholds are for these temperatures."""
     stored = self.values.get('temperatures', [])
@@ -191,11 +200,14 @@ class CertificateFile(calibration.ResultFile):
     return models, {'certified': names, 'monitor': checked}
 
 
-def about(task: Any, run: Any) -> dict[str, Any]:
+def about(
+  task: Any, run: Any, file: CertificateFile | None = None
+) -> dict[str, Any]:
   """Returns `ClassifierPolicy.about` of a task that is served from a run."""
   kinds = {'model': task.model, 'task': task}
   names = {key: registry.name_of(type(one)) for key, one in kinds.items()}
-  return names | {'step': run.step}
+  more = {'certificates': file.about()} if file else {}
+  return names | {'step': run.step} | more
 
 
 def with_files(
@@ -230,6 +242,7 @@ def with_files(
       file.check_temperatures(scales)
       models, own = file.serve(task.model, first, run.on_drift)
       options |= own | {'warnings': tuple(file.warnings())}
+      options['about'] = about(task, run, file)
     stages = chain(variables, models)
     return stages, policy(
       stages, stages.reader, task.label_names, lengths,

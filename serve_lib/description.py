@@ -35,7 +35,10 @@ _PNG = (
   'AABJRU5ErkJggg=='
 )
 # Fields of a policy that are no options; warnings have paths of the server.
-_OTHERS = 'chain reader monitor warnings about class_names kept_tokens'
+_OTHERS = (
+  'chain reader monitor warnings about class_names kept_tokens certified'
+)
+_EXITS = 'heads rule thresholds ensemble_margin'  # of a model that has some
 # Upper limits of the buckets of a histogram, which adds up over servers.
 SECONDS = (
   .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30,
@@ -92,10 +95,16 @@ def about(engine: Any, name: str) -> dict[str, Any]:
   if isinstance(policy, ClassifierPolicy):
     names = {field.name for field in dataclasses.fields(policy)}
     names -= {*_OTHERS.split()}
+    if policy.chain.num_stages == 1:
+      names -= {*_EXITS.split()}
+    kinds = 'string' if policy.class_names else ['string', 'number']
+    one: Any = {'label': kinds, 'probabilities': 'object', **policy.FIELDS}
     if 'tasks' in names:  # each has its own
       names -= {'temperatures', 'several'}
-    more = {'labels': 'array'} if 'several' in names and policy.several else {}
-    found['answer'] = {**policy.FIELDS, **more}
+      one = {'tasks': {'<name>': one}, **policy.FIELDS}
+    elif policy.several:
+      one['labels'] = 'array'
+    found['answer'] = one
     options |= {name: getattr(policy, name) for name in sorted(names)}
     options['setting'] = GUARANTEED if policy.certified else 'trained'
     found = policy.about | found | {'labels': policy.class_names}
@@ -135,15 +144,7 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
   batch = {'items': {'type': 'array', 'items': item, 'minItems': 1}}
   body = [_object(example, own | late), _object(batch, batch | late)]
   error = _object(['error'], {'error': text, 'id': own['id']})
-  shares = {'type': 'object', 'additionalProperties': {'type': 'number'}}
-  fields = {n: {'type': kind} for n, kind in about.get('answer', {}).items()}
-  kinds = {'type': 'string' if about.get('labels') else ['string', 'number']}
-  one = {'label': kinds, 'probabilities': shares, **fields}
-  needed = ['label', 'probabilities']
-  if 'tasks' in about['options']:  # each with an answer
-    each = {'type': 'object', 'additionalProperties': _object(needed, one)}
-    needed, one = ['tasks'], {'tasks': each, **fields}
-  answer = _object(needed, {'id': own['id'], **one})
+  answer = _answer(about.get('answer', {}), {'id': own['id']})
   many = {'answers': {'type': 'array', 'items': {'anyOf': [answer, error]}}}
   paths: dict[str, Any] = {}
   for endpoint, words in ENDPOINTS.items():
@@ -155,6 +156,18 @@ def openapi(about: Mapping[str, Any]) -> dict[str, Any]:
   predict['responses']['default'] = {'description': 'an error'} | _json(error)
   info = {'title': about['name'], 'version': about['version']}
   return {'openapi': '3.1.0', 'info': info, 'paths': paths}
+
+
+def _answer(fields: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+  """Returns the schema of an answer, or of that of a task, by its fields."""
+  shares = {'type': 'object', 'additionalProperties': {'type': 'number'}}
+  legal = {**{n: {'type': kind} for n, kind in fields.items()}, **own}
+  if 'tasks' in fields:
+    [each] = fields['tasks'].values()
+    tasks = {'type': 'object', 'additionalProperties': _answer(each, {})}
+    return _object(['tasks'], {**legal, 'tasks': tasks})
+  needed = ['label', 'probabilities']
+  return _object(needed, {'label': {}, **legal, 'probabilities': shares})
 
 
 def _json(schema: Any, **more: Any) -> dict[str, Any]:

@@ -249,6 +249,10 @@ def test_each_source_has_its_certificate(run, read):
   with Engine(chain, policy, (LENGTH,), (1,)) as engine:
     *_, last = answers = engine.predict(items)
     about = description.about(engine, 'run')
+  promises = [
+    (one['source'], one['tau'], one['model']) for one in about['certificates']
+  ]
+  assert promises == [('forum', 0.7, {}), ('news', 0.6, ratios)]
   assert about['options']['rule'] == repr(policy.rule)
   assert about['options']['thresholds'] == policy.thresholds
   assert about['model'] == 'eat.model:EatClassifier'

@@ -213,6 +213,7 @@ def test_a_bundle_and_a_description_have_the_tasks(tmp_path):
       ]
       np.testing.assert_allclose(*shares, atol=1e-5)
   assert about['labels'] == [*NAMES]
+  assert 'probabilities' in about['answer']['tasks']['<name>']
   schema = description.openapi(about)['paths']['/predict']['post']['responses']
   content = schema['200']['content']['application/json']['schema']
   assert content['anyOf'][0]['required'] == ['tasks']

@@ -141,12 +141,15 @@ def test_statistics_are_logged_regularly_and_drift_when_it_turns(capsys):
     calls.append(1)
     if len(calls) == 3:
       ended.set()
-    return {}
+    return {'answers': len(calls) // 2, 'failures': {}}
 
   monitor = types.SimpleNamespace(snapshot=snapshot)
   engine = types.SimpleNamespace(monitor=monitor)
   with serving.statistics(engine, 0.001):
     assert ended.wait(10.0)
+  *logged, _ = capsys.readouterr().err.splitlines()
+  assert len({*logged}) == len(logged) > 0  # none of an idle engine
+  assert '"answers": 0' not in logged[0]
   count = len(calls)
   with serving.statistics(engine, 0.0):
     pass

@@ -42,6 +42,7 @@ async def test_a_server_says_what_it_serves(client):
   assert (about['name'], about['version']) == ('sst2', VERSION)
   assert (about['labels'], about['ready']) == (['no', 'maybe', 'yes'], True)
   assert about['options']['setting'] == 'guaranteed'
+  assert {'label', 'probabilities', 'exit_reason'} <= {*about['answer']}
   assert about['options']['reader']['vocab_size'] == 10
   assert 'careful' not in text  # warnings have paths
   for endpoint in about['endpoints']:
