@@ -11,6 +11,7 @@ device.
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -42,7 +43,8 @@ def run(flags: Flags) -> None:
     config.dtype, config.mesh = 'float32', dict(data=1, fsdp=1, tensor=1)
     config.batch_size = rows * config.num_micro
   info, batch, origin = read(config, rows, flags.classes)
-  table = {'data': origin, **model_check.check(config, info, batch)}
+  tell = functools.partial(print, file=sys.stderr, flush=True)
+  table = {'data': origin, **model_check.check(config, info, batch, tell)}
   lines = [{'checked': k, 'found': v} for k, v in table.items()]
   print_table(f'{flags.config}: no mistake', lines)
 

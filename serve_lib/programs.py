@@ -30,6 +30,7 @@ from serve_lib.pool import Pool
 from serve_lib.program_cache import ProgramCache
 
 _MAX_MAPS = '/proc/sys/vm/max_map_count'
+PAUSE = 10.0  # seconds between lines of progress
 _SHARE_OF_MAPS = 0.9  # that may be in use when a program is compiled
 # Products by Eigen: 1.08 to 1.37 times as fast as by YNNPACK, XLA's default.
 CPU_OPTIONS: Any = {'xla_cpu_experimental_ynn_fusion_type': ''}
@@ -135,12 +136,19 @@ class Programs:
         executor.submit(self._compile_column, *column)
         for column in (() if self._lazy else self._columns())
       ]
-      for job in rich.progress.track(
+      console = rich.console.Console(stderr=True, quiet=not progress)
+      if jobs and not console.is_terminal:  # which has a bar
+        console.print(f'compiling the programs of {len(jobs)} sizes of batches')
+      told = started
+      for number, job in enumerate(rich.progress.track(
         concurrent.futures.as_completed(jobs), 'compiling', len(jobs),
-        console=rich.console.Console(stderr=True),
-        disable=not progress or self._lazy,
-      ):  # fmt: skip
+        console=console, disable=not progress or self._lazy,
+      ), 1):  # fmt: skip
         job.result()
+        now = time.perf_counter()
+        if now > told + PAUSE and not console.is_terminal:
+          console.print(f'compiled those of {number} of {len(jobs)} sizes')
+          told = now
     seconds = time.perf_counter() - started
     return WarmUp(len(self._compiled), seconds, self.backend)
 

@@ -11,7 +11,7 @@ import inspect
 import pathlib
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -83,12 +83,16 @@ def pair(result: Any, classes: int | None) -> tuple[Any, Any]:
 
 
 def check(
-  config: Any, info: DatasetInfo, batch: Mapping[str, Any]
+  config: Any,
+  info: DatasetInfo,
+  batch: Mapping[str, Any],
+  tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
   """Returns a table of what was checked in the models of all phases.
 
-  `config` is in float32 and for one device, `batch` has `ROWS` rows. Raises
-  Mistakes with all that were found.
+  `config` is in float32 and for one device, `batch` has `ROWS` rows; `tell`
+  gets a line before each step, which may compile for minutes. Raises Mistakes
+  with all that were found.
   """
   lines: list[str] = []
   table: dict[str, str] = {}
@@ -102,8 +106,10 @@ def check(
   plan = Plan(config, info, 1, jax.devices()[:1])
   # Phases of equal models are checked once.
   for phase in {str(p.model): p for p in plan.phases[::-1]}.values():
+    tell(f'{phase.label}: initializing the parameters')
     probe = _Probe(plan, phase, batch)
     for find in (_logits, _out, _rule, _rows, _gradient, _flops):
+      tell(f'{phase.label}: checking {find.__name__[1:]}')
       with noted(), jax.set_mesh(plan.mesh):
         table |= find(probe)
       if find is _logits and lines:  # the others would fail for this reason

@@ -93,7 +93,10 @@ def test_a_mistake_of_a_task_names_its_line(flag, found):
 
 def test_a_right_model_is_a_table(flag, capsys):
   assert check.main([flag('')]) == 0
-  out = capsys.readouterr().out
+  out, told = capsys.readouterr()
+  assert told.splitlines()[-2:] == [
+    f'phase 0: checking {name}' for name in ('gradient', 'flops')
+  ]  # fmt: skip
   rows = dict(re.findall(r'^ +(\S.*?)  +(\S.*?) *$', out, re.M))
   assert rows['logits'] == 'float32 [4, 2]'
   assert rows['parameters'] == f'{25 * 8 + 9 * 2}'

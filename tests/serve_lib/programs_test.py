@@ -51,12 +51,13 @@ class Loop:
 
 def compiled(chain, grid=GRID):
   programs = Programs(chain, grid)
-  report = programs.compile(progress=False)
+  report = programs.compile(progress=True)
   return programs, report
 
 
-def test_stages_that_are_the_same_function_compile_once():
+def test_stages_that_are_the_same_function_compile_once(capsys):
   _, report = compiled(Loop())
+  assert 'compiling the programs of' in capsys.readouterr().err
   # Per batch size the first, the inner and the last stage; join at two sizes,
   # gather from and to the smaller and at the larger.
   assert report.programs == 2 * 3 + 2 + 3
