@@ -145,7 +145,8 @@ def _is_older(path: pathlib.Path, than: pathlib.Path) -> bool:
 def _run(arguments: Sequence[str], log: pathlib.Path | None = None) -> int:
   """Prints and runs a command of `python`; returns its exit code.
 
-  SIGTERM is for the command, which may save first. A `log` takes its output.
+  Signals are for the command, which may save first; a terminal sends Ctrl-C to
+  it, too. A `log` takes its output.
   """
   words = shlex.join(['python', *arguments])
   print(f'\n$ {words}' + (f' >> {log}' if log else ''), flush=True)
@@ -155,9 +156,13 @@ def _run(arguments: Sequence[str], log: pathlib.Path | None = None) -> int:
     child = stack.enter_context(command)
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
+      with contextlib.suppress(KeyboardInterrupt):
+        child.wait()
       code = child.wait()
     finally:
       signal.signal(signal.SIGTERM, before)
+  if code == command_line.INTERRUPTED:
+    print('the same command continues', file=sys.stderr)
   return code if code >= 0 else 128 - code  # as a shell does
 
 

@@ -48,8 +48,8 @@ exit codes:
   8   another process of a training failed or does not answer
   9   a training made no progress for watchdog_seconds
   69  gcloud, kubectl or sbatch is missing or failed
-  75  a training was asked to stop (SIGTERM); the same command continues
-  130 interrupted (Ctrl-C)
+  75  a training was stopped (Ctrl-C, SIGTERM); the same command continues
+  130 interrupted (Ctrl-C) before or after a training
   141 stdout was closed, as by `| head`; not an error
 """
 

@@ -157,6 +157,14 @@ def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
     classify_data.check(flags, config(data), SMALL, tells=True)
 
 
+def test_ctrl_c_is_for_the_command_which_may_save(capfd):
+  code = 'import os, sys, time; os.kill(os.getppid(), 2); time.sleep(0.3)'
+  assert classify._run(['-c', f'{code}; print("saved"); sys.exit(130)']) == 130
+  said = capfd.readouterr()
+  assert said.out.endswith('saved\n')
+  assert said.err == 'the same command continues\n'
+
+
 def test_accuracies_have_exact_intervals():
   summary = {'rows': {'test': 10}, 'accuracy': {'dense': 1.0, 'served': 0.0}}
   found = classify_page.intervals(summary)
