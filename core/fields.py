@@ -153,7 +153,13 @@ def check(
   values = dict(given.items())
   for name in values:
     if name not in legal:
-      raise ConfigError(path + name, values[name], unknown(name, legal))
+      groups = {n: hints(cls)[n] for n in legal}
+      near = [
+        f'{group}.{name}' for group, kind in groups.items()
+        if dataclasses.is_dataclass(kind) and name in hints(kind)
+      ]  # fmt: skip
+      expected = unknown(name, legal, near=near)
+      raise ConfigError(path + name, values[name], expected)
   complete = {}
   for name, field in legal.items():
     hint, value = hints(cls)[name], field.default
@@ -298,11 +304,13 @@ def _range(bound: Mapping[str, Any]) -> str:
   return ', not empty' if bound.get('min_length') else ''
 
 
-def unknown(name: Any, legal: Iterable[str], kind: str = 'field') -> str:
+def unknown(
+  name: Any, legal: Iterable[str], kind: str = 'field', near: Any = ()
+) -> str:
   """Returns the 'expected ...' part of the message about an illegal name."""
   names = list(legal)
-  close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-  hint = f' (did you mean {close[0]}?)' if close else ''
+  close = near or difflib.get_close_matches(str(name), names, n=1)
+  hint = f' (did you mean {close[0]!r}?)' if close else ''
   return f'no such {kind}{hint}; legal {kind}s are {", ".join(names)}'
 
 

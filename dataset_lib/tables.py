@@ -203,8 +203,8 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
           message = f'{path}: expected {limits}, got more; split it'
           raise InvalidDataError(message)
         if number == 1 and (line.startswith(_UTF16) or b'\0' in line):
-          message = f'{path}: line 1: a text in UTF-16; save it as UTF-8'
-          raise InvalidDataError(f'{message}; or no text: unpack it')
+          fix = 'if it is UTF-16, save it as UTF-8; if packed, unpack it'
+          raise InvalidDataError(f'{path}: line 1: no text in UTF-8: {fix}')
         yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (EOFError, OSError, zlib.error) as error:
       message = f'{path} is damaged or cut short, copy it again: {error}'

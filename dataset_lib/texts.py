@@ -166,7 +166,9 @@ class Texts(LabelledTexts):
         raise InvalidDataError(f'{train.path}: expected at least {what}')
       if len(own) > max(FEW, len(train) / 2):
         expected = f'a column of classes: it has {len(own)} values in '
-        expected += f'{len(train)} rows; kind=number is for numbers'
+        expected += (
+          f'{len(train)} rows; configs/texts.py:kind=number trains numbers'
+        )
         raise ConfigError('dataset.label', label, expected)
     return (*itertools.chain(*columns.values()),)
 

@@ -134,7 +134,8 @@ def find(directory: Path, step: int | str | None = None) -> Saved:
   candidates = steps[::-1] if newest else [s for s in steps if s == wanted]
   if not candidates:
     name = '' if newest else f' of step {step}'
-    message = f'{root} has no checkpoint{name}; it has {steps or "none"}'
+    message = f'{root} has no checkpoint{name}'
+    message += f'; it has {steps}' if steps else ''
     if step == 'best':
       message += '; set checkpoint.best_metric in the run, or give a step'
     raise CheckpointError(message)

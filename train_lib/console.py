@@ -212,11 +212,14 @@ def print_start(console: rich.console.Console, setup: Setup, step: int) -> None:
   counted = '' if setup.task.has_formula else ' (the compiler, loops once)'
   parameters = parameter_counts(setup.abstract.params)
   shape = ', '.join(map(str, (config.batch_size, *info.input_shape)))
+  tasks = {name: one.stop - one.start for name, one in info.tasks.items()}
+  classes = ', '.join(f'{count} of {name}' for name, count in tasks.items())
+  count = info.num_classes if info.num_classes != 1 else 'a number'
   rows = {
     'parameters': f'{sum(parameters.values()):,}',
     **{f'  {name}': f'{count:,}' for name, count in parameters.items()},
     'input': f'{info.input_key} [{shape}] {info.input_dtype}',
-    'classes': info.num_classes if info.num_classes != 1 else 'a number',
+    'classes': classes or count,
     'examples': f'{info.num_examples:,}',
     'forward FLOPs per example': f'{flops:,.0f}{counted}',
     # Backward costs about two forward passes: gradients of inputs and weights.

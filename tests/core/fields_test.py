@@ -143,9 +143,9 @@ def test_an_illegal_value_names_field_and_range(name, given, expected):
 @pytest.mark.parametrize(
   ('given', 'message'),
   [
-    ({'augmnet': ()}, r'dataset.augmnet: .*did you mean augment\?'),
+    ({'augmnet': ()}, r"dataset.augmnet: .*did you mean 'augment'"),
     ({'rate': {'lr': 0}}, r'dataset.rate.lr: .*in \(0\.0, 1.0\], got 0'),
-    ({'rate': {'nmae': ''}}, r'dataset.rate.nmae: .*did you mean name\?'),
+    ({'rate': {'nmae': ''}}, r"dataset.rate.nmae: .*did you mean 'name'"),
     ({'stages': {'a': {'name': 'x'}}}, 'dataset.stages.a.name: .*one of const'),
     ({'size': Unread('9')}, 'got 9$'),
     ({'share': Unread('half')}, "a number in .*, got 'half'"),

@@ -50,7 +50,7 @@ NASTY = {
   'labels with commas': ('text,label', replaced(',a', ',"a, b"'), '\n', 30),
   'a quote within': ('text,label', replaced('w7,', '5" w7,'), '\n', 30),
   'no such column': (
-    'Text,label', GOOD, '\n', r'dataset\.text: .*did you mean Text'),
+    'Text,label', GOOD, '\n', r"dataset\.text: .*did you mean 'Text'"),
   'no header': ('w1,a', GOOD, '\n', r'dataset\.text: .*columns are w1, a'),
   'one class': (
     'text,label', replaced(',b', ',a'), '\n', 'at least 2 classes.*got 1: a'),
@@ -69,7 +69,7 @@ NASTY = {
       'w7,', '"w7,')], '\n', 'line 9: a quote is not'),
   'UTF-16': (
     'text,label'.encode('utf-16'), [r.encode('utf-16-le') for r in GOOD], '\n',
-    'line 1: a text in UTF-16'),
+    'line 1: no text in UTF-8: if it is UTF-16, save it as'),
   'Latin-1': (
     'text,label', [b'w1 \xe9,a', *GOOD], '\n', 'line 2: .*not|line 2: .*UTF-8'),
   'NUL': ('text,label', replaced('w7,', 'w\0,'), '\n', 'line 9: a NUL byte'),

@@ -31,10 +31,10 @@ def load(others=(), **checkpoint):
 @pytest.mark.parametrize(
   ('metric', 'hint'),
   [
-    ('test/acuracy', r'did you mean accuracy\?'),
+    ('test/acuracy', r"did you mean 'accuracy'"),
     ('test/class_accuracy', 'no such metric'),
     ('classes/accuracy_10', 'no such metric'),
-    ('shots/10shots', r'did you mean 10shot\?'),
+    ('shots/10shots', r"did you mean '10shot'"),
     ('shots/7shot_std', 'no such metric'),
   ],
 )
