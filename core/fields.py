@@ -153,7 +153,7 @@ def check(
   values = dict(given.items())
   for name in values:
     if name not in legal:
-      groups = {n: hints(cls)[n] for n in legal}
+      groups: dict[str, Any] = {n: hints(cls)[n] for n in legal}
       near = [
         f'{group}.{name}' for group, kind in groups.items()
         if dataclasses.is_dataclass(kind) and name in hints(kind)
