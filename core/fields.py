@@ -153,10 +153,9 @@ def check(
   values = dict(given.items())
   for name in values:
     if name not in legal:
-      groups = {n: hints(cls)[n] for n in legal}
       near = [
-        f'{group}.{name}' for group, kind in groups.items()
-        if dataclasses.is_dataclass(kind) and name in hints(kind)
+        f'{group}.{name}' for group in legal
+        if name in getattr(hints(cls)[group], '__dataclass_fields__', ())
       ]  # fmt: skip
       expected = unknown(name, legal, near=near)
       raise ConfigError(path + name, values[name], expected)

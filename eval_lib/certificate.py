@@ -176,14 +176,8 @@ class Evaluator(heads.Evaluator):
 
   def _epsilon(self, rows: int, groups: int) -> float:
     """Returns the bound; without one it depends on the number of rows alone."""
-    if self.epsilon:
-      return float(self.epsilon)
-    delta = float(self.delta)
-    for epsilon in EPSILONS[:-1]:
-      least = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
-      if ROOM * least <= rows:
-        return epsilon
-    return EPSILONS[-1]
+    how = self.risk, self.method, float(self.delta), groups
+    return float(self.epsilon) or smallest(rows, *how)
 
   def store(
     self, entry: dict[str, Any], parameters: str, temperatures: Any
@@ -315,3 +309,17 @@ class Evaluator(heads.Evaluator):
       'split': self.split,
       'drift': drift,
     }
+
+
+def smallest(
+  rows: int,
+  loss: Risk = 'accuracy',
+  method: Method = 'sequence',
+  delta: float = 0.1,
+  groups: int = 1,
+) -> float:
+  """Returns the first of `EPSILONS` that `rows` can certify, or the last."""
+  for epsilon in EPSILONS[:-1]:
+    if ROOM * risk.least_rows(loss, method, epsilon, delta, groups) <= rows:
+      return epsilon
+  return EPSILONS[-1]

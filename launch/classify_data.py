@@ -161,6 +161,8 @@ def check(
     _check_images(opened)
   if tells:
     _tell(opened)
+    if not has_images:
+      _tell_epsilon(len(opened['validation']))
 
 
 def check_rows(workdir: pathlib.Path) -> None:
@@ -216,6 +218,18 @@ def _tell(opened: Mapping[str, Any]) -> None:
   lines = [f'{one.where}: {one.message}' for one in bad[:SHOWN_BAD]]
   said = '\n'.join([f'{len(bad)} bad rows', *lines])
   report.print_table('rows, nothing is trained', rows, said)
+
+
+def _tell_epsilon(rows: int) -> None:
+  """Prints what three quarters of the validation rows can certify."""
+  from eval_lib import certificate, risk
+
+  rows -= round(rows / 4)  # to which temperatures are fitted
+  epsilon = certificate.smallest(rows)
+  needed = risk.least_rows('accuracy', 'sequence', epsilon, 0.1, groups=1)
+  few = '' if rows >= needed else f': too few, at least {needed} are needed'
+  limit = f'epsilon={epsilon:g}, delta=0.1'
+  print(f'certificate: {rows} of the validation rows, {limit}{few}')
 
 
 def redraw(workdir: str) -> str:

@@ -133,7 +133,7 @@ def test_results_of_other_settings_are_refused(tmp_path):
   ({'label': 'kind'}, "--label: expected a column of .*, got 'kind'"),
   ({'source': 'team'}, "--source: expected a column of .*, got 'team'"),
 ])  # fmt: skip
-def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
+def test_a_mistake_is_told_before_a_training(tmp_path, capsys, changed, said):
   write_rows(tmp_path / 'tickets.csv', 0)
   (tmp_path / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS]))
   columns = {'text': 'body', 'label': 'category'}
@@ -144,7 +144,9 @@ def test_a_mistake_is_told_before_a_training(tmp_path, changed, said):
   def config(values):
     return f'configs/texts.py:{classify_data.arguments(values)}'
 
-  classify_data.check(flags, config(data), SMALL)
+  classify_data.check(flags, config(data), SMALL, tells=True)
+  said_of_rows = 'certificate: 30 of the validation rows, epsilon=0.1, '
+  assert said_of_rows in capsys.readouterr().out
   with pytest.raises(ConfigError, match=said):
     classify_data.check(flags, config(data | changed), SMALL)
   with (tmp_path / 'tickets.csv').open('ab') as file:

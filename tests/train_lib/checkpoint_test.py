@@ -148,7 +148,9 @@ def test_params_are_read_without_the_optimizer(
 
 
 def test_a_step_that_is_asked_for_has_no_fallback(tmp_path):
-  with pytest.raises(checkpoint_io.CheckpointError, match='has no checkpoint$'):
+  with pytest.raises(
+    checkpoint_io.CheckpointError, match=r'has no checkpoint$'
+  ):
     checkpoint_io.find(tmp_path)
   states.save_all(tmp_path, [1, 2])
   for step, message in ((7, r'of step 7; it has \[1, 2\]'), ('best', 'metric')):
