@@ -47,7 +47,7 @@ def draw(
       bar[f'speed-up at batch {batch}'] = row['speedup']
   for (file, label), curves in frontiers.items():
     pictures.plot_frontier(out / file, curves, label, metric)
-  title, counted = 'Ablation', ablation(rows)
+  title, counted = f'Ablation, exits: {short(default.rule)}', ablation(rows)
   if len(bars) < 2 < len(counted):  # nothing was timed
     title, bars = 'Compute and quality: median and range of seeds', counted
   if len(bars) > 1:
@@ -98,5 +98,10 @@ def short(rule: RowRule) -> str:
   """Shortens a rule such as `confidence=0.9` for a point of a plot."""
   if isinstance(rule, Never):
     return 'all layers'
-  name, _, value = str(rule).partition('=')
-  return f'{rule.SYMBOL or f"{name}="}{value}' if value else name
+  if not rule.KNOB:
+    return rule.name
+  value = getattr(rule, rule.KNOB)
+  few = float(f'{value:.3g}')
+  # No two points of a sweep have one name.
+  value = value if {value, few} & {*rule.SWEEP} else few
+  return f'{rule.SYMBOL or f"{rule.name}="}{value:g}'

@@ -21,6 +21,7 @@ from eval_lib.report import Rows
 LENGTH_GROUPS = 12
 # A difficulty that spans this factor, as entropies do, is logarithmic.
 VERY_WIDE = 20
+FEW_POINTS = 6
 # Brighter is more, also in grey and for every kind of colour vision.
 COLOUR_MAP = 'inferno'
 DASHED = {'linestyle': '--', 'marker': ''}
@@ -93,7 +94,10 @@ def plot_frontier(
     lines.append(Line(name, x, y, number, band, x_band, marks, names))
   every = [x for line in lines for x in line.x] or [0.0]
   log = 'x' if max(every) >= plots.WIDE * min(every) > 0 else ''
+  # Among few points a small difference must not fill the picture.
+  few = sum(map(len, curves.values())) < FEW_POINTS
   panel = Panel(title, quality, cost, lines, log=log)
+  panel = panel._replace(y_margin=0.3) if few else panel
   plots.draw_panels(path, [panel], (6.4, 4.0 + 0.15 * len(curves)))
 
 

@@ -252,7 +252,8 @@ def accepts(hint: Any, value: Any) -> bool:
     return is_number and is_short and math.isfinite(value)
   if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
     return isinstance(value, ConfigLike)
-  return kind is Any or isinstance(value, kind)
+  has_nul = isinstance(value, str) and '\0' in value  # no path may have one
+  return kind is Any or (isinstance(value, kind) and not has_nul)
 
 
 def describe(hint: Any) -> str:

@@ -48,9 +48,10 @@ class BadRecords(FaultCounts):
   LISTED = 20
   FEW = 0.1  # a share, above which the file is damaged, not its records
 
-  def __init__(self, num_examples: int, max_share: float):
+  def __init__(self, num_examples: int, max_share: float, split: str):
     super().__init__()
     self._num_examples, self._max_share = num_examples, max_share
+    self._split = split
     self._rows: set[int] = set()
     self._first: list[str] = []
     self._file = ''  # of the last of these
@@ -78,8 +79,8 @@ class BadRecords(FaultCounts):
       advice += ' Evaluation tolerates none.'
     raise TooManyBadRecordsError(
       '\n'.join((
-        f'{len(self._rows)} of {size} records are bad, tolerated are '
-        f'{tolerated} (share {self._max_share}); the first '
+        f'{self._split}: {len(self._rows)} of {size} records are bad, '
+        f'tolerated are {tolerated} (share {self._max_share}); the first '
         f'{len(self._first)}:', *self._first, f'By kind: {kinds}.', advice,
       ))
     )  # fmt: skip

@@ -223,7 +223,7 @@ class Dataset:
     # Rows of text are read, and found bad, before the first batch.
     total = len(source) + len(source.bad_rows)
     max_share = source.max_bad_share if train else 0.0
-    self._bad_records = bad_records.BadRecords(total, max_share)
+    self._bad_records = bad_records.BadRecords(total, max_share, source.split)
     self._bad_records.count(source.bad_rows)
 
   @property

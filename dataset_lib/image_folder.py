@@ -91,10 +91,23 @@ class ImageFolder(ImageOptions):
     if not self._rows:
       few = 'has no images: add some to each class, or change split_shares'
       raise InvalidDataError(f'split {self.split!r} of {root} {few}')
+    if not made and TRAIN in folders and TRAIN not in self._names:
+      self._warn_of_copies(folders[TRAIN])
     self.describe(len(self._classes), self._classes, len(self._rows))
     names = [(os.path.relpath(p, self._root), n) for n, p in self._rows]
     digest = splits.checksum(os.fsencode(repr(names))).hex()
     self.info = dataclasses.replace(self.info, splits=about, digest=digest)
+
+  def _warn_of_copies(self, train: str) -> None:
+    """Logs how many images have name and bytes of images of train."""
+    names = {os.path.basename(path) for _, path in self._rows}
+    known = [p for p in pathlib.Path(train).glob('*/*') if p.name in names]
+    names &= {path.name for path in known}  # all that are read: trains are big
+    own = [path for _, path in self._rows if os.path.basename(path) in names]
+    keys = _contents([*map(str, known), *own])
+    own_keys = keys[len(known) :] + [None] * (len(self._rows) - len(own))
+    known_keys, where = keys[: len(known)], f'{self.root}, {self.split}'
+    splits.warn_of_copies(where, 'images', known_keys, own_keys)
 
   def _open(self, folder: str) -> Rows:
     """Returns label and path of the images of a split, sorted."""

@@ -29,7 +29,12 @@ _MARKER = re.compile(rb'\xff+([^\x00\xff\xd0-\xd7])')
 
 def count_pixels(data: bytes) -> int:
   """Returns the pixels that are decoded of an image; BadRecord as `header`."""
-  return math.prod(header(data).size) * max(count_scans(data) // SCANS, 1)
+  return scanned_pixels(header(data), count_scans(data))
+
+
+def scanned_pixels(picture: Picture, scans: int) -> int:
+  """Returns the pixels of an image, times the scans over `SCANS`."""
+  return math.prod(picture.size) * max(scans // SCANS, 1)
 
 
 def count_scans(data: bytes) -> int:

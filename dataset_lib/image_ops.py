@@ -179,7 +179,7 @@ def decode(data: bytes, by: int = 1, max_pixels: int = MAX_PIXELS) -> Image:
   is_jpeg, flags = data.startswith(image_header.JPEG_START), _FLAGS[by]
   scans, picture = image_header.count_scans(data), image_header.header(data)
   width, height = picture.size  # OpenCV allocates up to 3 GiB
-  pixels = height * width * max(scans // image_header.SCANS, 1)
+  pixels = image_header.scanned_pixels(picture, scans)
   scanned = f' in {scans} scans' * (pixels > height * width)
   message = f'{height} x {width} pixels{scanned}, more than {max_pixels}; '
   message += 'dataset.max_pixels allows more'

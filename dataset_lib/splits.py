@@ -11,13 +11,15 @@ import collections
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
+from absl import logging
 from annotated_types import Predicate
 
 NAMES = ('train', 'validation', 'test')
 SHARES = (0.6, 0.2, 0.2)
+SHOWN = 5  # classes in a warning
 
 
 Shares = Annotated[
@@ -83,6 +85,11 @@ def make(
     rarest[row.group] = min(*own, rarest.get(row.group, own[0]))
   keys = {group: checksum(group, seed) for group in sizes}
 
+  groups = collections.Counter(
+    label for label, _ in {(x, row.group) for row in rows for x in row.labels}
+  )
+  _warn_of_single(tuple(sorted(x for x, n in groups.items() if n == 1)))
+
   @functools.cache
   def offset(stratum: str) -> float:  # random, or labels of 2 rows have no test
     return int.from_bytes(checksum(stratum.encode(), seed)) / 2**64
@@ -103,3 +110,32 @@ def make(
   of_splits = {name: len(made[name]) for name in NAMES}
   about = dict(shares=(*shares,), seed=seed, rows=of_splits)
   return made, about | {'digest': f'{total % 2**64:016x}'}
+
+
+@functools.cache  # once for all splits of a data set
+def _warn_of_single(labels: tuple[str, ...]) -> None:
+  """Logs labels that have one group of rows each, if there are any."""
+  if labels:
+    more = f' and {len(labels) - SHOWN} more' * (len(labels) > SHOWN)
+    message = 'classes of one row, or of one group of rows, are in train only: '
+    logging.warning('%s%s%s', message, ', '.join(labels[:SHOWN]), more)
+
+
+def content(texts: Iterable[str]) -> str:
+  """Returns a key of the texts of a row, in which spaces do not count."""
+  return '\0'.join(' '.join(text.split()) for text in texts)
+
+
+def count_copies(known: Iterable[Any], own: Iterable[Any]) -> int:
+  """Returns how many keys of rows are also those of known rows."""
+  return sum(map({*known}.__contains__, own))
+
+
+def warn_of_copies(
+  where: object, what: str, known: Iterable[Any], own: Sequence[Any]
+) -> None:
+  """Logs how many rows have the inputs, which are `what`, of rows of train."""
+  if copies := count_copies(known, own):
+    message = '%s: %d of %d rows have the %s of rows of train, which makes '
+    message += 'their answers too good: leave them out of one of the splits'
+    logging.warning(message, where, copies, len(own), what)

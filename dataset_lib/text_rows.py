@@ -321,6 +321,10 @@ class LabelledTexts(TextRows):
     texts, _ = self._task.read(records[row])
     return dict(zip(('text', 'pair'), texts, strict=False))
 
+  def contents(self) -> list[str]:
+    """Returns a key of the texts of each row; see `splits.content`."""
+    return [splits.content(self.item(i).values()) for i in range(len(self))]
+
 
 def _subset(size: int, part: range) -> list[int]:
   """Returns a part of a fixed permutation, in ascending order."""

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -119,10 +119,13 @@ class Texts(LabelledTexts):
       task = dataclasses.replace(task, class_names=names)
     self._fit_lengths(train, task)
     other: Any = {'dev': 'validation', ALL: 'train'}
-    for name in {other.get(name, name) for name in names_of_parts} - {'train'}:
-      if self.group or root.is_dir():  # else they were made without
-        _warn_of_copies(opened[name], train, task)
     self._open(task, lambda name: opened[other.get(name, name)], str(root))
+    are_made = root.is_file() and not self.group  # without copies
+    if not (is_all or are_made or 'train' in names_of_parts):
+      good, _ = tables.read_all(tables.places(train), task.read)
+      known = [splits.content(texts) for _, (texts, _) in good]
+      where = f'{self.path}, {self.split}'
+      splits.warn_of_copies(where, 'texts', known, self.contents())
     self.info = dataclasses.replace(self.info, splits=self._about)
 
   def _table(self, path: Path, task: TextTask) -> Table:
@@ -192,7 +195,7 @@ class Texts(LabelledTexts):
       task.read_label(label)
     else:
       require(names, 'illegal_label', 'the label is empty')
-    content = _content(texts)
+    content = splits.content(texts)
     group = values[self.group].strip() if self.group else ''
     hashed = group or content, f'{content}\0{label}'
     return splits.Row(names, *(splits.checksum(x.encode()) for x in hashed))
@@ -229,24 +232,6 @@ def _folded(name: str) -> str:
     return str(float(name))
   plain = unicodedata.normalize('NFKC', name).casefold().split()
   return ' '.join(''.join(filter(str.isprintable, part)) for part in plain)
-
-
-def _content(texts: Sequence[str]) -> str:
-  return '\0'.join(' '.join(text.split()) for text in texts)
-
-
-def _warn_of_copies(table: Table, train: Table, task: TextTask) -> None:
-  """Logs how many rows have texts of rows of train."""
-
-  def contents(rows: Table) -> list[str]:
-    good, _ = tables.read_all(tables.places(rows), task.read)
-    return [_content(texts) for _, (texts, _) in good]
-
-  known, own = {*contents(train)}, contents(table)
-  if copies := sum(map(known.__contains__, own)):
-    message = '%s: %d of %d rows have the texts of rows of train, which makes '
-    message += 'their answers too good: leave them out of one of the files'
-    logging.warning(message, table.path, copies, len(own))
 
 
 def _files(root: Path) -> dict[str, Path]:

@@ -166,7 +166,13 @@ class Evaluator(heads.Evaluator):
       self.note = f'says: {words(entry)}'
     temperatures = file.temperatures(len(variants[0].logits))
     self.store(entry, parameters, temperatures)
-    return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+    results = {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
+    if len(variants[0].logits) > 1:
+      return results
+    # Without exits `tau` is always 1: what was chosen is a field of the model.
+    results.pop('tau', None)
+    changed = entry['model'].items()
+    return results | {n: x for n, x in changed if isinstance(x, float)}
 
   def _epsilon(self, rows: int, groups: int) -> float:
     """Returns the bound; without one it depends on the number of rows alone."""

@@ -42,11 +42,16 @@ def table(
 
 
 def plot(
-  axes: Any, labels: Labels, predicted: Labels, names: Sequence[str]
+  axes: Any,
+  labels: Labels,
+  predicted: Labels,
+  names: Sequence[str],
+  source: str,
 ) -> None:
   """Draws numbers of rows, coloured by their share of the rows of a label.
 
-  Of more than `MOST` classes, those with most errors as label or prediction.
+  The title names their `source`. Of more than `MOST` classes, those with most
+  errors as label or prediction.
   """
   from sklearn import metrics
 
@@ -54,20 +59,25 @@ def plot(
   rows = metrics.confusion_matrix(labels, predicted, labels=every)
   errors = rows.sum(0) + rows.sum(1) - 2 * rows.diagonal()
   chosen = np.sort(np.argsort(-errors, kind='stable')[:MOST])
-  shares = rows / np.maximum(rows.sum(1, keepdims=True), 1)
+  shares = 100 * rows / np.maximum(rows.sum(1, keepdims=True), 1)
   rows, shares = (x[np.ix_(chosen, chosen)] for x in (rows, shares))
   edges, places = np.arange(len(chosen) + 1) - 0.5, range(len(chosen))
-  axes.pcolormesh(edges, edges, shares, cmap='Blues', vmin=0, vmax=1)
-  look: Any = dict(ha='center', va='center', fontsize=7)
+  look: Any = dict(cmap='Blues', vmin=0, vmax=100)
+  mesh = axes.pcolormesh(edges, edges, shares, **look)
+  beside = axes.inset_axes((1.03, 0, 0.05, 1))  # as high as the square
+  axes.figure.colorbar(mesh, beside, label='share of the label (%)')
+  look = dict(ha='center', va='center', fontsize=7)
   for y, x in np.argwhere(rows):
-    ink = 'white' if shares[y, x] > 0.5 else 'black'
+    ink = 'white' if shares[y, x] > 50 else 'black'
     axes.text(x, y, rows[y, x], color=ink, **look)
   shown = [plots.shown(names[every[n]])[:24] for n in chosen]
   axes.set_xticks(places, shown, rotation=90)
   axes.set_yticks(places, shown)
-  part = f': {len(chosen)} most confused of {len(names)} classes'
-  title = f'Rows{part if len(chosen) < len(names) else " by class"}'
-  axes.set(xlabel='predicted', ylabel='label', title=title, aspect='equal')
+  title = f'{len(labels)} rows of {source}'
+  if len(chosen) < len(names):
+    title += f'\n{len(chosen)} most confused of {len(names)} classes'
+  axes.set(xlabel='predicted', ylabel='label', aspect='equal')
+  axes.set_title(title, wrap=True)
   axes.invert_yaxis()
   axes.grid(visible=False)
 
@@ -105,9 +115,11 @@ class Evaluator(evaluator.Evaluator):
       report.write_csv(path, classes)
       side = 2.4 + 0.3 * np.clip(len(classes), 6, MOST)
       picture = path.with_name(name.replace('classes', 'confusion', 1))
-      size = side, side
+      size = side + 0.8, side
       with plots.if_installed(), plots.figure(picture, classes, size) as drawn:
-        plot(drawn.subplots(), labels, answers, self._names)
+        source = self.split + ', last head' * (rows['logits'].shape[1] > 1)
+        plot(drawn.subplots(), labels, answers, self._names, source)
+        drawn.draw_without_rendering()  # the layout has no wrapped lines yet
     there = [row for row in classes if row['support']]
     return {
       name: float(np.mean([row[name.removeprefix('macro_')] for row in there]))

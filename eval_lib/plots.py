@@ -72,6 +72,7 @@ class Panel(NamedTuple):
   ticks: int = 0  # limits x to as many integers
   log: str = ''  # 'x', 'y' or 'xy': equal factors are equal distances
   at_points: bool = False  # ticks of x are at the points
+  y_margin: float = _STYLE['axes.ymargin']  # of the range
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def figure(path: Path, data: Any, size: tuple[float, float]) -> Iterator[Any]:
   class Drawn(Figure):
     def draw(self, renderer: Any) -> None:
       for text in self.findobj(Text):
-        text.set_text(shown(text.get_text()))
+        text.set_text(shown(text.get_text(), text.get_fontproperties()))
       super().draw(renderer)
 
   with matplotlib.rc_context(_STYLE):
@@ -113,10 +114,27 @@ def if_installed() -> Iterator[None]:
     print(f'no pictures: {error}', file=sys.stderr)
 
 
-def shown(name: str) -> str:
-  """Returns a name that can be drawn: escaped, each line cut to fit."""
-  lines = files.printable(name).split('\n')[:_LINES]
-  return '\n'.join(line[:_CHARACTERS] for line in lines)
+def shown(name: str, font: Any = None) -> str:
+  """Returns a name that can be drawn: escaped, each line cut to fit.
+
+  Characters without a glyph in `font`, by default that of all texts, become �.
+  """
+  lines = [
+    line if len(line) <= _CHARACTERS else line[: _CHARACTERS - 1] + '…'
+    for line in files.printable(name).split('\n')[:_LINES]
+  ]
+  if (text := '\n'.join(lines)).isascii():
+    return text
+  from matplotlib.font_manager import FontProperties, findfont, get_font
+
+  wanted, fonts = font or FontProperties(), []
+  for family in wanted.get_family():  # matplotlib takes glyphs of all
+    (one := wanted.copy()).set_family(family)
+    fonts.append(get_font(findfont(one)))
+  return ''.join(
+    c if c == '\n' or any(f.get_char_index(ord(c)) for f in fonts) else '�'
+    for c in text
+  )
 
 
 def write(drawn: Any, path: pathlib.Path) -> None:
@@ -162,6 +180,7 @@ def draw_panels(
 
 def draw_panel(axes: Any, panel: Panel) -> None:
   """Draws a panel, without the names of its points; see `figure`."""
+  axes.set_ymargin(panel.y_margin)
   for line in panel.lines:
     _draw_line(axes, line)
   if panel.ticks:
@@ -171,8 +190,8 @@ def draw_panel(axes: Any, panel: Panel) -> None:
   if panel.at_points:
     axes.set_xticks(sorted({x for line in panel.lines for x in line.x}))
   if all(np.asarray(line.x).dtype.kind in 'iuf' for line in panel.lines):
-    axes.xaxis.set_major_formatter('{x:,.0f}' if panel.ticks else '{x:,g}')
-  axes.yaxis.set_major_formatter('{x:,g}')
+    axes.xaxis.set_major_formatter('{x:,.0f}' if panel.ticks else _tick)
+  axes.yaxis.set_major_formatter(_tick)
   _set_limits(axes, panel)
   axes.set_xlabel(panel.x_label)
   axes.set_ylabel(panel.y_label)
@@ -188,6 +207,14 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     # The title leaves it room; a wide one must not narrow the panels.
     axes.legend(**place, ncols=columns).set_in_layout(False)
   axes.set_title(panel.title, pad=8 + 15 * rows)
+
+
+def _tick(x: Any, _: Any = None) -> str:
+  """Formats a tick; `g` alone would have 0.0001 and 8e-05 on one axis."""
+  text = f'{x:g}'
+  if 1e-6 <= abs(x) < 1e7:
+    text = f'{float(text):,.12f}'.rstrip('0').rstrip('.')
+  return text.replace('-', '\N{MINUS SIGN}')
 
 
 def _set_log(axes: Any, name: str) -> None:

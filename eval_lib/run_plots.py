@@ -16,10 +16,9 @@ from eval_lib.plots import Line, Panel, Path, draw_panels
 # A longer curve is drawn pale, under its moving average.
 SMOOTH_ABOVE, SMOOTH_SHARE = 100, 0.03
 # Panels of every run; see `train_lib.task.Task.PANELS`.
-_PANELS: tuple[Any, ...] = (
-  ('Loss', 'nats per example', 1.0,
-   {'loss': '', 'cross_entropy': 'cross-entropy'}),
-  ('Accuracy', '%', 100.0, {r'accuracy|\d+shot': ''}),
+_LOSS: Any = (
+  'Loss', 'nats per example', 1.0,
+  {'loss': '', 'cross_entropy': 'cross-entropy'},
 )  # fmt: skip
 _RATE = 'Learning rate', '', 1.0, {'learning_rate': ''}
 
@@ -35,7 +34,7 @@ def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   """
   workdir = pathlib.Path(workdir)
   curves = report.read_curves(workdir / 'metrics.jsonl')
-  rows = *_PANELS, *panels, _RATE
+  rows = _LOSS, *_accuracies(curves), *panels, _RATE
   panels = [_panel(curves, *row) for row in rows]
   panels = [panel for panel in panels if panel.lines]
   if not panels:
@@ -48,6 +47,26 @@ def plot_run(workdir: Path, panels: Sequence[Any] = ()) -> pathlib.Path:
   path = workdir / 'run.png'
   draw_panels(path, panels, size, columns, workdir.resolve().name)
   return path
+
+
+def _accuracies(curves: Curves) -> Iterator[Any]:
+  """Yields a panel for each target, without their mean, or one panel.
+
+  Of the heads of an EAT the last is drawn, and the first.
+  """
+  ends = {
+    name.rpartition('/accuracy')[2]
+    for name in curves
+    if name.replace('/accuracy', '/cross_entropy') in {*curves} - {name}
+  }
+  for end in sorted(ends) or ['']:
+    pattern = rf'.+/accuracy_exit_(\d+){re.escape(end)}'
+    exits = [int(m[1]) for name in curves if (m := re.fullmatch(pattern, name))]
+    labels = {rf'accuracy{re.escape(end)}|\d+shot': ''} | {
+      f'accuracy_exit_{layer}{re.escape(end)}': f'exit at layer {layer}'
+      for layer in sorted(exits)[:1]
+    }
+    yield f'Accuracy{end.replace("_", ", ", 1)}', '%', 100.0, labels
 
 
 def _window(points: int) -> int:
@@ -83,7 +102,7 @@ def _panel(
       values = scale * curves[name][1]
       line = Line(label, curves[name][0], values, number)
       # A loss may be the cross-entropy, which is drawn already.
-      if not any(_same(line, other) for other in lines):
+      if title != 'Loss' or not any(_same(line, other) for other in lines):
         lines += _with_spread(curves, name, scale, line, style)
   last_step = max((steps[-1] for steps, _ in curves.values()), default=0)
   limits = 0, max(last_step * 1.02, 1)
@@ -121,7 +140,9 @@ def _with_spread(
     line = line._replace(y=smooth(values))
   # A line through a single point is drawn by its marker.
   plain = {'marker': ''} if is_training and len(values) > 1 else {}
-  yield line._replace(style={'linestyle': style, **plain})
+  # Two single points of a source differ by their markers only.
+  hollow = {'markerfacecolor': 'white'} if style == ':' else {}
+  yield line._replace(style={'linestyle': style, **hollow, **plain})
 
 
 def plot_ranges(

@@ -225,7 +225,6 @@ class Patience(ClassRule):
   """The last `patience` heads, up to this one, have the same argmax."""
 
   KNOB: ClassVar[str] = 'patience'
-  SYMBOL: ClassVar[str] = 'm='
   patience: Count = 2
 
   @classmethod

@@ -98,7 +98,9 @@ def trainings(
   vit = {'model': 'vit'} | (tuned if start else FROM_SCRATCH)
   vit |= {'size': str(flags.size)} if flags.size else {}
   tape = {'model': 'input', 'certify': '1'} | tuned | {'pretrained': str(dense)}
-  return {DENSE: (vit, () if start else SHORT), ADAPTIVE: (tape, SHORT)}
+  # The head too: the classes are those of the dense run.
+  later = (*SHORT, 'warm_start.skip=()')
+  return {DENSE: (vit, () if start else SHORT), ADAPTIVE: (tape, later)}
 
 
 def check(
@@ -160,7 +162,7 @@ def _check_images(opened: Mapping[str, Any]) -> None:
       except BadRecord as error:
         where = source.where(index)
         bad.append((index, BadRecord(error.kind, where, error.message)))
-    bad_records.BadRecords(len(source), 0.0).count(bad)
+    bad_records.BadRecords(len(source), 0.0, source.split).count(bad)
 
 
 def _tell(opened: Mapping[str, Any]) -> None:

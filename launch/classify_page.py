@@ -24,7 +24,7 @@ TRY = (
   'Try more steps (--config.phases.0.least_steps) or another learning rate '
   '(--config.optimizer.lr), with another --out.'
 )
-SHOWN_ROWS, SHOWN_IMAGES, SHOWN_CHARACTERS = 5, 8, 80  # on the page
+SHOWN_ROWS, SHOWN_IMAGES = 15, 8  # on the page, in a line of it
 
 
 def write(out: pathlib.Path, kind: Kind, pretrained: str) -> str:
@@ -203,17 +203,18 @@ def draw(
     left, right = top.subplots(1, 2)
     _bars(left, 'Accuracy of test rows, %, with 95 % interval', {
       name: [100 * x for x in ends] for name, ends in intervals(summary).items()
-    })  # fmt: skip
+    }, '.1f')  # fmt: skip
     if summary['speed']:
       _bars(right, 'Milliseconds for a row', {
         f'{row["candidate"]}, batch {row["batch"]}': row['milliseconds']
         for row in summary['speed']
-      })  # fmt: skip
+      }, '#.3g')  # fmt: skip
     else:
       right.remove()
-    confusion.plot(middle.subplots(), *ids(rows, names), names)
+    source = f'{SPLIT}, adaptive, as served'
+    confusion.plot(middle.subplots(), *ids(rows, names), names, source)
     show = _texts if kind.shown == 'text' else _images
-    show(bottom, _parts(rows, kind.spent), kind)
+    show(bottom, _parts(rows, kind), kind)
 
 
 def speedup(summary: Mapping[str, Any]) -> str:
@@ -251,13 +252,15 @@ def warning(summary: Mapping[str, Any]) -> str:
   return ' '.join([*said, TRY]) if said else ''
 
 
-def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
+def _bars(
+  axes: Any, title: str, values: Mapping[str, Sequence[float]], form: str
+) -> None:
   """Draws (value, lower, upper end) of each name as a bar with its number."""
   middle, low, high = np.array([*values.values()]).reshape(-1, 3).T
   places = np.arange(len(values))[::-1]
   ends = (middle - low, high - middle) if (high > low).any() else None
   bars = axes.barh(places, middle, xerr=ends, color=plots.COLOURS[0])
-  axes.bar_label(bars, [f'{value:.3g}' for value in middle], padding=4)
+  axes.bar_label(bars, [f'{x:{form}}'.rstrip('.') for x in middle], padding=4)
   axes.set_yticks(places, [*values])
   axes.set_xlim(0, max(high) * 1.15)
   axes.set_title(title)
@@ -265,14 +268,16 @@ def _bars(axes: Any, title: str, values: Mapping[str, Sequence[float]]) -> None:
 
 
 def _parts(
-  rows: Sequence[Mapping[str, Any]], spent: str
+  rows: Sequence[Mapping[str, Any]], kind: Kind
 ) -> dict[str, list[Mapping[str, Any]]]:
   """Returns rows by title: the cheapest, the dearest and the wrong ones."""
-  order = sorted(rows, key=lambda row: (row[spent], -row['confidence']))
+  order = sorted(rows, key=lambda row: (row[kind.spent], -row['confidence']))
   wrong = [row for row in order if row['answer'] != row['label']]
-  return {
-    'Cheapest first': order,
-    'Dearest first': order[::-1],
+  parts = {'Cheapest first': order, 'Dearest first': order[::-1]}
+  least, most = (row[kind.spent] for row in (order[0], order[-1]))
+  if least == most:
+    parts = {f'All rows take {most} {kind.unit}; surest first': order}
+  return parts | {
     f'Wrong ({len(wrong)} of {len(rows)}), surest first': sorted(
       wrong, key=lambda row: -row['confidence']
     ),
@@ -281,18 +286,18 @@ def _parts(
 
 def _texts(figure: Any, parts: Mapping[str, Sequence[Any]], kind: Kind) -> None:
   for number, (title, rows) in enumerate(parts.items()):
-    lines = [title, *(_line(row, kind) for row in rows[:SHOWN_ROWS])]
+    shown = rows[: SHOWN_ROWS // len(parts)]
+    lines = [title, *(_line(row, kind) for row in shown)]
     figure.text(
-      0.01, 0.98 - 0.33 * number, '\n'.join(lines), va='top', fontsize=8,
-      family='monospace',
+      0.01, 0.98 - number / len(parts), '\n'.join(lines), va='top',
+      fontsize=10, family=('monospace', 'sans-serif'), linespacing=1.4,
     )  # fmt: skip
 
 
 def _line(row: Mapping[str, Any], kind: Kind) -> str:
-  text = ' '.join(row[kind.shown].split())
-  short = text[:SHOWN_CHARACTERS] + '…' * (len(text) > SHOWN_CHARACTERS)
+  text = ' '.join(row[kind.shown].split())  # the picture cuts the line to fit
   spent = f'{row[kind.spent]:2d} {kind.unit}'
-  return f'  {spent}  {row["confidence"]:4.0%}  {_answer(row)}: {short}'
+  return f'  {spent}  {row["confidence"]:4.0%}  {_answer(row)}: {text}'
 
 
 def _answer(row: Mapping[str, Any]) -> str:

@@ -306,7 +306,8 @@ def fail(message: object, code: int = USAGE) -> NoReturn:
   """Prints one line on stderr, or each of `lines`; exits with the code."""
   lines = message.lines if isinstance(message, UserError) else [message]
   for text in lines:
-    line = files.printable(' '.join(str(text).split()))
+    sentences = re.sub(r'([^\s.:;,])\s*\n', r'\1. ', str(text).strip())
+    line = files.printable(' '.join(sentences.split()))
     print('error:', shortened(line, MAX_LINE), file=sys.stderr)
   raise SystemExit(code)
 

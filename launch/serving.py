@@ -118,7 +118,15 @@ def warm_up(engine: Any, flags: Flags) -> None:
   cache = cache_directory(flags.compilation_cache)
   kept = f'kept in {cache}' if cache else 'not kept for the next start'
   threads = min(default_num_threads(), MAX_THREADS)
-  done = engine.warm_up(progress=True, threads=threads)
+  try:
+    done = engine.warm_up(progress=True, threads=threads)
+  except Exception as error:
+    if not flags.bundle:
+      raise
+    from serve_lib.bundle import BundleError
+
+    message = f'{flags.bundle}: a program cannot be compiled: {error}'
+    raise BundleError(message) from error
   if not done.programs:
     log(f'programs are compiled when they are first needed, {kept}')
     return

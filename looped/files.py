@@ -167,6 +167,8 @@ def placed(colours: Any) -> Tokens:
   grid = np.array(colours)
   is_legal = grid.ndim == 2 and grid.dtype.kind == 'i' and grid.size
   is_legal = is_legal and max(grid.shape) <= MAX_SIDE
+  # In a list of numbers NumPy reads true as 1.
+  is_legal = is_legal and bool not in map(type, np.array(colours, 'O').flat)
   is_legal = is_legal and 0 <= grid.min() <= grid.max() < COLOURS
   expected = f'expected a grid of at most {MAX_SIDE} x {MAX_SIDE} colours'
   require(is_legal, 'illegal_grid', f'{expected} 0 to {COLOURS - 1}')

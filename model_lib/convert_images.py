@@ -6,6 +6,7 @@ Trained positions are resized bilinearly, with aligned corners and without
 antialiasing, as in vit_jax and big_vision.
 """
 
+import functools
 import math
 import pathlib
 from collections.abc import Mapping
@@ -65,9 +66,14 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> Pixels:
     where = f'{directory / convert_files.CONFIG}: pretrained_cfg'
     mean, std = (_numbers(where, stated, name) for name in ('mean', 'std'))
     return Pixels(mean, std)
+  _warn_of_half(directory)
+  return HALF
+
+
+@functools.cache  # a command reads a checkpoint several times
+def _warn_of_half(directory: pathlib.Path) -> None:
   message = '%s states no mean and std of the pixels: taken to be 0.5'
   logging.warning(message, directory)
-  return HALF
 
 
 def fold(

@@ -213,12 +213,12 @@ class Monitor:
       total = sum(depth * count for depth, count in depths.items())
       answered = self._latest['answered'] or [self._clock()]
       # Measured until now, so the rate decays when idle.
-      passed = self._clock() - answered[0]
+      passed, more = self._clock() - answered[0], len(answered) - 1
       result = {
         'answers': self._answers,
         'truncated': self._truncated,
         'failures': dict(counts['failures']),
-        'rows_per_second': (len(answered) - 1) / passed if passed else 0.0,
+        'rows_per_second': more / passed if more and passed else None,
         'latency': self._percentiles('seconds', (50, 95, 99)),
         'depth': depths,
         'mean_depth': total / exits if exits else None,

@@ -91,9 +91,11 @@ class Saved:
     try:
       with ocp.PyTreeCheckpointer() as checkpointer:
         restored = flatten(checkpointer.restore(self.path, args=options))
-    except (OSError, ValueError) as error:  # TensorStore's
-      message = f'{self.path} cannot be read: {str(error)[:200]}'
+    except Exception as error:  # TensorStore's, orbax's
+      reason = str(error.__cause__ or error)[:200]
+      message = f'{self.path} cannot be read: {reason}'
       raise CheckpointError(message) from error
+    check_layout(self.path, saved, layout(restored))  # another was signed
     structure = jax.tree.structure(abstract)
     return jax.tree.unflatten(structure, [restored[name] for name in wanted])
 

@@ -75,7 +75,13 @@ class Classification(Task):
       with model_errors(model):
         values = sizes.fields(model['variant'])
     names = (sizes or cls.SIZES).defaults
-    return values | checkpoint_fields(model.pop('from_checkpoint', ''), names)
+    directory = model.pop('from_checkpoint', '')
+    values |= checkpoint_fields(directory, names)
+    if directory and 'num_heads' not in values | model:
+      expected = f'a number, as {directory} tells none: give it, as by '
+      expected += '--config.model.num_heads=12'
+      raise ConfigError('model.num_heads', None, expected)
+    return values
 
   @property
   def rows_together(self) -> int:

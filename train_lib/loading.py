@@ -110,15 +110,22 @@ def restore(
 ) -> Trained:
   """Finds a checkpoint; see `checkpoint_io.find` for `step` and errors.
 
-  Raises InvalidDataError if the contract of the run is not that of the
-  checkpoint, and ConfigError for another tokenizer.
+  Raises InvalidDataError if the contract or the model of the run are not those
+  of the checkpoint, and ConfigError for another tokenizer.
   """
   saved, info = checkpoint_io.find(workdir, step), load_info(workdir)
   with files.damage_of(saved.path / MANIFEST):
     trained = parse_info(saved.extra['contract'])
-  for difference in contract.differences(trained, info, is_copy=True):
+    model = dict(saved.extra.get('model', {}))  # older runs did not save it
+  given = files.read_object(pathlib.Path(workdir) / CONFIG)['model']
+  changed = [
+    (CONFIG, contract.Difference(f'model.{name}', value, given[name]))
+    for name, value in model.items() if given.get(name, value) != value
+  ]  # fmt: skip
+  diffs = contract.differences(trained, info, is_copy=True)
+  for file, difference in [*((DATASET_INFO, one) for one in diffs), *changed]:
     change = f'was changed after step {saved.step}: {difference}; restore it'
-    raise InvalidDataError(f'{pathlib.Path(workdir) / DATASET_INFO} {change}')
+    raise InvalidDataError(f'{pathlib.Path(workdir) / file} {change}')
   path = config.dataset.get('tokenizer', '')
   if 'tokenizer' in info.preprocessing and os.path.exists(path):
     prepared = tokenizer.load(path).preprocessing(0)

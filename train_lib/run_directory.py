@@ -12,6 +12,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,7 +33,11 @@ CONFIG = 'config.json'
 DATASET_INFO = 'dataset_info.json'
 METRICS = 'metrics.jsonl'
 MANIFEST = 'manifest.json'  # of a checkpoint
-WRITTEN = ('profile', 'tensorboard', 'submission')  # folders, not links
+# Folders that are written to, which may be no links.
+WRITTEN = (
+  'profile', 'profile/plugins', 'profile/plugins/profile', 'tensorboard',
+  'submission', f'{CHECKPOINTS}/set_aside',
+)  # fmt: skip
 TOKENIZER = 'tokenizer.json'  # of a run on texts
 # Fields that may differ on resume.
 HARMLESS = re.compile(
@@ -60,7 +65,8 @@ class RunDirectory(contextlib.ExitStack):
 
   With checkpoints the configuration must be the saved one, and the data `info`
   those the run was trained on. Only one process is `primary`. Entering raises
-  RunLockedError, ConfigChangedError, InvalidDataError and WriteError.
+  RunLockedError, ConfigChangedError, InvalidDataError and WriteError. After a
+  UserError a directory that was made, and has no step, is removed.
   """
 
   def __init__(
@@ -75,11 +81,14 @@ class RunDirectory(contextlib.ExitStack):
     self._config, self._primary, self._info = config, primary, info
 
   def __enter__(self) -> 'RunDirectory':
+    is_new = not self.workdir.exists()
     with writing(self.workdir):
       self.workdir.mkdir(parents=True, exist_ok=True)
     if self._primary:
       with contextlib.ExitStack() as opened:
         opened.enter_context(_locked(self.workdir))
+        if is_new:
+          opened.push(self._remove_unused)
         self._check_config()
         self.write(CONFIG, self._config)
         if self._info is not None:
@@ -87,6 +96,12 @@ class RunDirectory(contextlib.ExitStack):
         self.write('versions.json', versions())
         self.push(opened.pop_all())
     return self
+
+  def _remove_unused(self, kind: type[BaseException] | None, *_: Any) -> None:
+    saved = self.workdir / CHECKPOINTS, self.workdir / METRICS
+    has_steps = any(saved[0].glob('*')) or saved[1].exists()
+    if kind and issubclass(kind, UserError) and not has_steps:
+      shutil.rmtree(self.workdir, ignore_errors=True)
 
   def write(self, name: str, value: Mapping[str, Any]) -> None:
     """Writes a JSON file of the run atomically."""

@@ -244,6 +244,7 @@ class _Loop:
     return {
       'phase': phase.index,
       'contract': dataclasses.asdict(self.setup.info),
+      'model': self.config.model.to_dict(),
       'results': self.results,
       'seconds': self._seconds(),
       'rows': self.console.unwritten(),

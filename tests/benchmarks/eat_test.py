@@ -9,6 +9,7 @@ from dataset_lib import builder
 from eat.chain import EatChain
 from eat.model import EatClassifier
 from eat.policy import ExitPolicy
+from halting import row_rules
 from tests.benchmarks.command_test import parse
 from tests.eat import small
 
@@ -147,6 +148,9 @@ def test_rules_of_a_regression_and_of_one_head():
   assert row['rule'] == 'tolerance'
   assert row['agreement'] == pytest.approx(1)
   assert eat_pictures.short(settings['tolerance=0.1'].rule) == '±0.1'
+  certified = [row_rules.Confidence(tau) for tau in (0.46328, 0.8996, 0.9)]
+  labels = [*map(eat_pictures.short, (*certified, row_rules.Patience(1)))]
+  assert labels == ['P≥0.463', 'P≥0.8996', 'P≥0.9', 'patience=1']
   alone = fake(LOGITS[:1], LABELS, heads=(4,))
   assert list(measured(alone)) == [recorded_runs.default_name(alone, 0.9)]
   never = measured(alone)['never']

@@ -230,6 +230,7 @@ def test_a_wide_frontier_is_logarithmic_with_error_bars(drawn, made, tmp_path):
   pictures.plot_frontier(tmp_path / 'x', low, LATENCY, ACCURACY)
   (axes,) = made[-1].axes
   assert axes.get_xscale() == 'linear'
+  assert axes.get_ylim() == pytest.approx((77, 93))  # two points
   ((bar,),) = [lines.get_segments() for lines in axes.collections]
   assert bar.tolist() == [[1.5, 90.0], [2.5, 90.0]]
 

@@ -72,6 +72,7 @@ ILLEGAL = [
    (('flop',), ('flip', 'flip'), ('flip', 'inception_crop'))),
   ('randaugment', DIGITS, ((0, 5), (2, 31), (2,))),
   ('resize_small', FOLDER, (7,)),
+  ('root', FOLDER, ('/x\0',)),
   ('split', dict(name=SQUARES), ('train',)),
   ('builder', TFDS, ('huggingface:x', 'kaggle:x', '../x', 'x/a=1', 'X', 'x;y',
                      'x/..')),

@@ -70,6 +70,14 @@ def test_images_and_classes_that_count(root):
     (root / name).rename(root / other)
 
 
+def test_images_of_train_in_another_split_are_told(root, caplog):
+  write_image(root / 'test' / 'cat' / '1.jpg', 200)
+  source(root)
+  assert not caplog.records
+  source(root, 'test')
+  assert f'{root}, test: 3 of 4 rows have the images of rows of' in caplog.text
+
+
 @pytest.mark.parametrize('place', ['train', 'train/fox', 'train/cat/out.jpg'])
 def test_links_that_lead_out(tmp_path, root, place):
   outside = tmp_path / 'outside' / place

@@ -128,10 +128,10 @@ def test_values_of_records_are_checked(value, legal, kind):
   [(1000, 0.001, 1), (999, 0.001, 0), (5000, 0.001, 5), (100, 0.0, 0)],
 )
 def test_the_tolerance_is_a_share_of_the_split(num_examples, share, tolerated):
-  records = bad_records.BadRecords(num_examples, share)
+  records = bad_records.BadRecords(num_examples, share, 'train')
   for row in [*range(tolerated)] * 3:  # a record counts once
     records.count([(row, BadRecord('empty', f'{row}.jpg', 'no bytes'))])
-  words = f'{tolerated + 1} of {num_examples} records are bad'
+  words = f'train: {tolerated + 1} of {num_examples} records are bad'
   words = rf'(?s)^{words}.* /data/last\.jpg: cut.*max_bad_share'
   with pytest.raises(TooManyBadRecordsError, match=words):
     records.count([(77, BadRecord('truncated', '/data/last.jpg', 'cut'))])

@@ -39,6 +39,14 @@ def test_each_label_has_the_shares_within_a_row(seed, shares):
   assert {given[row].labels[0] for row in made['train']} == {*SIZES}
 
 
+def test_a_label_of_one_group_is_told_once(caplog):
+  given = [one('a', f'{n}') for n in range(3)] + [one('lone', 'x')] * 2
+  for _ in splits.NAMES:
+    splits.make(given, splits.SHARES, 0)
+  [record] = caplog.records
+  assert record.getMessage().endswith('are in train only: lone')
+
+
 def test_labels_of_two_rows_are_in_all_splits_together():
   given = [one(f'{n}', f'{n} {k}') for n in range(500) for k in range(2)]
   made, _ = splits.make(given, splits.SHARES, 0)

@@ -107,7 +107,7 @@ def test_bad_rows_are_listed_and_counted_by_kind(root):
   with pytest.raises(TooManyBadRecordsError) as error:
     build(given)
   lines = str(error.value).splitlines()
-  assert lines[0].startswith('30 of ')
+  assert lines[0].startswith('train: 30 of ')
   assert len([line for line in lines if 'line ' in line]) == 20
   assert len([line for line in lines if 'own.csv' in line]) == 1
   assert lines[2] == '  line 3: expected 2 columns, got 3'

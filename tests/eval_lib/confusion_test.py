@@ -32,7 +32,7 @@ def test_the_table_by_hand():
 
 def drawn(*rows):
   axes = matplotlib.figure.Figure().subplots()
-  confusion.plot(axes, *rows)
+  confusion.plot(axes, *rows, 'a split')
   labels = [text.get_text() for text in axes.get_yticklabels()]
   assert labels == [text.get_text() for text in axes.get_xticklabels()]
   numbers = {t.get_position(): int(t.get_text()) for t in axes.texts}
@@ -46,6 +46,7 @@ def test_the_picture_has_every_count():
     label, answer = NAMES.index(labels[y]), NAMES.index(labels[x])
     assert number == ((label == LABELS) & (answer == ANSWERS)).sum()
   assert axes.yaxis_inverted()
+  assert axes.get_title() == '9 rows of a split'
 
 
 def test_of_many_classes_the_most_confused_are_drawn():
@@ -55,7 +56,7 @@ def test_of_many_classes_the_most_confused_are_drawn():
   axes, shown, _ = drawn(labels, answers, names)
   # 28 was said to be 29, which has an error too.
   assert shown == names[:30]
-  assert '30 most confused of 40' in axes.get_title()
+  assert axes.get_title().endswith('\n30 most confused of 40 classes')
 
 
 FAKE = dict(

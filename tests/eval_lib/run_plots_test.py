@@ -46,6 +46,15 @@ def test_draws_png_and_pdf(tmp_path, steps):
   assert (tmp_path / 'run.pdf').read_bytes().startswith(b'%PDF')
 
 
+def test_small_and_large_ticks_have_one_form(tmp_path, made):
+  rows = [{'step': s, 'train/learning_rate': 5e-5 * s} for s in (1, 2)]
+  write(tmp_path, rows)
+  run_plots.plot_run(tmp_path)
+  ticks = [t.get_text() for t in made[0].axes[0].get_yticklabels()]
+  assert ticks[:3] == ['0', '0.00002', '0.00004']
+  assert '0.0001' in ticks
+
+
 @pytest.fixture
 def panels_of(tmp_path, made):
   """Draws rows of metrics and returns the axes by their titles."""
@@ -74,6 +83,12 @@ LOSS = {'train': [1, 1]}
     ({'train/cross_entropy': 1.0}, {'Loss': LOSS}),
     ({'train/cross_entropy': 0.5, 'test/loss': 2.0},
      {'Loss': LOSS | {'test': [2, 2], 'train, cross-entropy': [0.5, 0.5]}}),
+    # A mean of targets says little of each; an EAT may be served by an exit.
+    ({'t/accuracy': 0.5, 't/accuracy_a.b': 0.75, 't/cross_entropy_a.b': 1.0,
+      't/accuracy_c': 0.25, 't/cross_entropy_c': 1.0,
+      't/accuracy_exit_4_c': 0.375, 't/accuracy_exit_2_c': 0.25},
+     {'Loss': LOSS, 'Accuracy, a.b': {'t': [75, 75]},
+      'Accuracy, c': {'t': [25, 25], 't, exit at layer 2': [25, 25]}}),
     ({'train/ponder_steps_mean': 2.0, 'test/steps': 3.0},
      {'Loss': LOSS, 'Ponder steps': {'train, mean': [2, 2]},
       'Repetitions': {'test, mean': [3, 3]}}),

@@ -105,6 +105,7 @@ def test_an_adatape_starts_from_the_dense_run(tmp_path, given, dense):
     'model': 'input', 'pretrained': str(tmp_path), 'finetune': '1',
     'certify': '1',
   }  # fmt: skip
+  assert 'warm_start.skip=()' in runs['adaptive'][1]  # also from its head
 
 
 def test_what_an_adatape_cannot_read_is_refused_before_a_training(

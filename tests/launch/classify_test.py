@@ -178,6 +178,22 @@ def test_the_page_says_what_is_slower_or_better():
   assert page.warning(summary) == ''
 
 
+def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
+  row = {'label': 'a', 'answer': 'b', 'confidence': 0.5, 'depth': 2}
+  rows = [row | {'text': '😡中' + 'long ' * 99}] * 9
+  summary = {'rows': {'test': 9}, 'accuracy': {'dense': 1.0}, 'speed': [],
+             'certificate': {}}  # fmt: skip
+  kind = classify_data.KINDS['eat']
+  page.draw(tmp_path / 'x', kind, summary, '', rows, ['a', 'b'])
+  made[0].draw_without_rendering()  # a missing glyph is a warning
+  texts = [one.get_text() for one in made[0].subfigs[-1].texts]
+  titles = [text.split('\n')[0] for text in texts]
+  assert titles == ['All rows take 2 layers; surest first',
+                    'Wrong (9 of 9), surest first']  # fmt: skip
+  for line in texts[0].split('\n')[1:]:
+    assert re.fullmatch(' +2 layers +50%  b .is a.: 😡�(long )+l?o?n?g?…', line)
+
+
 def test_names_with_commas_are_refused():
   with pytest.raises(ConfigError, match=r'--label.*without commas'):
     classify_data.arguments({'data': 'x.csv', 'label': 'a,b'})

@@ -68,6 +68,7 @@ def made(place, name, overrides, folders):
   with RunDirectory(place, config.to_dict(), info=info) as run:
     task.save_assets(run.workdir)
   extra = {'phase': 0, 'contract': dataclasses.asdict(info)}
+  extra['model'] = config.model.to_dict()
   with Checkpointer(place / 'checkpoints') as checkpointer:
     checkpointer.save(1, tree, extra)
   return types.SimpleNamespace(

@@ -143,6 +143,7 @@ def test_every_command_explains_and_checks_its_flags(capsys):
     (trainer.Preempted(3), 75, Exception),
     (TooManyBadRecordsError('3 records'), 4, RuntimeError),
     (cluster.UnavailableError('kubectl'), 69, RuntimeError),
+    (UserError('a:\n  b\n  c\nD.'), 2, Exception),
     (type('Own', (UserError,), {'exit_code': 9})('own words'), 9, Exception),
   ],
 )
@@ -155,7 +156,8 @@ def test_an_error_of_a_user_is_one_line_and_its_code(error, code, base, capsys):
       ['--workdir=x']
     )
   assert ended.value.code == code
-  assert capsys.readouterr().err == f'error: {error}\n'
+  said = str(error).replace('a:\n  b\n  c\n', 'a: b. c. ')
+  assert capsys.readouterr().err == f'error: {said}\n'
   assert isinstance(error, base)
 
 

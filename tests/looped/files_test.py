@@ -128,7 +128,8 @@ def test_arc_is_turned_and_its_colours_permuted(tmp_path):
 
 
 @pytest.mark.parametrize('grid', [
-  [], [[]], [[1], [1, 2]], [[10]], [[-1]], [[1.5]], 3, None, [[0] * 31], [[[0]]]
+  [], [[]], [[1], [1, 2]], [[10]], [[-1]], [[1.5]], 3, None, [[0] * 31],
+  [[[0]]], [[1, True]],
 ])  # fmt: skip
 def test_refuses_a_grid_and_names_the_task(grid, tmp_path):
   config = write_arc(tmp_path)

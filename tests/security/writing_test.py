@@ -94,6 +94,7 @@ def pipe(path, _):
     ('run.lock', pipe, 'is not a regular file'),
     ('checkpoints', link, 'is a link to those of'),
     ('profile', link_folder, 'links to .*, which would be written to'),
+    ('checkpoints/set_aside', link_folder, 'links to .*, which would be wr'),
     ('config.json', lambda path, _: path.unlink(), r'config\.json is missing'),
   ],
 )

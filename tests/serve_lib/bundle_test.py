@@ -12,6 +12,7 @@ import safetensors
 from jax import export
 
 from core.errors import ConfigError
+from launch import serving
 from serve_lib import bundle
 from serve_lib import manifest as manifest_lib
 from serve_lib.chain import Grid
@@ -154,6 +155,16 @@ def test_other_arrays_are_refused(written, tmp_path, change, words):
   arrays = {k: v for k, v in (arrays | change(arrays)).items() if v is not None}
   bundle._write(tmp_path / 'signed', arrays)
   refused(tmp_path / 'signed', f'content of a bundle, got .*{words}')
+
+
+def test_a_program_that_does_not_compile_is_refused(written, tmp_path):
+  arrays = content(written[0])
+  code = bytes(arrays['program_0']).replace(b'divide_v1', b'divide_v0')
+  bundle._write(tmp_path / 'signed', arrays | {'program_0': of_bytes(code)})
+  flags = serving.Flags(bundle=str(tmp_path / 'signed'))
+  engine = serving.load_engine(flags)
+  with pytest.raises(bundle.BundleError, match='cannot be compiled'):
+    serving.warm_up(engine, flags)
 
 
 # Outside of the annotated types, and what these do not say.

@@ -25,7 +25,7 @@ def test_statistics_by_hand():
   snapshot = monitor.snapshot()
   assert snapshot['latency'] == {'p50': None, 'p95': None, 'p99': None}
   assert snapshot['mean_depth'] is None
-  assert snapshot['rows_per_second'] == 0.0
+  assert snapshot['rows_per_second'] is None
   for rows, size in ((3, 4), (4, 4)):
     monitor.record_batch(0, rows, size)
   monitor.record_batch(1, 1, 2)

@@ -12,6 +12,7 @@ import zlib
 
 import pytest
 
+from core.errors import UserError
 from tests.train_lib import states
 from train_lib import checkpoint_io
 from train_lib.checkpoint import Checkpointer
@@ -107,6 +108,20 @@ def test_a_foreign_manifest_is_damage(two_steps):
       path.write_text(f'{{"crc32": "{crc}", "content": {body}}}')
       with pytest.warns(UserWarning, match='step 1'):
         assert states.restored_step(two_steps) == 1
+
+
+@pytest.mark.parametrize('part', ['files', 'arrays'])
+def test_what_was_signed_again_is_read_as_listed_or_not(two_steps, part):
+  path = two_steps / '2'
+  if part == 'files':
+    tree = path / '_METADATA'
+    tree.write_text(tree.read_text().replace('key_type', 'other'))
+    change = checkpoint_io._measure_all(path)
+  else:
+    change = {'params/w': ['float32', [255]], 'step': ['int32', []]}
+  checkpoint_io.amend(path, **{part: change})
+  with pytest.raises(UserError, match=r'cannot be read|float32\[256\]'):
+    checkpoint_io.find(two_steps).read()
 
 
 def test_no_good_checkpoint_is_an_error_that_names_all(two_steps):

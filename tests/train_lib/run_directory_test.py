@@ -1,5 +1,6 @@
 """Run directories: what is written, refused and locked; strict JSON."""
 
+import contextlib
 import copy
 import dataclasses
 import errno
@@ -60,6 +61,16 @@ def test_writes_configuration_and_versions(tmp_path):
   assert versions['packages']['jax'] == jax.__version__
   assert len(versions['git']['revision'] or 40 * '0') == 40
   assert versions['git']['dirty'] in (True, False, None)
+
+
+@pytest.mark.parametrize('has_step', [False, True])
+def test_a_run_refused_before_a_step_leaves_no_directory(has_step, tmp_path):
+  workdir = tmp_path / 'a' / 'run'
+  with contextlib.suppress(WriteError), RunDirectory(workdir, CONFIG) as run:
+    if has_step:
+      run.log(1, {})
+    raise WriteError('refused')
+  assert workdir.exists() == has_step
 
 
 def test_only_the_primary_process_writes(tmp_path):

@@ -315,6 +315,16 @@ def test_sizes_of_a_checkpoint(kind, name, others, file, tmp_path):
     model_of(kind, name, **given)
 
 
+def test_the_heads_that_a_checkpoint_does_not_tell_are_asked_for(tmp_path):
+  tensors = public_vits.timm_tensors(public_vits.archive())
+  public_vits.write(tmp_path, tensors, architecture='vit_own')
+  given = Classification, 'model_lib.vit:ViT'
+  own = {'from_checkpoint': str(tmp_path)}
+  with pytest.raises(ConfigError, match=f'{tmp_path} .*config.model.num_heads'):
+    model_of(*given, **own)
+  assert model_of(*given, **own, num_heads=4).num_heads == 4
+
+
 def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
   tensors = public_vits.hugging_face_tensors(public_vits.archive())
   name, draw = 'vit.embeddings.position_embeddings', np.random.default_rng(5)
