@@ -228,9 +228,9 @@ def speedup(summary: Mapping[str, Any]) -> str:
     if name in DENSE_TIMES and (served := times.get((SERVED, batch))):
       slower = ' (slower)' if served > dense else ''
       said[batch] = f'{dense / served:.2f}x{slower} at batch {batch}'
-  if not said:
-    return ''
-  return f'Speed as served, of the dense model: {", ".join(said.values())}.'
+  listed = ', '.join(said.values())
+  about = 'Speed of the served model against the dense one'
+  return f'{about}: {listed}.' if listed else ''
 
 
 def warning(summary: Mapping[str, Any]) -> str:

@@ -172,22 +172,6 @@ def test_accuracies_have_exact_intervals():
   assert found['served'] == pytest.approx((0.0, 0.0, 1 - low))
 
 
-def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
-  row = {'label': 'a', 'answer': 'b', 'confidence': 0.5, 'depth': 2}
-  rows = [row | {'text': '😡中' + 'long ' * 99}] * 9
-  summary = {'rows': {'test': 9}, 'accuracy': {'dense': 1.0}, 'speed': [],
-             'certificate': {}}  # fmt: skip
-  kind = classify_data.KINDS['eat']
-  page.draw(tmp_path / 'x', kind, summary, rows, ['a', 'b'])
-  made[0].draw_without_rendering()  # a missing glyph is a warning
-  texts = [one.get_text() for one in made[0].subfigs[-1].texts]
-  titles = [text.split('\n')[0] for text in texts]
-  assert titles == ['All rows take 2 layers; surest first',
-                    'Wrong (9 of 9), surest first']  # fmt: skip
-  for line in texts[0].split('\n')[1:]:
-    assert re.fullmatch(' +2 layers +50%  b .is a.: 😡�(long )+l?o?n?g?…', line)
-
-
 def test_the_page_says_what_is_slower_or_better():
   times = {('dense', 1): 6, ('dense', 32): 3, (page.SERVED, 1): 8}
   times[page.SERVED, 32] = 2
@@ -207,6 +191,22 @@ def test_the_page_says_what_is_slower_or_better():
   assert 'better than the served model, 60.0% against 55.0%. Try' in warned
   summary['accuracy'] = {'dense': 0.6, page.SERVED: 0.6, page.BASELINE: 0.6}
   assert page.warning(summary) == ''
+
+
+def test_a_page_of_equal_rows_has_one_list_that_fits(made, tmp_path):
+  row = {'label': 'a', 'answer': 'b', 'confidence': 0.5, 'depth': 2}
+  rows = [row | {'text': '😡中' + 'long ' * 99}] * 9
+  summary = {'rows': {'test': 9}, 'accuracy': {'dense': 1.0}, 'speed': [],
+             'certificate': {}}  # fmt: skip
+  kind = classify_data.KINDS['eat']
+  page.draw(tmp_path / 'x', kind, summary, '', rows, ['a', 'b'])
+  made[0].draw_without_rendering()  # a missing glyph is a warning
+  texts = [one.get_text() for one in made[0].subfigs[-1].texts]
+  titles = [text.split('\n')[0] for text in texts]
+  assert titles == ['All rows take 2 layers; surest first',
+                    'Wrong (9 of 9), surest first']  # fmt: skip
+  for line in texts[0].split('\n')[1:]:
+    assert re.fullmatch(' +2 layers +50%  b .is a.: 😡�(long )+l?o?n?g?…', line)
 
 
 def test_names_with_commas_are_refused():
