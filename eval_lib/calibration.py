@@ -279,12 +279,13 @@ class Evaluator(heads.Evaluator):
   def run(self, variables: Any) -> dict[str, float]:
     """Returns `ece_`, `ece_calibrated_` and `temperature_<head>` of each head.
 
-    Heads are `layer_4`, or `head_1` without `layers`.
+    Heads are `layer_4`, or `head_1` without `layers`; one alone has no name.
     """
     report = self.report(variables)
-    names = self.names(len(report['ece']))
+    names = [f'_{name}' for name in self.names(len(report['ece']))]
+    names = names if self.layers or len(names) > 1 else ['']
     return {
-      f'{column}_{head}': value
+      f'{column}{head}': value
       for column, name in COLUMNS.items()
       for head, value in zip(names, report[name], strict=True)
     }

@@ -149,13 +149,15 @@ class Evaluator(heads.Evaluator):
       for changes, outputs in (({}, self.context.outputs), *cheaper)
     ]
     variants, labels = [variant for variant, _ in measured], measured[0][1]
-    epsilon = self._epsilon(len(labels), len(variants))
+    heads = [len(variant.logits) for variant in variants]
+    # As of `build_grid`: settings of one head are one group.
+    groups = len({n if count > 1 else 0 for n, count in enumerate(heads)})
+    epsilon = self._epsilon(len(labels), groups)
     delta = float(self.delta)
     grid = build_grid(variants, labels, self.risk, epsilon)
     best, bound = choose(grid, self.risk, self.method, epsilon, delta)
     entry = self._entry(grid, best, bound, variants, (epsilon, delta))
     if best is None:
-      groups = len(np.unique(grid.groups))
       needed = risk.least_rows(self.risk, self.method, epsilon, delta, groups)
       entry['rows_needed'] = needed
     entry['accuracy'] = self._accuracies(variants, labels, grid, best)
@@ -164,13 +166,13 @@ class Evaluator(heads.Evaluator):
       self.note = f'has no choice: {NO_CHOICE}.{about_rows(entry)}'
     elif best is not None:
       self.note = f'says: {words(entry)}'
-    temperatures = file.temperatures(len(variants[0].logits))
+    temperatures = file.temperatures(heads[0])
     self.store(entry, parameters, temperatures)
     results = {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
-    if len(variants[0].logits) > 1:
+    if heads[0] > 1:
       return results
     # Without exits `tau` is always 1: what was chosen is a field of the model.
-    results.pop('tau', None)
+    results = {n: x for n, x in results.items() if n not in ('tau', 'early')}
     changed = entry['model'].items()
     return results | {n: x for n, x in changed if isinstance(x, float)}
 

@@ -90,6 +90,7 @@ def run(flags: Flags) -> None:
       else:
         gc.freeze()  # a full collection of what is loaded takes 0.1 s
         service.is_ready = True
+        serving.log('ready: the programs are compiled')
 
     # For the signal that uvicorn repeats at the end.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -104,5 +104,5 @@ def read_item(value: Any) -> Any:
   try:
     return value | {'image': base64.b64decode(value['image'], validate=True)}
   except (TypeError, ValueError) as error:
-    legal = 'the bytes of a file in base64; no path is read'
+    legal = "the bytes of a file in base64, no path and no 'data:' URL"
     return InputError(f'image: expected {legal}, got {error}')

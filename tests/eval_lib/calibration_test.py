@@ -174,9 +174,9 @@ def outputs(variables, batch):
   return {'logits': jnp.stack([margins, -margins], 2)}
 
 
-def build(workdir='', **entry):
+def build(workdir='', of=outputs, **entry):
   entry = dict(split='test', calibration_split='train') | entry
-  context = dict(outputs=jax.jit(outputs), workdir=workdir, batch_size=256)
+  context = dict(outputs=jax.jit(of), workdir=workdir, batch_size=256)
   return evaluator_of('calibration', PARITY, context, **entry)
 
 
@@ -207,6 +207,14 @@ def test_evaluator_fits_on_one_split_and_reports_the_other(tmp_path):
     calibration_ece=calibration.errors(*fitted), temperatures=scales.tolist(),
     drift={'threshold': 0.9}, split='test', rows=700, layers=[4, 12], bins=15,
   )  # fmt: skip
+
+
+def test_one_head_has_no_name():
+  def last(variables, batch):
+    return {k: v[:, -1:] for k, v in outputs(variables, batch).items()}
+
+  names = {'ece', 'ece_calibrated', 'temperature'}
+  assert build(of=last).run(VARIABLES).keys() == names
 
 
 def test_splits_must_differ_and_layers_fit_the_heads():

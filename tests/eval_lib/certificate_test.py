@@ -96,10 +96,12 @@ def test_a_model_without_cheaper_settings_is_told(tmp_path, caplog):
   assert 'no cheaper settings' not in caplog.text
 
 
-def test_a_model_of_one_setting_does_not_ask_for_more_rows():
-  def last(variables, batch):
-    return {k: v[:, -1:] for k, v in outputs(variables, batch).items()}
+def last(variables, batch):
+  """The last head alone."""
+  return {k: v[:, -1:] for k, v in outputs(variables, batch).items()}
 
+
+def test_a_model_of_one_setting_does_not_ask_for_more_rows():
   built = build(of=last, layers=(12,), epsilon=0.01)
   assert 'tau' not in built.measure(VARIABLES)
   assert built.note.startswith('has no choice: the model has no exits')
@@ -366,3 +368,13 @@ def test_without_epsilon_it_is_that_of_the_number_of_rows(
   assert built._epsilon(rows, 1) == epsilon
   stated = build(tmp_path, layers=(4, 12), epsilon=0.3)
   assert stated._epsilon(rows, 1) == 0.3
+
+
+def test_settings_of_one_head_need_the_rows_of_one_group(tmp_path):
+  built = build(
+    tmp_path, of=last, others=(({'width': 3}, jax.jit(last)),), layers=(12,),
+    cheaper=True, epsilon=0, risk='harm',
+    dataset=PARITY | {'test_examples': 60},
+  )  # fmt: skip
+  assert built.run(VARIABLES).keys() == {'saved', 'bound'}
+  assert read(tmp_path)['sources']['']['epsilon'] == 0.05

@@ -59,7 +59,7 @@ def test_a_folder_becomes_a_certified_tape_and_a_page(tmp_path, capfd):
     'adaptive, as served',
   ]
   assert min(found['accuracy'].values()) > 0.9
-  # Of 45 rows 1 % would need hundreds, and 10 % of 6 models need 39.
+  # Of 45 rows: 5 % would need 75.
   assert found['certificate']['rows'] == 45
   assert found['certificate']['epsilon'] == 0.1
   names = {row['candidate'] for row in found['speed']}

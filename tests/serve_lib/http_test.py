@@ -130,8 +130,8 @@ BAD = (
   (body(tokens=[1], source=[]), 422, 'source: expected a name'),
   (body(image=photo(101, 100)), 413, 'at most 10000 pixels'),
   (body(items=[{'image': photo(60, 100)}] * 2), 413, 'at most 10000 pixels'),
-  *((body(image=value), 422, 'image: expected the bytes of a file in base64')
-    for value in ('../x', 7)),
+  *((body(image=value), 422, "the bytes of a file in base64, no path and no")
+    for value in ('../x', 7, 'data:image/png;base64,AA==')),
   *((body(tokens=[1], deadline_ms=value), 422, 'deadline_ms: expected a number')
     for value in (0, HUGE)),
   *((body(tokens=tokens), 422, 'tokens: expected a row of integers in [0, 50)')
