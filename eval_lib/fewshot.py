@@ -64,6 +64,7 @@ class Regression:
     else:
       eigenvalues, vectors = np.linalg.eigh(inputs.T @ inputs)
       self._left, self._right = vectors, vectors.T @ (inputs.T @ targets)
+      self._left[:-1][is_constant] = 0.0  # but for rounding it is
     # Both matrices are positive semi-definite; rounding can say otherwise.
     self._eigenvalues = eigenvalues.clip(0.0)
 
