@@ -155,7 +155,8 @@ def check(
     if name not in legal:
       near = [
         f'{group}.{name}' for group in legal
-        if name in getattr(hints(cls)[group], '__dataclass_fields__', ())
+        if dataclasses.is_dataclass(kind := hints(cls)[group])
+        and name in {part.name for part in dataclasses.fields(kind)}
       ]  # fmt: skip
       expected = unknown(name, legal, near=near)
       raise ConfigError(path + name, values[name], expected)

@@ -158,6 +158,7 @@ def test_links_of_a_page_lead_somewhere(page):
       assert (ROOT / tests).exists(), tests
 
 
+@pytest.mark.slow
 def test_the_mechanisms_of_the_page_run():
   names = {}
   for block in re.findall(

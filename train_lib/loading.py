@@ -102,6 +102,11 @@ def load_config(
   return config
 
 
+def _moved(*names: str) -> bool:
+  """Returns True if a class has its name in another module."""
+  return len({name.rpartition(':')[2] for name in names}) == 1
+
+
 def restore(
   workdir: Path,
   config: Any,
@@ -121,6 +126,7 @@ def restore(
   changed = [
     (CONFIG, contract.Difference(f'model.{name}', value, given[name]))
     for name, value in model.items() if given.get(name, value) != value
+    and not (name == 'name' and _moved(value, given[name]))
   ]  # fmt: skip
   diffs = contract.differences(trained, info, is_copy=True)
   for file, difference in [*((DATASET_INFO, one) for one in diffs), *changed]:

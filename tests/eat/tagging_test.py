@@ -57,6 +57,7 @@ def test_a_pruned_token_is_tagged_by_its_state_when_it_was_pruned():
     assert out['kept'][-1][index] == len(positions)
 
 
+@pytest.mark.slow
 def test_loss_and_metrics_in_numpy():
   task, batch, params = case()
   loss, metrics = losses.of(task)(params, batch)

@@ -166,6 +166,7 @@ def pruned_by_loop(scores, length, ratios):
   return places
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 @hypothesis.given(
   lengths=strategies.lists(strategies.integers(1, 8), min_size=3, max_size=3),
