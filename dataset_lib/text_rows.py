@@ -148,10 +148,16 @@ class TokenSource(source.Batched):
   """Rows of token ids, padded when read; the last length bucket holds all."""
 
   def __init__(
-    self, info: DatasetInfo, encoded: Encoded, labels: np.ndarray, pad_id: int
+    self,
+    info: DatasetInfo,
+    encoded: Encoded,
+    labels: np.ndarray,
+    pad_id: int,
+    split: str = 'all',
   ):
     segments = int(encoded.token_types.max(initial=0)) + 1
     self.info = dataclasses.replace(info, token_types=segments)
+    self.split = split
     self.lengths = encoded.lengths
     self.padding = {'tokens': pad_id, 'length': 1}
     self._encoded, self._labels = encoded, labels.astype(info.label_dtype)
@@ -287,7 +293,7 @@ class TextRows(TokenSource):
       preprocessing=words.preprocessing(self.max_length),
       digest=splits.digest(encoded.tokens, encoded.offsets, labels),
     )  # fmt: skip
-    super().__init__(info, encoded, labels, words.pad_id)
+    super().__init__(info, encoded, labels, words.pad_id, self.split)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -5,10 +5,10 @@ every setting of a grid is tested for "its risk is above epsilon", in an order
 that keeps the probability of any false certificate below delta. Risks compare
 the answers of a setting with those at full depth.
 
-The rows must be independent draws from the distribution of the rows to come, and
-nothing may be fitted to them, the grid included. Rows that share a text are not
-independent: the evaluator keeps one, so the risk is that of distinct inputs. A
-certificate is on average over rows, not per class.
+The rows must be independent draws from the distribution of the rows to come,
+and nothing may be fitted to them, the grid included. Rows that share a text are
+not independent: the evaluator keeps one, so the risk is that of distinct
+inputs. A certificate is on average over rows, not per class.
 """
 
 import math

@@ -7,13 +7,13 @@ from benchmarks import looped_pictures
 from looped.maze import Maze
 from looped.sudoku import Sudoku
 
-matplotlib = pytest.importorskip('matplotlib')
+figure = pytest.importorskip('matplotlib.figure')
 NONE, RIGHT, WRONG, WALL = range(4)
 
 
 def drawn(puzzle, question, label, board):
   """Colours by cell and bold texts of a board."""
-  axes = matplotlib.figure.Figure().subplots()
+  axes = figure.Figure().subplots()
   looped_pictures.draw(puzzle, question, label, axes, board, 'a', 'b')
   colours = np.asarray(axes.collections[0].get_array()).ravel()
   weights = [text.get_weight() for text in axes.texts]

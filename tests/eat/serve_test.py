@@ -75,7 +75,7 @@ def refused(run, options, field, expected, lengths=None):
 
 @pytest.mark.parametrize(('options', 'field', 'expected'), [
   ({'rule': 'confidense'}, 'rule', 'one of confidence'),
-  ({'tau': 2.0}, 'tau', '[0, 1]'), ({'tauu': 0.9}, 'tauu', 'mean tau?'),
+  ({'tau': 2.0}, 'tau', '[0, 1]'), ({'tauu': 0.9}, 'tauu', "mean 'tau'?"),
   ({'rule': 'entropy'}, 'tau', 'every row would leave: rule=entropy has no'),
   ({'rule': 'entropy', 'tau': math.log(2)}, 'tau', '0.6931), the entropy of 2'),
   ({'rule': 'entropy', 'tau': 0.1, 'thresholds': FORUM}, 'thresholds.forum',
