@@ -146,16 +146,11 @@ def content(texts: Iterable[str]) -> str:
   return '\0'.join(' '.join(text.split()) for text in texts)
 
 
-def count_copies(known: Iterable[Any], own: Iterable[Any]) -> int:
-  """Returns how many keys of rows are also those of known rows."""
-  return sum(map({*known}.__contains__, own))
-
-
 def warn_of_copies(
   where: object, what: str, known: Iterable[Any], own: Sequence[Any]
 ) -> None:
   """Logs how many rows have the inputs, which are `what`, of rows of train."""
-  if copies := count_copies(known, own):
+  if copies := sum(map({*known}.__contains__, own)):
     message = '%s: %d of %d rows have the %s of rows of train, which makes '
     message += 'their answers too good: leave them out of one of the splits'
     logging.warning(message, where, copies, len(own), what)

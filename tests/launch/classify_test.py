@@ -97,7 +97,6 @@ def test_a_file_becomes_a_certified_model_and_a_page(folder, capfd):
   assert 'launch.train' not in capfd.readouterr().out
 
   workdir = f'--workdir={out / "adaptive"}'
-  capfd.readouterr()
   evaluate.main([workdir, f'--labelled={folder / "new.csv"}'])
   said = capfd.readouterr().out
   assert 'lose at most 2 points of accuracy' in said
