@@ -1,4 +1,4 @@
-"""Processors that this process may use: affinity, cgroup quota, a flag."""
+"""Processors and memory of this process: affinity, cgroup limits, a flag."""
 
 import contextlib
 import glob
@@ -26,7 +26,19 @@ def cores() -> int:
   """
   if _chosen:
     return _chosen[0]
-  return max(1, min([_available(), *map(math.ceil, _quotas())]))
+  files = ('cpu.max',), ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
+  quotas = [math.ceil(a / b) for a, b in _limits('cpu', *files)]
+  return max(1, min([_available(), *quotas]))
+
+
+def memory() -> int:
+  """Returns the bytes of memory that this process may use; 0 if not known."""
+  try:
+    size = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  except (AttributeError, ValueError):  # not on every system
+    return 0
+  files = ('memory.max',), ('memory.limit_in_bytes',)
+  return min([size, *(limit for (limit,) in _limits('memory', *files))])
 
 
 def use_threads(count: int) -> None:
@@ -68,25 +80,29 @@ def _available() -> int:
   return len(affinity()) or os.cpu_count() or 1
 
 
-def _quotas() -> Iterator[float]:
-  """Yields quota / period of the cgroups that the process is in, v1 or v2."""
+def _folders(controller: str) -> Iterator[pathlib.Path]:
+  """Yields the folders of the cgroups that the process is in, v1 or v2."""
   with contextlib.suppress(OSError):
     for line in MEMBERSHIP.read_text().splitlines():
       _, controllers, path = line.split(':', 2)
-      if controllers and 'cpu' not in controllers.split(','):
+      if controllers and controller not in controllers.split(','):
         continue
       # In a container the path may be that of the host; its root is ours.
-      root = CGROUPS / 'cpu' if controllers else CGROUPS
+      root = CGROUPS / controller if controllers else CGROUPS
       folder = root / path.lstrip('/')
       for place in (folder, *folder.parents):
         if place.is_relative_to(root):
-          yield from _quota(place)
+          yield place
 
 
-def _quota(folder: pathlib.Path) -> Iterator[float]:
-  for names in (('cpu.max',), ('cpu.cfs_quota_us', 'cpu.cfs_period_us')):
-    with contextlib.suppress(OSError, ValueError):  # 'max': no quota
-      text = ' '.join((folder / name).read_text() for name in names)
-      quota, period = map(int, text.split())
-      if quota > 0 and period > 0:
-        yield quota / period
+def _limits(
+  controller: str, *files: tuple[str, ...]
+) -> Iterator[tuple[int, ...]]:
+  """Yields the positive numbers of each of `files` that a cgroup has."""
+  for folder in _folders(controller):
+    for names in files:
+      with contextlib.suppress(OSError, ValueError):  # 'max': no limit
+        text = ' '.join((folder / name).read_text() for name in names)
+        numbers = tuple(map(int, text.split()))
+        if min(numbers) > 0:
+          yield numbers

@@ -31,6 +31,9 @@ from launch import command_line
 from launch.command_line import Count, Positive, Workdir
 
 STARTED = time.monotonic()
+# Bytes: freed memory that is kept fits later requests badly, so that a program
+# whose temporaries take 2 GB may come to hold 10.
+AMPLE_MEMORY = 16 * 10**9
 _ORBAX = os.path.join('orbax', 'checkpoint')
 
 
@@ -71,7 +74,7 @@ def run(flags: Flags) -> int | None:
   from train_lib import trainer
 
   _silence_repeated_errors()
-  if machine.has_only_cpu():
+  if machine.has_only_cpu() and machine.memory() >= AMPLE_MEMORY:
     process.keep_freed_memory()
   if flags.distributed:
     _join(*peers)

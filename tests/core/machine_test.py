@@ -1,4 +1,4 @@
-"""Processors of a process under quotas of cgroups."""
+"""Processors and memory of a process under limits of cgroups."""
 
 import os
 
@@ -42,6 +42,29 @@ def test_quotas_count(monkeypatch, tmp_path, member, files, expected):
   assert limits.items() <= os.environ.items()
   machine.use_threads(3)  # by a flag
   assert machine.cores() == 3
+
+
+@pytest.mark.parametrize(
+  ('member', 'name', 'text', 'expected'),
+  [
+    ('', 'memory.max', '4096', 2**40),
+    ('0::/a/b', 'a/memory.max', '4096', 4096),
+    ('0::/', 'memory.max', 'max', 2**40),
+    ('0::/', 'memory.max', f'{2**50}', 2**40),
+    ('4:memory:/', 'memory/memory.limit_in_bytes', '4096', 4096),
+    ('4:cpu:/', 'memory/memory.limit_in_bytes', '4096', 2**40),
+  ],
+)
+def test_limits_of_memory_count(
+  monkeypatch, tmp_path, member, name, text, expected
+):
+  (tmp_path / 'member').write_text(member)
+  (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+  (tmp_path / name).write_text(text)
+  monkeypatch.setattr(machine, 'CGROUPS', tmp_path)
+  monkeypatch.setattr(machine, 'MEMBERSHIP', tmp_path / 'member')
+  monkeypatch.setattr(os, 'sysconf', lambda _: 2**20)
+  assert machine.memory() == expected
 
 
 @pytest.mark.parametrize('case', ['no TPU', 'TPU', 'plugin', 'chosen'])
