@@ -14,13 +14,14 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from benchmarks import command, looped
 from core.errors import InvalidDataError
 from core.fields import flag
 from eval_lib import plots
 from launch.command_line import Positive
-from looped.rules import replay, sigmoid
+from looped.rules import replay
 from looped.sudoku import Sudoku
 
 PANELS, INCHES = 6, 2.4
@@ -47,7 +48,7 @@ def write(flags: Any) -> None:
   errors = (answers[:, 0] != arrays['label']).sum(-1)
   row = max(solved, key=lambda n: (hard[n], errors[n]))
   frames: list[Any] = [(question[row], 'question', '')]
-  for n, right in enumerate(sigmoid(scores[row, : steps[row]])):
+  for n, right in enumerate(scipy.special.expit(scores[row, : steps[row]])):
     frames.append((answers[row, n], f'iteration {n + 1}', f'{right:.0%} sure'))
   show = functools.partial(draw, puzzle, question[row], arrays['label'][row])
   path = pathlib.Path(flags.out, 'board')

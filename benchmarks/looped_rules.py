@@ -3,9 +3,9 @@
   python -m benchmarks.looped_rules --runs=/tmp/seed0,/tmp/seed1,/tmp/seed2 \\
       --results=benchmarks/results/looped_rules.csv
 
-Rules are read from each run's stops.csv, on its test puzzles. For certificates
-`--rows` further puzzles are drawn, which are the population: of `--splits`
-random samples, a quarter of it, each certifies a threshold of the score, and
+All rules are replayed on `--rows` puzzles that a run has not seen. They are the
+population of the certificates: of `--splits` samples, each as many independent
+draws as a quarter of it, each certifies a threshold of the score, and
 `violated` is how often the lost share of the population exceeds epsilon.
 `verifier saves` is what the verifier does on it. The engine then answers
 `--timed` of these puzzles by each rule, in turns; a certified rule is of the
@@ -14,7 +14,6 @@ certificates, NAME_certificates.csv, and a picture are written to the folder of
 `--results`.
 """
 
-import csv
 import dataclasses
 import pathlib
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ import numpy as np
 from annotated_types import MinLen
 
 from benchmarks import command, looped, timing
-from core import files
 from core.fields import flag
 from eval_lib import plots, report
 from eval_lib.plots import Line
@@ -33,7 +31,7 @@ from looped import certificate, rules, stops
 
 DATA_SEED = 2  # of the further puzzles; configurations have 0
 LEAST = 20  # rows of a difficulty that is drawn
-SAMPLED = 4  # a sample has one row in SAMPLED
+SAMPLED = 4  # a sample has a row for SAMPLED of the population
 FULL, CERTIFIED = (stops.FULL, 'all'), 'certified'
 CERTIFICATES = (CERTIFIED, 'sequence'), (CERTIFIED, 'pareto')
 SHOWN: Any = (FULL, (stops.SCORE, 0.5), *CERTIFICATES, (stops.SAME, 2.0),
@@ -81,19 +79,17 @@ def write(flags: Any) -> None:
 
 def measure(workdir: str, flags: Any) -> tuple[Any, dict[int, float]]:
   """Returns measured rules by (rule, knob), and iterations by difficulty."""
-  path, table = pathlib.Path(workdir, stops.FILE), dict[Any, Any]()
-  with files.damage_of(path), path.open(newline='') as file:
-    for row in csv.DictReader(file):
-      key: Any = row.pop('rule'), float(row.pop('knob'))
-      table[key] = {name: float(text) for name, text in row.items()}
-    last = max(key for key in table if key[0] == FULL[0])
   changes = dict(data_seed=DATA_SEED, test_examples=flags.rows)
   run, puzzle, arrays = looped.opened(workdir, flags.rows, **changes)
   rows = looped.recorded(run, arrays['tokens']) | {'label': arrays['label']}
   record, hard = certificate.record_of(rows), arrays['difficulty']
+  table: dict[Any, dict[str, float]] = {
+    (rule, knob): stops.summary(steps, record.right)
+    for rule, knob, steps in stops.stops(rows, arrays['tokens'], puzzle)
+  }
+  table[FULL] = table[stops.FULL, record.right.shape[1]]
   for key in CERTIFICATES:
     table[key] = resampled(record, key[1], flags)
-  table[FULL] = table[last]
   if flags.rounds:
     chains = {
       key: looped.chain_of(run, puzzle, rule=rule)
@@ -151,9 +147,8 @@ def resampled(record: Any, method: str, flags: Any) -> dict[str, float]:
   proved = record.right | (np.arange(limit) == limit - 1)
   verified = 1 - (1 + proved.argmax(1)).mean() / limit
   for _ in range(flags.splits):
-    sample = certificate.take(
-      record, rng.permutation(count)[: count // SAMPLED]
-    )
+    drawn = rng.integers(count, size=count // SAMPLED)
+    sample = certificate.take(record, drawn)
     rule = certificate.certify(
       sample, method, flags.epsilon, flags.delta, flags.patience
     ).rule

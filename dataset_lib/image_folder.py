@@ -40,7 +40,7 @@ LAYOUT = (
 class ImageFolder(ImageOptions):
   """Encoded images of one split."""
 
-  PLACE = 'root'
+  PLACE, HAS_FILES = 'root', True
 
   split: Annotated[
     str,

@@ -114,6 +114,8 @@ class Source(abc.ABC):
 
   # The field that names files of a user, all of whose rows are the split 'all'.
   PLACE: ClassVar[str] = ''
+  # Of rows in files, which may be copies: `record` has their inputs.
+  HAS_FILES: ClassVar[bool] = False
 
   info: DatasetInfo
   split: str

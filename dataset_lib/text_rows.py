@@ -300,6 +300,8 @@ class TextRows(TokenSource):
 class LabelledTexts(TextRows):
   """Texts or pairs with a label; `sources` are those of the rows."""
 
+  HAS_FILES = True
+
   def _open(self, task: TextTask, open_split: Function, name: str) -> None:
     """Reads and tokenises rows; see `_read`."""
 

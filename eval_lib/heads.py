@@ -15,7 +15,6 @@ from core.errors import (
   MissingDataError,
 )
 from dataset_lib import builder, source, splits
-from dataset_lib.text_rows import LabelledTexts
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
 
@@ -34,7 +33,7 @@ def named(name: str, column: str) -> str:
 
 def inputs_of(rows: source.Source) -> list[bytes]:
   """Returns a checksum of each row's inputs; [] of rows without files."""
-  if not (rows.PLACE or isinstance(rows, LabelledTexts)):
+  if not rows.HAS_FILES:
     return []
   result = []
   for index in range(len(rows)):

@@ -130,7 +130,7 @@ class Evaluator(certificate.Evaluator):
     if chosen.bound is None:
       needed = bounds.least_rows(bounds.binomial, epsilon, delta)
       entry['rows_needed'] = needed * (1 + (self.method == 'pareto'))
-      self.note = certificate.emptiness(entry)
+      self.note = certificate.emptiness(entry) + certificate.about_rows(entry)
     self.store(entry, parameters, ())
     return {n: entry[n] for n in self.METRICS if entry.get(n) is not None}
 
@@ -146,13 +146,14 @@ class Evaluator(certificate.Evaluator):
     return {
       'tau': described.get('tau'),
       'give_up': described.get('give_up'),
-      'model': {'rule': described},
+      'model': {'rule': described, 'limit': record.right.shape[1]},
       'risk': self.risk,
       'method': self.method,
       'test': bounds.binomial.__name__,
       'epsilon': epsilon,
       'delta': delta,
       'rows': len(record.right),
+      'left_out': self.left_out,
       'solved': len(lost),
       'bound': chosen.bound,
       'lost': float(lost.sum() / max(len(lost), 1)),

@@ -206,15 +206,20 @@ def serve(task: Any, options: Mapping[str, Any], run: Any) -> Any:
     raise ConfigError('serve.iterations', chosen.iterations, expected)
   reader = PuzzleReader(1, puzzle, chosen.attempts)
   rule = rule_of(chosen, rule_fields, task.model, puzzle)
+  told = repr(rule)
   if chosen.setting == GUARANTEED:
-    rule = rules.AllIterations()  # which serves during drift
+    rule, told = rules.AllIterations(), ''  # it serves during drift
 
   def chain(variables: Any, others: Any) -> LoopedChain:
+    for module in others.values():
+      if module.limit not in (0, limit):
+        legal = f'{limit}, those of the run; run launch.evaluate again'
+        raise ConfigError('iterations of the certificate', module.limit, legal)
     models = {n: module.clone(limit=limit) for n, module in others.items()}
     model = task.model.clone(limit=limit, rule=rule)
     return LoopedChain(model, variables, reader, chosen.iterations, models)
 
-  policy = functools.partial(LoopedPolicy, limit=limit, rule=repr(rule))
+  policy = functools.partial(LoopedPolicy, limit=limit, rule=told)
   return classifier.with_files(
     task, run, chosen.setting, VARIANT, (1,), chain, policy
   )

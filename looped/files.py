@@ -40,6 +40,8 @@ Split = Annotated[
 class PuzzleFiles(Transformed):
   """Puzzles of a file; 'train[:1000]' is a part of one fixed permutation."""
 
+  HAS_FILES = True
+
   split: Split
   path: Annotated[str, Len(1)]
   augment: bool = True  # in training, by a random symmetry
@@ -48,10 +50,11 @@ class PuzzleFiles(Transformed):
 
   def __post_init__(self) -> None:
     path = Path(self.path).expanduser()
-    rows = []
-    for _, table, part in selected(self.split, lambda s: self.open(path, s)):
-      order = record_rng(0).permutation(len(table))
-      rows.append(table[order[part.start : part.stop]])
+    rows, self._places = [], list[str]()
+    for name, table, part in selected(self.split, lambda s: self.open(path, s)):
+      order = record_rng(0).permutation(len(table))[part.start : part.stop]
+      rows.append(table[order])
+      self._places += [f'{path}, {name} {number}' for number in order]
     self._rows = np.concatenate(rows)
     self.describe(*self.SHAPE, len(self._rows))
 
@@ -64,6 +67,15 @@ class PuzzleFiles(Transformed):
     self, rng: np.random.Generator, question: Tokens, answer: Tokens
   ) -> Pair:
     """Applies a random symmetry."""
+
+  def where(self, index: int) -> str:
+    """Returns the file, the split and the number of a puzzle in it, from 0."""
+    return self._places[index]
+
+  def record(self, index: int) -> dict[str, Any]:
+    """See the base; a puzzle as it was written."""
+    question, answer, _ = self.example(index, None)
+    return {'tokens': question, 'label': answer}
 
   def example(self, index: int, rng: Rng) -> Example:
     """See the base."""

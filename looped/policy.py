@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
+import scipy.special
 from annotated_types import Interval
 from jaxtyping import Bool, Int
 
 from core.errors import ConfigError
 from looped.puzzle import Example, Puzzle, Symmetry
-from looped.rules import Share, sigmoid
+from looped.rules import Share
 from serve_lib.chain import Encoded, InputError, Row, kind_of
 from serve_lib.decisions import ClassifierPolicy, Prediction, Setting, source_of
 from serve_lib.items import ItemReader, Size
@@ -90,7 +91,7 @@ class LoopedPolicy(ClassifierPolicy):
 
   _: dataclasses.KW_ONLY
   limit: Size = 1  # iterations
-  rule: str = ''  # of the trained model or the options, for people
+  rule: str = ''  # for people; '': that of the certificate of a row
   FIELDS = {
     'depth': 'integer', 'iterations': 'integer', 'exit_reason': 'string',
     'verified': 'boolean', 'score': 'number', 'difficulty': 'integer',
@@ -112,8 +113,7 @@ class LoopedPolicy(ClassifierPolicy):
     scores = np.array([last['logits'][0], last['first']], np.float64)
     if not np.isfinite(scores).all():
       raise FloatingPointError(f'scores: expected finite numbers, got {scores}')
-    with np.errstate(over='ignore'):
-      probability, first = sigmoid(scores).tolist()
+    probability, first = scipy.special.expit(scores).tolist()
     steps = int(last['steps'])
     forms = forms_of(puzzle, self.reader.attempts)
     filled = forms[int(last['attempt'])].undo(last['answer'])

@@ -84,7 +84,7 @@ class Puzzle(abc.ABC):
   def examine(self, text: str) -> Example:
     """Solves a puzzle that a user typed; ValueError unless it has 1 solution.
 
-    It takes a second at most.
+    It takes about a second at most.
     """
 
   def blank(self, question: Int[Arrays, '*B S']) -> Bool[Arrays, '*B S']:

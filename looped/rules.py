@@ -1,7 +1,7 @@
 """When a row of a looped model stops: by its score, its answer, or a proof.
 
-A rule reads the `Evidence` of an iteration. The same code runs in training,
-evaluation (`replay`) and on the device of a server.
+A rule reads the `Evidence` of an iteration. The same code runs in evaluation
+(`replay`) and on the device of a server.
 """
 
 import abc
@@ -39,7 +39,7 @@ class Iterations(State):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRule(HaltingRule):
-  """Base of the rules; by itself it runs all iterations."""
+  """Base of the rules, which say in `stops` what halts a row."""
 
   def start(self, valid: Bool[Arrays, ' B']) -> Iterations:
     """See the base."""
@@ -130,11 +130,6 @@ def logit(share: float) -> float:
   """Returns the float32 whose logistic function is a share, or infinity."""
   with np.errstate(divide='ignore'):
     return float(np.float32(np.log(share) - np.log1p(-share)))
-
-
-def sigmoid(x: Any) -> Any:
-  """Computes the logistic function, of arrays of JAX or NumPy."""
-  return 1.0 / (1.0 + namespace(x).exp(-x))
 
 
 def replay(

@@ -18,8 +18,9 @@ from halting.rule import Arrays, namespace
 from looped.puzzle import Example, Puzzle, Symmetry, Tokens
 
 BLANK = 1
-# Of a search, a second, as users type boards; a legal one may need more.
-MAX_GUESSES = 100_000
+# Of a search, about a second, as users type boards; generated ones need less
+# than 400, a legal one may need more.
+MAX_GUESSES = 20_000
 RESTORED = 0.3, 0.6  # share of the removed clues that easier puzzles get back
 BoxSide = Annotated[int, Interval(ge=2, le=3)]
 

@@ -6,6 +6,7 @@ iteration of rows that go on in the next step until they halt, as HRM and TRM
 """
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -50,10 +51,17 @@ class Unrolled(Classification):
   KNOBS = ('halting_weight',)
 
   def build_model(self):
-    """See the base; ConfigError for `model.blank` of another puzzle."""
+    """See the base; ConfigError for the puzzle, or blank, of other data."""
     model, data = super().build_model(), self.config['dataset']
-    blank = puzzle_of(data).BLANK if 'puzzle' in data else model.blank
-    if model.blank not in (0, blank):
+    if 'puzzle' not in data:
+      return model
+    puzzle, info = puzzle_of(data), self.info
+    sizes = (puzzle.cells,), len(puzzle.symbols)
+    if sizes != (info.input_shape, info.num_classes):
+      cells, symbols = math.prod(info.input_shape), info.num_classes
+      expected = f'one of {cells} cells and {symbols} tokens, as the data'
+      raise ConfigError('dataset.puzzle', data['puzzle'], expected)
+    if model.blank not in (0, blank := puzzle.BLANK):
       expected = f'{blank}, the token of the cells to fill in, or 0'
       raise ConfigError('model.blank', model.blank, expected)
     return model
@@ -125,16 +133,13 @@ class Unrolled(Classification):
     """Returns what rules read of every iteration.
 
     'answers' int32 `[B, N, S]`; 'logits' `[B, N, 2]` of the classes wrong (0)
-    and right (the score); 'flops' `[B, N]` of a row that stops there.
+    and right (the score).
     """
     _, out = self.apply(params, model_state, batch)
     scores = out['scores'].T
-    steps = jnp.arange(1, scores.shape[1] + 1)
-    flops = jnp.broadcast_to(self.flops_of_steps(steps), scores.shape)
     return {
       'answers': out['logits'].argmax(-1).swapaxes(0, 1),
       'logits': jnp.stack([jnp.zeros_like(scores), scores], -1),
-      'flops': flops,
     }
 
 

@@ -10,18 +10,11 @@ import pytest
 from benchmarks import looped, looped_rules
 from looped import rules
 from looped.certificate import Record
+from looped.sudoku import Sudoku
 from tests.benchmarks.command_test import read
 
-BACKENDS = ['xla']
+BACKENDS, PUZZLE = ['xla'], Sudoku(2, 2)
 BACKENDS += ['onnxruntime'] * bool(importlib.util.find_spec('onnxruntime'))
-STOPS = """\
-rule,knob,accuracy,iterations,lost,gained
-fixed number,2,0.5,2.0,0.4,0.0
-fixed number,16,{full},16.0,0.0,0.0
-score,0.5,0.8,4.0,0.1,0.0
-unchanged,2,0.7,3.0,0.2,0.0
-verified,0,0.95,2.5,0.0,0.5
-"""
 
 
 def work(*flags):
@@ -119,27 +112,35 @@ def test_certificates_by_hand(early, lost, saved):
 
 
 def test_the_table_of_rules(tmp_path, monkeypatch):
-  rng, runs = np.random.default_rng(0), []
-  for full in ('0.8', '1.0'):
-    runs.append(tmp_path / full)
-    runs[-1].mkdir()
-    (runs[-1] / 'stops.csv').write_text(STOPS.format(full=full))
-  rows = record(rng, 400, 0.0)
-  arrays = dict(tokens=None, label=None, difficulty=np.arange(400) % 3)
+  # The second iteration solves all rows, and the first half of them in run 2.
+  shares, runs = iter((0.0, 0.5)), ['a', 'b']
+  labels = np.ones((400, 16), np.int32)
+  arrays = dict(tokens=labels, label=labels, difficulty=np.arange(400) % 3)
+
+  def recorded(*_):
+    solved = np.arange(400) < 400 * next(shares)
+    answers = np.ones((400, 3, 16), np.int32)
+    answers[~solved, 0] = 2
+    scores = np.tile(np.float32([-2.0, 2.0, 2.0]), (400, 1))
+    scores[solved, 0] = 3.0
+    logits = np.stack([0 * scores, scores], -1)
+    return dict(answers=answers, logits=logits)
+
   monkeypatch.setattr(
-    looped_rules.looped, 'opened', lambda *a, **b: (0, 0, arrays)
+    looped_rules.looped, 'opened', lambda *a, **b: (0, PUZZLE, arrays)
   )
-  monkeypatch.setattr(looped_rules.looped, 'recorded', lambda *a: {})
-  monkeypatch.setattr(looped_rules.certificate, 'record_of', lambda _: rows)
+  monkeypatch.setattr(looped_rules.looped, 'recorded', recorded)
   path = tmp_path / 'rules.csv'
   flags = ['--splits=2', '--epsilon=0.05', '--rounds=0', f'--results={path}']
-  assert looped_rules.main([f'--runs={",".join(map(str, runs))}', *flags]) == 0
+  assert looped_rules.main([f'--runs={",".join(runs)}', *flags]) == 0
   table = {(row['rule'], row['setting']): row for row in read(path)}
   assert len(table) == 6
-  assert table['fixed number', 'all']['solved %'] == '90.0 [80.0, 100.0]'
-  assert table['fixed number', 'all']['iterations'] == '16.0 [16.0, 16.0]'
-  assert table['score', '0.5']['lost %'] == '10.0 [10.0, 10.0]'
-  assert table['certified', 'sequence']['iterations'] == '2.00 [2.00, 2.00]'
+  assert table['fixed number', 'all']['solved %'] == '100 [100, 100]'
+  assert table['fixed number', 'all']['iterations'] == '3.00 [3.00, 3.00]'
+  assert table['score', '0.5']['iterations'] == '1.75 [1.50, 2.00]'
+  assert table['unchanged', '2.0']['iterations'] == '2.75 [2.50, 3.00]'
+  assert table['certified', 'sequence']['iterations'] == '1.75 [1.50, 2.00]'
   certificates = read(tmp_path / 'rules_certificates.csv')
+  assert certificates[0]['violated %'] == '0.00 [0.00, 0.00]'
   assert certificates[0]['saved %'] == certificates[0]['verifier saves %']
   assert path.with_suffix('.png').is_file()

@@ -134,6 +134,13 @@ def test_a_certified_rule_is_served(tmp_path, caplog):
   assert drifting.fields['exit_reason'] == 'last iteration'
   with pytest.raises(ConfigError, match='no certificate'):
     guaranteed(tmp_path / 'none', variables)
+  path = tmp_path / 'certificate.json'
+  content = json.loads(path.read_text())
+  assert content['sources']['']['model']['limit'] == LIMIT
+  content['sources']['']['model']['limit'] = LIMIT - 2
+  path.write_text(json.dumps(content))
+  with pytest.raises(ConfigError, match=f'expected {LIMIT}, those of the run'):
+    guaranteed(tmp_path, variables)
 
 
 @pytest.mark.slow

@@ -2,13 +2,18 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
+from configs.looped import puzzles
 from core.errors import ConfigError, InvalidDataError, MissingDataError
 from dataset_lib import builder
+from eval_lib import heads
 from looped.sudoku import Sudoku
+from train_lib import config_schema
+from train_lib.build import Setup
 
 HEADER = 'source,question,answer,rating'
 PUZZLE, SIDES = Sudoku(), ('input', 'output')
@@ -72,6 +77,37 @@ def test_rows_of_a_csv_and_its_parts(tmp_path):
     batch(config, 'test', **one_file)
   with pytest.raises(ConfigError, match='split: expected train, test, or a'):
     batch(config, 'validation')
+
+
+def test_rows_are_known_by_file_and_number_and_copies_by_content(tmp_path):
+  rows, config = write_csv(tmp_path, train=30, test=5)
+  some, more, rest, test = (
+    builder.build_source(config, split)
+    for split in ('train[:10]', 'train[:20]', 'train[20:]', 'test')
+  )
+  assert len(some.places()) == 10
+  assert some.places() < more.places()
+  assert not rest.places() & (more.places() | test.places())
+  number = int(some.where(3).rpartition(' ')[2])
+  record = some.record(3)
+  question, answer = rows['train'][number].split(',')[2:4]
+  assert PUZZLE.write(record['tokens']) == question
+  assert PUZZLE.write(record['label']) == answer
+  (tmp_path / 'copy').mkdir()
+  shutil.copy(tmp_path / 'train.csv', tmp_path / 'copy' / 'test.csv')
+  copies = builder.build_source(config | {'path': f'{tmp_path}/copy'}, 'test')
+  assert not copies.places() & some.places()
+  assert {*heads.inputs_of(some)} < {*heads.inputs_of(copies)}
+
+
+def test_refuses_another_puzzle_than_that_of_the_file(tmp_path):
+  _, config = write_csv(tmp_path, train=9, test=5)
+  fields = [f'dataset.{name}={value}' for name, value in config.items()]
+  right = puzzles.get_config('puzzle=sudoku9')
+  assert Setup(config_schema.validate(right, [*fields, 'evals={}']))
+  wrong = config_schema.validate(puzzles.get_config(), [*fields, 'evals={}'])
+  with pytest.raises(ConfigError, match=r'dataset\.puzzle: .* 81 cells and 11'):
+    Setup(wrong)
 
 
 @pytest.mark.parametrize(('old', 'new', 'message'), [
