@@ -133,13 +133,16 @@ class Unrolled(Classification):
     """Returns what rules read of every iteration.
 
     'answers' int32 `[B, N, S]`; 'logits' `[B, N, 2]` of the classes wrong (0)
-    and right (the score).
+    and right (the score); 'flops' `[B, N]` of a row that stops there.
     """
     _, out = self.apply(params, model_state, batch)
     scores = out['scores'].T
+    steps = jnp.arange(1, scores.shape[1] + 1)
+    flops = jnp.broadcast_to(self.flops_of_steps(steps), scores.shape)
     return {
       'answers': out['logits'].argmax(-1).swapaxes(0, 1),
       'logits': jnp.stack([jnp.zeros_like(scores), scores], -1),
+      'flops': flops,
     }
 
 
