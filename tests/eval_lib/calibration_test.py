@@ -83,7 +83,8 @@ def test_no_other_temperature_is_better(seed):
   low, high = calibration.TEMPERATURES
   assert low <= fitted <= high
   best, one, *grid = (
-    -scipy.special.log_softmax(logits / t, 1)[range(len(labels)), labels].mean()
+    np.log(t) ** 2 / (2 * calibration.SPREAD**2)
+    - scipy.special.log_softmax(logits / t, 1)[range(len(labels)), labels].sum()
     for t in (fitted, 1.0, *np.geomspace(low, high, 200))
   )
   assert best <= min(one, min(grid) + 1e-9)
@@ -92,7 +93,7 @@ def test_no_other_temperature_is_better(seed):
 def test_a_bound_of_the_search_is_a_warning(caplog):
   # Never wrong, or always wrong.
   labels, sure = np.array([0, 1] * 99), np.array([[0.2, 0], [0, 0.2]] * 99)
-  heads = np.stack([np.zeros((198, 2)), sure, -sure])
+  heads = np.stack([np.zeros((198, 2)), sure, -10 * sure])
   with caplog.at_level(logging.WARNING):
     fitted = calibration.fit_temperatures(heads, labels)
   assert fitted.tolist() == [1.0, 0.1, 10.0]
@@ -101,15 +102,39 @@ def test_a_bound_of_the_search_is_a_warning(caplog):
   assert 'head 3 of 3: the temperature 10 is the bound' in second
 
 
-@pytest.mark.parametrize(('margin', 'rows', 'sure'), [
-  (0.5, 20, 21 / 22), (0.5, 4, 5 / 6), (2.0, 2, None),
-])  # fmt: skip
-def test_rows_that_are_all_right_make_no_certainty(margin, rows, sure):
+@pytest.mark.parametrize(('margin', 'rows'), [(0.5, 20), (-0.5, 20), (2.0, 2)])
+def test_rows_that_are_all_right_or_wrong_make_no_certainty(margin, rows):
   logits = np.tile([margin, 0.0], (rows, 1))
   fitted = fit_temperature(logits, np.zeros(rows, int))
-  # By hand: margin / T is the logit of (N + 1) / (N + 2), unless T > 1.
-  expected = margin / scipy.special.logit(sure) if sure else 1.0
-  assert fitted == pytest.approx(expected, rel=1e-4)
+  assert 0.2 < fitted < 5
+  # By hand: the slopes of the likelihood and of the prior by log T cancel.
+  wrong = scipy.special.expit(-margin / fitted)
+  pull = np.log(fitted) / calibration.SPREAD**2
+  assert rows * margin / fitted * wrong == pytest.approx(-pull, rel=1e-4)
+
+
+@pytest.mark.parametrize(('rows', 'true', 'most'), [
+  (16, 1.0, 0.5), (16, 2.0, 1.0), (2000, 2.0, 0.1),
+])  # fmt: skip
+def test_a_prior_helps_few_rows_and_not_many(rows, true, most):
+  """EAT fits by the likelihood alone, `exact`: errors of log T against it."""
+  errors = {'prior': [], 'exact': []}
+  for seed in range(40):
+    rng = np.random.default_rng(seed)
+    logits = 2.0 * rng.normal(size=(rows, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    grid = np.geomspace(*calibration.TEMPERATURES, 400)
+    losses = [
+      -scipy.special.log_softmax(true * logits / t, 1)[
+        range(rows), labels
+      ].sum()
+      for t in grid
+    ]
+    errors['exact'].append(np.log(grid[np.argmin(losses)] / true) ** 2)
+    fitted = fit_temperature(true * logits, labels)
+    errors['prior'].append(np.log(fitted / true) ** 2)
+  ratio = np.mean(errors['prior']) / np.mean(errors['exact'])
+  assert ratio < most if rows < 100 else abs(ratio - 1) < most
 
 
 def test_only_heads_with_a_large_error_are_scaled():
