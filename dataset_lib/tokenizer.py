@@ -260,7 +260,8 @@ def _completed(
     raise InvalidDataError(f'{file}: expected {expected}, got {kind}')
   stated = {key: value for key, value in config.items() if value is not None}
   names = {**tokenizer_files.saved_roles(library), **stated}
-  special = tokenizer_files.special_tokens(names, kind)
+  vocabulary = library.get_vocab(with_added_tokens=True)
+  special = tokenizer_files.special_tokens(names, kind, vocabulary)
   ids = [library.token_to_id(token) for token in special]
   if None in ids[:-1]:  # nothing here needs [MASK]
     missing = [name for name in special if library.token_to_id(name) is None]

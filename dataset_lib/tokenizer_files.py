@@ -9,7 +9,7 @@ import pathlib
 import random
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -28,6 +28,7 @@ SPECIAL = {
   # ALBERT's, and the first ids of its vocabulary in this order.
   UNIGRAM: ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]'),
 }
+ROBERTA = ('<pad>', '<unk>', '<s>', '</s>', '<mask>')  # and of XLM-R
 ROLES = ('pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token')
 # Classes with a vocab.txt that do not tokenize as BERT's.
 _OTHERS = re.compile('.*Japanese|RoFormer|Bertweet|Phobert|Herbert|CpmAnt')
@@ -175,9 +176,17 @@ def unigram(file: pathlib.Path, config: Mapping[str, Any]) -> Any:
   return library
 
 
-def special_tokens(config: Mapping[str, Any], kind: str) -> list[str]:
-  """Returns the names of the special tokens, in the order of `ROLES`."""
-  defaults = zip(ROLES, SPECIAL[kind], strict=True)
+def special_tokens(
+  config: Mapping[str, Any], kind: str, vocabulary: Container[str] = ()
+) -> list[str]:
+  """Returns the names of the special tokens, in the order of `ROLES`.
+
+  Where none is stated they may also be those of RoBERTa, in the `vocabulary`.
+  """
+  usual, is_stated = SPECIAL[kind], any(map(config.get, ROLES))
+  if not is_stated and all(name in vocabulary for name in ROBERTA[:-1]):
+    usual = ROBERTA
+  defaults = zip(ROLES, usual, strict=True)
   stated = [config.get(role) or default for role, default in defaults]
   return [one['content'] if isinstance(one, Mapping) else one for one in stated]
 

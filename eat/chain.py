@@ -15,12 +15,11 @@ import jax
 
 from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat.model import Adaptive, EatClassifier, EatModernBert
+from eat.model import Adaptive
 from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options
 from eval_lib.calibration import CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
-from model_lib.modern_bert import ModernBertClassifier
 from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.classifier import CertificateFile
@@ -105,13 +104,18 @@ def as_adaptive(model: Any) -> Adaptive:
   """Returns a dense encoder as an `Adaptive` of one stage."""
   if isinstance(model, Adaptive):
     return model
+  if not isinstance(model, BertClassifier):
+    legal = 'eat.model:EatClassifier or EatModernBert, or the same dense'
+    raise ConfigError('model.name', type(model).__name__, legal)
   none: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=())
-  if isinstance(model, ModernBertClassifier):
-    return build(EatModernBert, model, **none)
-  if isinstance(model, BertClassifier):
-    return build(EatClassifier, model, window=0, **none)
-  legal = 'eat.model:EatClassifier or EatModernBert, or the same dense'
-  raise ConfigError('model.name', type(model).__name__, legal)
+  kind: Any = type(model)
+  return build(_whole(kind), model, **none)
+
+
+@functools.cache
+def _whole(kind: type[BertClassifier]) -> Any:
+  """Returns an `Adaptive` that computes as a class, perhaps of a user, does."""
+  return types.new_class('Whole', (Adaptive, kind), {'kw_only': True})
 
 
 def serve(

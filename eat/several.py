@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from core.errors import ConfigError
 from dataset_lib.source import labels_of
-from eat.task import FineTune
+from eat.task import FineTune, retention
 from eval_lib.metrics import ByClass
 from train_lib.terms import Batch, Forward
 
@@ -66,13 +66,14 @@ class SeveralTasks(FineTune):
     for name in self.info.tasks:
       part = self._cut(forward, name)
       stats = super().metrics(part)
-      shared = {key: stats.pop(key) for key in ('retention',) if key in stats}
-      metrics |= {f'{k}_{name}': v for k, v in stats.items()} | shared
+      stats.pop('retention', None)  # of all rows, below
+      metrics |= {f'{k}_{name}': v for k, v in stats.items()}
       correct = self.correct(part.logits.argmax(-1), part.batch)
       hits.append((correct, part.batch['mask']))
     values, mask = map(jnp.concatenate, zip(*hits, strict=True))
     tasks = jnp.repeat(jnp.arange(len(hits)), len(hits[0][0]))
-    return metrics | {'accuracy': ByClass.of(values, mask, tasks, len(hits))}
+    metrics['accuracy'] = ByClass.of(values, mask, tasks, len(hits))
+    return metrics | retention(forward)
 
   def _cut(self, forward: Forward, name: str, target: Any = None) -> Forward:
     """Returns a forward pass as that of one task; `target`: the teacher's."""

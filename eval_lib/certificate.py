@@ -42,7 +42,13 @@ def about_rows(entry: Mapping[str, Any]) -> str:
     said = f' Accuracy on these rows: {full}, {served} as served.'
   counts = {k: n for k, n in entry.get('left_out', {}).items() if n}
   left = ', '.join(f'{count} {kinds[kind]}' for kind, count in counts.items())
-  return said + (f' Rows that are left out: {left}.' if left else '')
+  said += f' Rows that are left out: {left}.' if left else ''
+  if entry.get('unchecked'):
+    said += ' The files of the training are gone or changed, so that rows with '
+    said += 'inputs of the training may be among these.'
+  if group := entry.get('group'):
+    said += f' Rows of one {group} count as independent, which they may not be.'
+  return said
 
 
 def words(entry: Mapping[str, Any], loss: str = '') -> str:
@@ -51,15 +57,17 @@ def words(entry: Mapping[str, Any], loss: str = '') -> str:
     return 'No certificate was made.'
   rows = f'{entry["rows"]} rows'
   rows += f' of {entry["of"]}' if 'of' in entry else ''
-  sure = f'{1 - entry["delta"]:.0%}'
-  limit = f'{entry["epsilon"]:.0%} by the risk {entry["risk"]!r}'
+  sure = f'with confidence {100 * (1 - entry["delta"]):g}%'
+  if entry.get('method') == 'conformal':
+    sure = 'on average over draws of such rows'
+  limit = f'{100 * entry["epsilon"]:g}% by the risk {entry["risk"]!r}'
   if of := {'accuracy': 'accuracy', 'f1': 'F1'}.get(entry['risk']):
     points = f'{100 * entry["epsilon"]:g}'
     limit = f'{points} point{"s" * (points != "1")} of {of}'
   if entry['tau'] is None:
     return (
       f'Nothing is certified on {rows}, so every row runs to full depth: '
-      f'a loss of at most {limit} with confidence {sure} needs at least '
+      f'a loss of at most {limit} {sure} needs at least '
       f'{entry["rows_needed"]} rows. launch.evaluate --labelled certifies '
       f'again on more.{about_rows(entry)}'
     )
@@ -75,7 +83,7 @@ def words(entry: Mapping[str, Any], loss: str = '') -> str:
   if changes and not entry['early']:
     gain = f'this saves {entry["saved"]:.1%} of its FLOPs as trained'
   return (
-    f'With confidence {sure} {loss} lose at most {limit} against {against} '
+    f'{sure.capitalize()} {loss} lose at most {limit} against {against} '
     f'({shown}, certified on {rows}); {gain}.{about_rows(entry)}'
   )
 
@@ -217,6 +225,7 @@ class Evaluator(heads.Evaluator):
     if self.replace or old is None or not old['saved']:
       return
     is_weaker = any(entry[n] > old.get(n, 1) for n in ('epsilon', 'delta'))
+    is_weaker |= old.get('method') != entry['method'] == 'conformal'
     why = _summary(entry)
     if needed := entry.get('rows_needed'):
       why = (
@@ -249,6 +258,14 @@ class Evaluator(heads.Evaluator):
         f'rows with the inputs of all {known} rows; give others'
       )
     return {name: x[sorted(first.values())] for name, x in rows.items()}
+
+  def rows_left(self) -> dict[str, Any]:
+    """Returns what an entry says of its rows; see `about_rows`."""
+    return {
+      'left_out': self.left_out,
+      'unchecked': self.unchecked,
+      'group': self.data.get('group', ''),
+    }
 
   @functools.cached_property
   def _inputs(self) -> list[bytes]:
@@ -303,7 +320,7 @@ class Evaluator(heads.Evaluator):
       'test': test_of(self.risk).__name__,
       **dict(zip(('epsilon', 'delta'), limits, strict=True)),
       'rows': len(grid.losses),
-      'left_out': self.left_out,
+      **self.rows_left(),
       'of': self.place(),
       'bound': None if best is None else bound,
       **dict(zip(('mean', 'saved', 'early'), map(float, parts), strict=True)),

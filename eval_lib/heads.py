@@ -14,7 +14,8 @@ from core.errors import (
   InvalidDataError,
   MissingDataError,
 )
-from dataset_lib import builder, source, splits
+from dataset_lib import builder, contract, source, splits
+from dataset_lib.texts import Texts
 from eval_lib import evaluator
 from eval_lib.predictions import Heads, Labels
 
@@ -67,6 +68,8 @@ class Evaluator(evaluator.Evaluator):
   column: str = ''
   # `inputs_of` rows that were checked: of training, of the calibration.
   known: set[bytes] = dataclasses.field(default_factory=set, init=False)
+  # Rows of training, or of the calibration, were not found as they were.
+  unchecked: bool = dataclasses.field(default=False, init=False)
 
   def __post_init__(self):
     super().__post_init__()
@@ -135,7 +138,10 @@ class Evaluator(evaluator.Evaluator):
       {part.name for part in source.parts(split)}
       for split in (train_split, getattr(self, field))
     )
-    may_share = trained != {'train'} or evaluated & {'train', 'all'}
+    may_share = trained != {'train'} or bool(evaluated & {'train', 'all'})
+    # Files of a user may have copies, which their places do not tell.
+    own = self.splits[field].source
+    may_share |= field == 'split' and isinstance(own, Texts)
     if not train_split or not may_share:
       return
     try:
@@ -145,7 +151,11 @@ class Evaluator(evaluator.Evaluator):
     except MissingDataError:
       if self.dataset is None:
         raise
-      return  # other data may be reported where the run's data are gone
+      self.unchecked = True  # others are reported where the run's data are gone
+      return
+    if self.dataset and (run := self.context.info) is not None:
+      changed = contract.differences(run, rows.info, contract.ROWS)
+      self.unchecked |= bool(changed)
     advice = "hold some out, as 'train[95%:]' of 'train[:95%]'"
     advice = 'give rows that were not in its file' if self.dataset else advice
     expected = (
@@ -157,10 +167,14 @@ class Evaluator(evaluator.Evaluator):
 
   def check_unfitted(self, file: Any) -> None:
     """Raises ConfigError if a calibration is fitted to rows of `split`."""
-    # Other data may be reported where rows of the calibration are gone.
-    gone = [MissingDataError] if self.dataset else []
-    with contextlib.suppress(*gone):
-      if (fitted := file.fitted_rows(self.context.dataset)) is not None:
-        expected = 'rows that no temperature was fitted to, it shares {}'
-        self.check_apart('split', fitted, expected)
-        self.known.update(inputs_of(fitted))
+    try:
+      fitted = file.fitted_rows(self.context.dataset)
+    except MissingDataError:
+      if self.dataset is None:
+        raise
+      self.unchecked = True
+      return
+    if fitted is not None:
+      expected = 'rows that no temperature was fitted to, it shares {}'
+      self.check_apart('split', fitted, expected)
+      self.known.update(inputs_of(fitted))

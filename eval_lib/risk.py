@@ -171,15 +171,18 @@ def choose(
     (N + 1) > epsilon. Only the expectation of the risk over the draw of the
     rows is at most epsilon, and only if losses grow along the group.
   """
-  test, rows, tested, level = test_of(risk), len(grid.losses), grid, delta
+  test, rows, level = test_of(risk), len(grid.losses), delta
+  # Bets are made row by row, so the order may not tell losses: a file may be
+  # sorted by class.
+  tested = grid = grid.take(np.random.default_rng(0).permutation(rows))
   orders = [np.flatnonzero(grid.groups == n) for n in np.unique(grid.groups)]
   if method == 'pareto':
     if rows < 2:
       return None, 0.0  # there is no half
     from eval_lib import frontier  # loads scikit-learn
 
-    half = np.random.default_rng(0).permutation(rows) < rows // 2
-    first, tested = grid.take(half), grid.take(~half)
+    half = rows // 2
+    first, tested = grid.take(slice(half)), grid.take(slice(half, None))
     p_values = test(first.losses, epsilon, delta)
     order = np.argsort(p_values, kind='stable')
     on_front = frontier.pareto(first.cost.mean(0), -p_values)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from core import files
 from eval_lib import certificate, confusion, plots, report
@@ -35,7 +36,7 @@ def write(out: pathlib.Path, kind: Kind, pretrained: str) -> str:
   rows, sizes, names = answers(str(out / ADAPTIVE), kind)
   summary: dict[str, Any] = {
     'rows': sizes,
-    'accuracy': accuracies(out, kind, pretrained, rows),
+    'accuracy': accuracies(out, kind, pretrained, rows, sizes[SPLIT]),
     'speed': speeds(out),
     'certificate': {
       name: value
@@ -74,10 +75,11 @@ def answers(
   """Returns the certified answers of the test rows, sizes of splits, classes.
 
   Rows have 'label', 'answer', 'confidence', and the columns `kind.spent`, of
-  the computation, and `kind.shown`, a text or the path of an image.
+  the computation, and `kind.shown`, a text or the path of an image. Rows that
+  the server refuses, as texts without a token, are left out.
   """
   from dataset_lib import builder
-  from serve_lib.chain import checked
+  from serve_lib.chain import Failure, InputError, checked
   from serve_lib.engine import Engine
   from train_lib import loading
 
@@ -87,7 +89,14 @@ def answers(
   items = [test.item(index) for index in range(len(test))]
   options = dict([kind.serve.split('=')])
   with Engine(*loading.serve(workdir, options=options)) as engine:
-    given = checked(engine.predict(items))
+    given = engine.predict(items)
+  refused = [a for a in given if isinstance(a, Failure)]
+  checked([a for a in refused if not isinstance(a.error, InputError)])
+  if refused:
+    logging.warning(
+      '%d test rows are refused, and count as wrong: %s',
+      len(refused), refused[0].error,
+    )  # fmt: skip
   rows = [
     {
       'label': names[test.record(index)['label']],
@@ -99,6 +108,7 @@ def answers(
       ),
     }
     for index, (item, answer) in enumerate(zip(items, given, strict=True))
+    if not isinstance(answer, Failure)
   ]
   return rows, {name: len(one) for name, one in sources.items()}, names
 
@@ -108,17 +118,21 @@ def accuracies(
   kind: Kind,
   pretrained: str,
   rows: Sequence[Mapping[str, Any]],
+  count: int,
 ) -> dict[str, float]:
-  """Returns the test accuracies of the models and, if any, of a baseline."""
+  """Returns the test accuracies of the models and, if any, of a baseline.
+
+  `rows` are those of the `count` test rows that have an answer.
+  """
   results = {
     name: files.read_object(out / name / RESULT)[f'{SPLIT}/accuracy']
     for name in (DENSE, ADAPTIVE)
   }
-  served = np.mean([row['label'] == row['answer'] for row in rows])
+  served = sum(row['label'] == row['answer'] for row in rows) / count
   accuracy = {
     'dense': results[DENSE],
     f'adaptive, {kind.plain}': results[ADAPTIVE],
-    SERVED: float(served),
+    SERVED: served,
   }
   if kind.shown == 'text':
     from launch import text_baseline

@@ -112,11 +112,14 @@ def export_model(flags: Flags) -> None:
     raise ConfigError('--workdir', ', '.join(dropped), expected)
   command_line.check_texts(flags.workdir)
   loaded = loading.restore(flags.workdir, config, flags.step)
-  params, names = loaded.variables['params'], loaded.task.info.class_names
+  params, info = loaded.variables['params'], loaded.task.info
   tokenizer = pathlib.Path(flags.workdir, TOKENIZER)
   try:
     with files.writing(flags.out):
-      convert.save_model(flags.out, loaded.task.model, params, names, tokenizer)
+      convert.save_model(
+        flags.out, loaded.task.model, params, info.class_names, tokenizer,
+        info.label_kind,
+      )  # fmt: skip
   except ValueError as error:
     command_line.fail(f'--workdir: Hugging Face has no such model: {error}')
   print(f'step {loaded.saved.step}, written: {flags.out}')

@@ -59,9 +59,9 @@ def _encoder(config: Any, workdir: str, pretrained: str) -> Any:
     return {'embedding': mean / jnp.maximum(size, 1e-9)}
 
   def embed(split: str) -> tuple[np.ndarray, np.ndarray]:
-    data = builder.build(
-      config.dataset, split=split, train=False, seed=0, batch_size=BATCH
-    )
+    source = builder.build_source(config.dataset, split)
+    source.bad_rows = ()  # the training has tolerated them
+    data = builder.chosen(source, np.arange(len(source)), BATCH)
     rows = predictions.collect(
       data, {'params': params}, outputs, finite='embedding'
     )

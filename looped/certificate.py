@@ -153,7 +153,7 @@ class Evaluator(certificate.Evaluator):
       'epsilon': epsilon,
       'delta': delta,
       'rows': len(record.right),
-      'left_out': self.left_out,
+      **self.rows_left(),
       'solved': len(lost),
       'bound': chosen.bound,
       'lost': float(lost.sum() / max(len(lost), 1)),

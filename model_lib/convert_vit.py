@@ -16,7 +16,7 @@ import numpy as np
 from core import files
 from core.errors import ConfigError, check_option
 from model_lib import convert_files, convert_images, sizes
-from model_lib.convert import Checkpoint, checkpoint
+from model_lib.convert import Checkpoint, checkpoint, class_names
 from model_lib.convert_files import Tensors
 from model_lib.convert_images import HALF, SQUARE, Pixels, Sides, grid
 from model_lib.convert_tables import places
@@ -164,7 +164,7 @@ def load(path: files.Path, pixels: Pixels = HALF) -> Checkpoint:
   count = params[POSITIONS].shape[1] if POSITIONS in params else 0
   return checkpoint(
     path, tensors, params, ignored, fields=fields, image=image,
-    class_names=_class_names(config),
+    class_names=class_names(config),
     image_size=math.isqrt(count) * fields['patch_size'],
   )  # fmt: skip
 
@@ -197,15 +197,6 @@ def fit(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> set[str]:
     heads = 'head/', 'distillation_head/', 'pre_logits/'
     kept |= {name for name in {*saved, *fresh} if name.startswith(heads)}
   return kept
-
-
-def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the names in `id2label`; () without it, or for 'LABEL_0'."""
-  labels = config.get('id2label')
-  labels = labels if isinstance(labels, dict) else {}
-  names = tuple(str(labels.get(str(n))) for n in range(len(labels)))
-  is_numbered = any(re.fullmatch(r'LABEL_\d+', name) for name in names)
-  return () if is_numbered else names
 
 
 def _plain_names(tensors: Tensors) -> Tensors:

@@ -97,13 +97,14 @@ def text_reader(
   """Returns the reader of texts; of token ids if there is no tokenizer."""
   dataset = task.config['dataset']
   path = dataset.get('tokenizer', '')
-  # One token type has no place for a second text; a model without types
-  # ignores those that a tokenizer gives.
-  types = task.model.type_vocab_size or 2
-  count: Any = 1 if types == 1 else num_texts(dataset)
+  # A model without types ignores those that a tokenizer gives. With one type
+  # only the data tell if there may be a second text.
+  types = getattr(task.model, 'type_vocab_size', 0) or 2
+  count: Any = num_texts(dataset) or (1 if types == 1 else None)
+  vocabulary = getattr(task.model, 'vocab_size', task.info.vocab_size)
   return items.TextReader(
     tokenizer.load(path) if path else None, max_length, max_characters,
-    num_texts=count, vocab_size=task.model.vocab_size, num_types=types,
+    num_texts=count, vocab_size=vocabulary, num_types=types,
   )  # fmt: skip
 
 
@@ -156,7 +157,7 @@ class CertificateFile(calibration.ResultFile):
 
   def about(self) -> tuple[dict[str, Any], ...]:
     """Returns what each certificate promises, and its setting, for JSON."""
-    names = 'risk', 'epsilon', 'delta', 'rows', 'tau', 'model'
+    names = 'risk', 'method', 'epsilon', 'delta', 'rows', 'tau', 'model'
     return files.with_tuples([
       {'task': self.column, 'source': source}
       | {name: entry[name] for name in names if name in entry}

@@ -286,9 +286,11 @@ class TextReader(Reader):
       encoded = self.tokenizer.encode([texts['text']], pairs, limit)
     except ValueError as error:
       raise InputError(f'text: {error}') from error
-    # Positions of [SEP] in [CLS] a [SEP] b [SEP]; no text encodes to [SEP].
+    # Positions of [SEP] in [CLS] a [SEP] b [SEP]; RoBERTa has two in the
+    # middle. No text encodes to [SEP].
     ends = np.flatnonzero(encoded.tokens == encoded.tokens[-1])
-    for key, length in zip(texts, np.diff(ends, prepend=0), strict=False):
+    lengths = np.diff(ends, prepend=0)[:: max(len(ends) - 1, 1)]
+    for key, length in zip(texts, lengths, strict=False):
       if length == 1:
         raise InputError(f'{key}: expected at least one readable token')
     return encoded.tokens, encoded.token_types

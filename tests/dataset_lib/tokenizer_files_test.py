@@ -10,6 +10,8 @@ import tokenizers
 
 from core.errors import InvalidDataError
 from dataset_lib import tokenizer
+from serve_lib.chain import InputError
+from serve_lib.items import TextReader
 from tests.dataset_lib import corpora
 from tests.dataset_lib.tokenizer_test import VOCABULARY, ids
 
@@ -128,6 +130,15 @@ def test_a_pair_of_roberta_has_two_separators_and_one_type(tmp_path):
       assert encoded.tokens.tolist() == library.encode(text, pair).ids
       assert not encoded.token_types.any()
     assert ids(given, text) == library.encode(text).ids
+  (tmp_path / 'tokenizer_config.json').write_text('{"model_max_length": 512}')
+  assert tokenizer.load(tmp_path).digest == given.digest  # names are usual
+  reader = TextReader(given, 64, num_texts=2, num_types=1)
+  encoded = reader.read({'text': 'the', 'pair': 'a cat'}, '').inputs
+  expected = library.encode('the', 'a cat').ids
+  assert encoded['tokens'].tolist() == expected
+  for key in ('text', 'pair'):
+    with pytest.raises(InputError, match=f'{key}: expected at least one'):
+      reader.read({'text': 'the', 'pair': 'a cat', key: ''}, '')
   library.post_processor = tokenizers.processors.BertProcessing(*ends)
   library.save(str(tmp_path / 'tokenizer.json'))
   assert tokenizer.load(tmp_path).digest != given.digest

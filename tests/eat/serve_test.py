@@ -1,6 +1,7 @@
 """`Task.serve` of an EAT: options, calibration, variants, warnings."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -9,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
 from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
-from model_lib.bert import BertClassifier
+from model_lib.bert import BertClassifier, Pooler
 from serve_lib import bundle, description
 from serve_lib.chain import Grid, InputError
 from serve_lib.engine import Engine
@@ -154,16 +156,26 @@ def test_only_reachable_variants_are_compiled(finished, tmp_path, read):
     policy.encode(own)
 
 
-def test_a_dense_run_is_served_as_one_stage(run):
+class Own(BertClassifier, kw_only=True):
+  """An encoder of a user, with another pooler."""
+
+  @nn.nowrap
+  def pooler_kind(self):
+    """See the base."""
+    return functools.partial(Pooler, 'relu', dtype=self.dtype)
+
+
+@pytest.mark.parametrize('kind', [BertClassifier, Own])
+def test_a_dense_run_is_served_as_one_stage(run, kind):
   directory, task, _ = run
   names = {field.name for field in dataclasses.fields(BertClassifier)}
   fields = (small.FIELDS | SIZES).items()
-  model = BertClassifier(**{k: v for k, v in fields if k in names})
+  model = kind(**{k: v for k, v in fields if k in names})
   row = jnp.ones((1, 8), jnp.int32)
   variables = small.randomised(
     jax.eval_shape(model.init, jax.random.key(0), row, row, jnp.full(1, 8))
   )
-  (directory / 'calibration.json').unlink()
+  (directory / 'calibration.json').unlink(missing_ok=True)
   dense = task_of(model, task.info, task.config['dataset'])
   chain, policy = build((directory, dense, variables))
   assert (chain.heads, chain.variants) == ((4,), ('unpruned',))

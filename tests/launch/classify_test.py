@@ -231,4 +231,13 @@ def test_what_a_certificate_says(tau, said):
     early=0.75,
   )
   assert said in certificate.words(entry)
+  small = entry | dict(epsilon=0.004, delta=0.001, risk='harm')
+  assert "at most 0.4% by the risk 'harm'" in certificate.words(small)
+  assert 'ith confidence 99.9%' in certificate.words(small)
+  mean = certificate.words(entry | dict(method='conformal'))
+  assert 'confidence' not in mean
+  assert 'n average over draws of such rows' in mean
+  facts = certificate.about_rows(dict(unchecked=True, group='user'))
+  assert 'training are gone or changed' in facts
+  assert 'Rows of one user count as independent' in facts
   assert certificate.words({}) == 'No certificate was made.'

@@ -205,6 +205,7 @@ def test_heads_that_are_not_there_are_named(tmp_path):
     ('bert', {'pooler_activation': 'relu'}, "expected 'tanh'", {}),
     ('bert', {}, r"class_names: expected 3 names, got \['a'",
      {'class_names': ['a', 'b']}),
+    ('bert', {}, 'label_kind: expected one of', {'label_kind': 'tasks'}),
     ('bert', {}, '_test.py: expected a tokenizer.json',
      {'tokenizer': __file__}),
     ('bert', {'depth': 3}, 'block_2/mlp/out/bias: missing', {}),

@@ -50,9 +50,16 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
     return
   assert config['id2label'] == {'0': 'no', '1': 'yes', '2': 'perhaps'}
   assert config['label2id'] == {'no': 0, 'yes': 1, 'perhaps': 2}
+  assert config['problem_type'] == 'single_label_classification'
+  assert convert.load(directory).class_names == (*names,)
   convert.save_model(directory, model, params)
   config = json.loads((directory / 'config.json').read_text())
   assert list(config['label2id']) == ['LABEL_0', 'LABEL_1', 'LABEL_2']
+  assert convert.load(directory).class_names == ()
+  for own, theirs in ('number', 'regression'), ('classes', 'multi_label_'):
+    convert.save_model(directory, model, params, label_kind=own)
+    config = json.loads((directory / 'config.json').read_text())
+    assert config['problem_type'].startswith(theirs)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float64'])
