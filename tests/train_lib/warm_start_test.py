@@ -130,6 +130,8 @@ def test_a_hugging_face_model_without_the_head_of_another_task(tmp_path):
   started['pooler'] = started.pop('neck')
   same = {'head': fresh['head'], 'exit_1': begun['exit_1']}
   assert_trees_equal(started, params | same)
+  with pytest.raises(ConfigError, match=r"model: expected {'num_heads': 2}"):
+    warm_start(started, tmp_path, skip=skip, model=BERT | {'num_heads': 4})
 
 
 SIZES = 'width', 'depth', 'num_heads', 'mlp_dim', 'activation'
