@@ -51,7 +51,7 @@ class ImageFolder(ImageOptions):
   root: Annotated[str, Len(1), 'the folder of the images, or a table of them']
   path: Annotated[str, Len(1), 'the column of the path in a table'] = 'path'
   label: Annotated[str, Len(1), 'the column of the label'] = 'label'
-  # Rows of a group are in one split, and so are images of the same bytes.
+  # Rows of a group are in one split; '': images of the same bytes are a group.
   group: Annotated[str, "the column of a row's group, or ''"] = ''
   split_shares: splits.Shares = splits.SHARES
   split_seed: source.Seed = 0
@@ -200,13 +200,15 @@ class ImageFolder(ImageOptions):
       raise InvalidDataError(f'{self.root}: {expected}')
     paths = [os.path.relpath(path, self._root) for _, path in rows]
     names = [splits.checksum(os.fsencode(path)) for path in paths]
+    first: dict[Any, bytes] = {}
     contents = _contents([path for _, path in rows])
     given = [self._given.get(path, ('', ''))[1] for _, path in rows]
     keys = [a or b for a, b in zip(given, contents, strict=True)]
-    groups = splits.joined(keys, contents, names)
+    for key, name in zip(keys, names, strict=True):
+      first[key] = min(name, first.get(key, name))
     described = [
-      splits.Row((self._classes[label],), group, name)
-      for (label, _), group, name in zip(rows, groups, names, strict=True)
+      splits.Row((self._classes[label],), first[key], name)
+      for (label, _), key, name in zip(rows, keys, names, strict=True)
     ]
     made, about = splits.make(described, self.split_shares, self.split_seed)
     taken = {name: sorted(rows[i] for i in made[name]) for name in made}

@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from absl import logging
 from annotated_types import Predicate
 
@@ -72,29 +71,6 @@ def places(
     result[item] = place if before[stratum] else min(place, 0.5)
     before[stratum] += size
   return result
-
-
-def joined(
-  groups: Sequence[Any], contents: Sequence[Any], names: Sequence[bytes]
-) -> list[bytes]:
-  """Returns a group for each row, that of rows which share either key.
-
-  It is the least of their `names`.
-  """
-  from scipy import sparse  # slow to import
-  from scipy.sparse import csgraph
-
-  keys = [*zip(itertools.repeat('group'), groups)]
-  keys += zip(itertools.repeat('content'), contents)
-  index = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-  nodes = np.array([index[key] for key in keys]).reshape(2, -1)
-  graph = sparse.coo_array((nodes[0] >= 0, nodes), (len(index),) * 2)
-  _, found = csgraph.connected_components(graph, directed=False)
-  own = found[nodes[0]].tolist()
-  least: dict[int, bytes] = {}
-  for part, name in zip(own, names, strict=True):
-    least[part] = min(name, least.get(part, name))
-  return [least[part] for part in own]
 
 
 def make(

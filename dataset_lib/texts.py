@@ -62,7 +62,7 @@ class Texts(LabelledTexts):
   # Of kind=tasks 'domain+language': a row's label for each, perhaps empty.
   label: Annotated[str, Len(1), 'the column of the label'] = 'label'
   source: Annotated[str, "the column of a row's source, or ''"] = ''
-  # Rows of a group are in one split, and so are rows of the same texts.
+  # Rows of a group are in one split; '': rows of the same texts are a group.
   group: Annotated[str, "the column of a row's group, or ''"] = ''
   kind: Literal['class', 'number', 'classes', 'tasks'] = 'class'
   separator: Annotated[str, Len(1)] = ';'  # of several labels
@@ -118,7 +118,7 @@ class Texts(LabelledTexts):
     self._fit_lengths(train, task)
     other: Any = {'dev': 'validation', ALL: 'train'}
     self._open(task, lambda name: opened[other.get(name, name)], str(root))
-    are_made = root.is_file()  # without copies
+    are_made = root.is_file() and not self.group  # without copies
     if not (is_all or are_made or 'train' in names_of_parts):
       good, _ = tables.read_all(tables.places(train), task.read)
       known = [splits.content(texts) for _, (texts, _) in good]
@@ -179,10 +179,6 @@ class Texts(LabelledTexts):
       return dict.fromkeys(splits.NAMES, table.take(())) | opened
     shares[0] = 1 - sum(shares)
     rows = [row for _, (*_, row) in good]
-    groups = [row.group for row in rows]
-    texts = [content for _, (content, *_) in good]
-    groups = splits.joined(groups, texts, groups)
-    rows = [row._replace(group=g) for row, g in zip(rows, groups, strict=True)]
     made, about = splits.make(rows, shares, self.split_seed)
     self._about = about | {'group': self.group}
     taken = {name: [good[row][0] for row in made[name]] for name in made}

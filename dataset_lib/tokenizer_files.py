@@ -181,10 +181,12 @@ def special_tokens(
 ) -> list[str]:
   """Returns the names of the special tokens, in the order of `ROLES`.
 
-  Where none is stated they may also be those of RoBERTa, in the `vocabulary`.
+  Where none is stated they may also be those of RoBERTa or XLM-R, if the
+  `vocabulary` has them.
   """
-  usual, is_stated = SPECIAL[kind], any(map(config.get, ROLES))
-  if not is_stated and all(name in vocabulary for name in ROBERTA[:-1]):
+  usual, is_open = SPECIAL[kind], not any(map(config.get, ROLES))
+  is_open &= kind != WORD_PIECE
+  if is_open and all(name in vocabulary for name in ROBERTA[:-1]):
     usual = ROBERTA
   defaults = zip(ROLES, usual, strict=True)
   stated = [config.get(role) or default for role, default in defaults]

@@ -54,20 +54,6 @@ def test_labels_of_two_rows_are_in_all_splits_together():
   assert sizes == pytest.approx([600, 200, 200], abs=40)
 
 
-@pytest.mark.parametrize('seed', range(20))
-def test_rows_that_share_a_group_or_a_content_are_joined(seed):
-  draw = random.Random(seed)
-  groups, contents = (draw.choices(range(12), k=15) for _ in range(2))
-  names = [f'{n:02}'.encode() for n in draw.sample(range(50), 15)]
-  expected = [*names]
-  for _ in groups:  # a plain relaxation
-    for a in range(15):
-      for b in range(15):
-        if groups[a] == groups[b] or contents[a] == contents[b]:
-          expected[a] = expected[b] = min(expected[a], expected[b])
-  assert splits.joined(groups, contents, names) == expected
-
-
 @pytest.mark.parametrize('size', [1, 7])
 def test_a_group_is_in_one_split(size):
   labels = random.Random(0).choices('abc', k=700)
