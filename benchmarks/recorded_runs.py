@@ -314,7 +314,8 @@ def _others(flags: Any, eat: Model, rows: Mapping[str, Any]) -> Iterator[Model]:
         'dataset.max_length differs', flag, directory, flags.workdir,
       )  # fmt: skip
     module = model.module
-    adaptive = module.exit_layers, module.prune_layers, module.window
+    parts = 'exit_layers', 'prune_layers', 'window'  # ModernBERT has no window
+    adaptive = [vars(module).get(name, ()) for name in parts]
     if name in DENSE and any(adaptive):
       expected = 'a run without exits, pruning and window'
       raise ConfigError(flag, directory, expected)

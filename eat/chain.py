@@ -15,11 +15,12 @@ import jax
 
 from core.errors import ConfigError
 from dataset_lib.text_tasks import REPEATED_TEXTS
-from eat.model import Adaptive
+from eat.model import Adaptive, EatClassifier, EatModernBert
 from eat.policy import PRUNED, UNPRUNED, ExitPolicy, Options, read_options
 from eval_lib.calibration import CalibrationFile
 from model_lib.bert import BertClassifier
 from model_lib.layers import build
+from model_lib.modern_bert import ModernBertClassifier
 from serve_lib import classifier
 from serve_lib.chain import Resizable, Stage
 from serve_lib.classifier import CertificateFile
@@ -109,12 +110,16 @@ def as_adaptive(model: Any) -> Adaptive:
     raise ConfigError('model.name', type(model).__name__, legal)
   none: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=())
   kind: Any = type(model)
+  if kind is ModernBertClassifier:
+    return build(EatModernBert, model, **none)
+  if kind is BertClassifier:
+    return build(EatClassifier, model, window=0, **none)
   return build(_whole(kind), model, **none)
 
 
 @functools.cache
 def _whole(kind: type[BertClassifier]) -> Any:
-  """Returns an `Adaptive` that computes as a class, perhaps of a user, does."""
+  """Returns an `Adaptive` that computes as a class of a user does."""
   return types.new_class('Whole', (Adaptive, kind), {'kw_only': True})
 
 

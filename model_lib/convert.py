@@ -34,7 +34,7 @@ _OPTIONAL = ('pooler', 'head', 'predictions', 'sop')
 _POSITIONS = 'embeddings/position/embedding'
 # Of `DatasetInfo.label_kind`; a pipeline of transformers chooses by it.
 _PROBLEMS = {
-  '': 'single_label_classification', 'class': 'single_label_classification',
+  'class': 'single_label_classification',
   'classes': 'multi_label_classification', 'number': 'regression',
 }  # fmt: skip
 # Options that change the computation, and their supported values; others
@@ -166,14 +166,14 @@ def save_model(
   params: Mapping[str, Any],
   class_names: Sequence[str] = (),
   tokenizer: files.Path = '',
-  label_kind: str = 'class',
+  label_kind: str = '',
 ) -> None:
   """Writes a text model of ours that `transformers` loads, and its tokenizer.
 
   It has the last head or both of pretraining; early heads, token scorers and
   halting are left out. A model in the directory is replaced. `class_names` of
   () are numbers; `tokenizer` is a tokenizer.json, '' for none; `label_kind` is
-  that of `DatasetInfo`. ValueError if Hugging Face has no such model.
+  that of `DatasetInfo`, '' if unknown. ValueError if Hugging Face has no such model.
   """
   heads = 'pretraining' if 'sop' in params else 'classifier'
   kind = model.MODEL_TYPE
@@ -192,9 +192,9 @@ def save_model(
   convert_files.check_names(what, [*places.values()], arrays)
   _check_shapes(model, arrays, heads)
   if heads == 'classifier':
-    if label_kind not in _PROBLEMS:
+    if label_kind not in ('', *_PROBLEMS):
       raise ConfigError('label_kind', label_kind, f'one of {[*_PROBLEMS]}')
-    config['problem_type'] = _PROBLEMS[label_kind]
+    config |= {'problem_type': _PROBLEMS[label_kind]} if label_kind else {}
     count = arrays['head/bias'].shape[0]
     names = list(class_names) or [f'LABEL_{i}' for i in range(count)]
     if len(names) != count:
