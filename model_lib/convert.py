@@ -173,7 +173,8 @@ def save_model(
   It has the last head or both of pretraining; early heads, token scorers and
   halting are left out. A model in the directory is replaced. `class_names` of
   () are numbers; `tokenizer` is a tokenizer.json, '' for none; `label_kind` is
-  that of `DatasetInfo`, '' if unknown. ValueError if Hugging Face has no such model.
+  that of `DatasetInfo`, '' if unknown. ValueError if Hugging Face has no such
+  model.
   """
   heads = 'pretraining' if 'sop' in params else 'classifier'
   kind = model.MODEL_TYPE

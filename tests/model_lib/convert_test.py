@@ -32,8 +32,9 @@ def test_saved_names_are_those_of_transformers(tmp_path, kind):
   names = ['no', 'yes', 'perhaps'] if heads == 'classifier' else []
   directory = tmp_path / 'new' / 'model'
   model, _ = checkpoints.model_of(kind, 3, fields | rates)
-  kind = 'class' if names else ''
-  convert.save_model(directory, model, params, names, label_kind=kind)
+  convert.save_model(
+    directory, model, params, names, label_kind='class' if names else ''
+  )
   modes = {path.name: path.stat().st_mode for path in directory.iterdir()}
   assert modes['model.safetensors'] == modes['config.json']
   with safetensors.safe_open(directory / 'model.safetensors', 'np') as file:
