@@ -22,7 +22,8 @@ LIMIT, WIDTH, ROWS = 6, 8, 40
 rng = np.random.default_rng(0)
 VARIABLES = {
   'table': rng.normal(size=(ROWS, WIDTH)).astype(np.float32),
-  'weights': rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 3,
+  # Larger ones would amplify rounding, which differs by CPU, in each step.
+  'weights': rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 12,
   'out': rng.normal(size=(WIDTH, 3)).astype(np.float32),
   'steps': rng.integers(1, LIMIT + 1, ROWS, np.int32),
 }
@@ -126,7 +127,7 @@ def test_a_row_is_computed_as_if_it_were_alone(backend, iterations, tail):
     visits = 1 + -(-steps // iterations) + tail
     assert one.fields['visits'] == other.fields['visits'] == visits
     found = one.fields['logits'], other.fields['logits']
-    np.testing.assert_allclose(*found, atol=1e-5)
+    np.testing.assert_allclose(*found, atol=1e-6)
   mixed = [len({*visits}) > 1 for _, visits in engine.policy.batches]
   assert any(mixed) or iterations > 1  # few visits, few mixed batches
   status = engine.status()
