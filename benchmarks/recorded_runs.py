@@ -32,6 +32,8 @@ from train_lib.task import ServedRun
 
 BATCH = 64  # rows of a batch that is recorded
 DENSE = ('dense', 'student')  # runs that other libraries can run too
+# Of an EAT, with the values of a dense one; EatModernBert has no window.
+PARTS: Any = dict(prune_layers=(), prune_ratios=(), exit_layers=(), window=0)
 MOST = 6  # points of the frontier that are timed
 # Rules to sweep for classes, and for a regression.
 SWEPT: Sequence[type[RowRule]] = (
@@ -313,10 +315,7 @@ def _others(flags: Any, eat: Model, rows: Mapping[str, Any]) -> Iterator[Model]:
         '%s %s: its rows are not as long as those of %s, so the tokenizer or '
         'dataset.max_length differs', flag, directory, flags.workdir,
       )  # fmt: skip
-    module = model.module
-    parts = 'exit_layers', 'prune_layers', 'window'  # ModernBERT has no window
-    adaptive = [vars(module).get(name, ()) for name in parts]
-    if name in DENSE and any(adaptive):
+    if name in DENSE and any(vars(model.module).get(part) for part in PARTS):
       expected = 'a run without exits, pruning and window'
       raise ConfigError(flag, directory, expected)
     yield record(model)
@@ -334,9 +333,9 @@ def sweep(flags: Any) -> tuple[dict[str, Setting], Setting, list[Setting]]:
   eat = load('EAT', flags.workdir, '--workdir', step=flags.step, **rows)
   compared = [*_others(flags, eat, rows)]
   recorded = [*variants(eat, flags.prune_scales)]
-  dense = (compared if flags.dense else recorded)[0].module.clone(
-    prune_layers=(), prune_ratios=(), window=0, exit_layers=()
-  )
+  module = (compared if flags.dense else recorded)[0].module
+  none = {part: value for part, value in PARTS.items() if part in vars(module)}
+  dense = module.clone(**none)
   full = flops(dense, eat.records['length'])[:, -1]
   of_eat: dict[str, Setting] = {}
   for model in recorded:

@@ -122,7 +122,7 @@ def test_the_table_of_rules(tmp_path, monkeypatch):
     answers = np.ones((400, 3, 16), np.int32)
     answers[~solved, 0] = 2
     scores = np.tile(np.float32([-2.0, 2.0, 2.0]), (400, 1))
-    scores[solved, 0] = 3.0
+    scores[solved, 0] = scores[360:, 0] = 3.0  # the last ones are wrong
     logits = np.stack([0 * scores, scores], -1)
     return dict(answers=answers, logits=logits)
 
@@ -137,10 +137,12 @@ def test_the_table_of_rules(tmp_path, monkeypatch):
   assert len(table) == 6
   assert table['fixed number', 'all']['solved %'] == '100 [100, 100]'
   assert table['fixed number', 'all']['iterations'] == '3.00 [3.00, 3.00]'
-  assert table['score', '0.5']['iterations'] == '1.75 [1.50, 2.00]'
+  assert table['score', '0.5']['iterations'] == '1.65 [1.40, 1.90]'
+  assert table['score', '0.5']['lost %'] == '10.0 [10.0, 10.0]'
   assert table['unchanged', '2.0']['iterations'] == '2.75 [2.50, 3.00]'
-  assert table['certified', 'sequence']['iterations'] == '1.75 [1.50, 2.00]'
+  assert table['certified', 'sequence']['iterations'] == '3.00 [3.00, 3.00]'
   certificates = read(tmp_path / 'rules_certificates.csv')
   assert certificates[0]['violated %'] == '0.00 [0.00, 0.00]'
-  assert certificates[0]['saved %'] == certificates[0]['verifier saves %']
+  assert certificates[0]['saved %'] == '0.00 [0.00, 0.00]'
+  assert certificates[0]['verifier saves %'] == '41.7 [33.3, 50.0]'
   assert path.with_suffix('.png').is_file()
