@@ -3,9 +3,10 @@
 Text files may be gzipped, begin with a byte order mark, and end lines in any
 way. A CSV is quoted as in RFC 4180, but spaces may precede a field; its
 delimiter is that of `,;|` and the tab which splits its first line into most
-columns. TSV has no quoting: a quote is a character like any other. Numbers of
-Parquet and JSON are read as JSON text, lists too; null is '', as NaN. A folder
-that `datasets.save_to_disk` wrote is a table.
+columns, or that of a first line such as `sep=;`. TSV has no quoting: a quote is
+a character like any other. Numbers of Parquet and JSON are read as JSON text,
+lists too; null is '', as NaN. A folder that `datasets.save_to_disk` wrote is a
+table.
 """
 
 import codecs
@@ -15,6 +16,7 @@ import functools
 import gzip
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ MAX_LINE = 2**20  # bytes of a row
 MAX_BATCH = 1024  # rows of Parquet that are unpacked at once
 DELIMITERS = ',;\t|'
 SAVED, FOLDER = 'state.json', 'a folder of `datasets.save_to_disk`'
+_DELIMITER = re.compile('"?sep=(?P<delimiter>[,;\t|])"?')  # as Excel reads
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _QUOTE = (
   'a quote is not closed, or a quote within quotes is not doubled; write "" '
@@ -222,9 +225,12 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
   while not first[-1].strip() and (line := next(texts, '')):
     first.append(line)
   rows_by = functools.partial(csv.reader, skipinitialspace=True)
-  sizes = [len(next(rows_by(first[-1:], delimiter=d))) for d in DELIMITERS]
-  delimiter = DELIMITERS[sizes.index(max(sizes))]
-  csv.field_size_limit(max(MAX_LINE, csv.field_size_limit()))
+  if stated := _DELIMITER.fullmatch(first[-1].strip()):
+    first[-1], delimiter = '\n', stated['delimiter']
+  else:
+    sizes = [len(next(rows_by(first[-1:], delimiter=d))) for d in DELIMITERS]
+    delimiter = DELIMITERS[sizes.index(max(sizes))]
+  csv.field_size_limit(max(MAX_TEXT, csv.field_size_limit()))  # see `decoded`
   lines = itertools.chain(first[1:], texts)
   rows = rows_by(lines, delimiter=delimiter, strict=True)
   start, width = 1, 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from core import files
-from core.errors import BadRecord, ConfigError
+from core.errors import BadRecord, ConfigError, InvalidDataError
 from launch import command_line
 
 SETTINGS = 'classify.json'  # of a call, after its first training
@@ -19,6 +19,7 @@ DENSE, ADAPTIVE, SPEED = 'dense', 'adaptive', 'speed'  # folders of a call
 RESULT = 'result.json'
 MINILM = 'minilm'
 SPLITS = 'train', 'validation', 'test'
+QUARTER = 'validation[:25%]'  # to which both configurations fit temperatures
 SHOWN_BAD = 20  # rows
 LEAST_SIZE = 64  # of images in pixels
 FROM_SCRATCH = {'variant': 'Ti/16', 'size': '64'}  # a ViT, without a checkpoint
@@ -144,8 +145,12 @@ def check(
       split: builder.build_source(dataset, split)
       for split in (SPLITS if tells or has_images else SPLITS[:1])
     }
+    builder.build_source(dataset, QUARTER)
   except ConfigError as error:
     name = error.field.removeprefix('dataset.')
+    if name == 'split':
+      few = f'{flags.data}: too few rows for temperatures and a certificate: '
+      raise InvalidDataError(f'{few}{error}') from error
     field = 'data' if name == kind.place else f'--{name}'
     if name != kind.place and name not in kind.columns:
       raise

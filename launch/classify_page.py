@@ -23,7 +23,9 @@ SERVED, BASELINE = 'adaptive, as served', 'embeddings + logistic regression'
 DENSE_TIMES = 'dense', 'dense, XLA', 'dense, ONNX Runtime'
 TRY = (
   'Try more steps (--config.phases.0.least_steps) or another learning rate '
-  '(--config.optimizer.lr), with another --out.'
+  '(--config.optimizer.lr), with another --out, and choose by the accuracies '
+  'on validation rows in result.json: chosen by test rows, a model seems '
+  'better than it is.'
 )
 SHOWN_ROWS, SHOWN_IMAGES = 15, 8  # on the page, in a line of it
 

@@ -44,7 +44,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from core import fields, files, registry
-from core.errors import ConfigError, Mistakes
+from core.errors import ConfigError, InvalidDataError, Mistakes
 from core.fields import flag
 from launch import classify_data, command_line
 from launch.command_line import Count
@@ -260,15 +260,21 @@ def _measure(
   weaker: list[str],
 ) -> dict[str, dict[str, float]]:
   """Returns results by evaluator; adds notes, and certificates' refusals."""
-  from eval_lib.certificate import WeakerError
+  from eval_lib import certificate
 
   results = {}
   for name, evaluation in evaluators.items():
     try:
       results[name] = evaluation.measure(variables)
       notes += [f'{name} {note}' for note in evaluation.notes()]
-    except WeakerError as error:
+    except certificate.WeakerError as error:
       weaker.append(str(error))
+    except InvalidDataError as error:
+      # The rows may have no label of one task of several.
+      is_one = isinstance(evaluation, certificate.Evaluator)
+      if len(evaluators) == 1 or not is_one:
+        raise
+      weaker.append(f'{name} stays as it was: {error}')
   return results
 
 

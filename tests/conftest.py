@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 # Compiling takes most of a test's time, and level 0 shortens it by 40 %. A flag
-# of the environment overrides it: .ci/run sets the usual level for long tests.
+# of the environment overrides it: .ci/run sets the usual level at night.
 os.environ['XLA_FLAGS'] = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
 ) + os.environ.get('XLA_FLAGS', '')

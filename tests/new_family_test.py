@@ -179,8 +179,7 @@ ONE_FILE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ONE_FILE)
+@pytest.mark.parametrize('kind', first_is_slow(*zip(ONE_FILE)))
 def test_one_file_is_trained_served_and_bundled(tree, kind, tmp_path):
   flag, overrides, serve, module = ONE_FILE[kind]
   folders = {

@@ -13,6 +13,7 @@ from tests.dataset_lib import corpora
 from tests.dataset_lib.batches import build, take
 from tests.dataset_lib.tokenizer_test import rows
 from tests.dataset_lib.word_rows import opened, write
+from tests.marks import first_is_slow
 
 VOCABULARY = [
   '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'un', '##aff', '##able',
@@ -219,8 +220,9 @@ def test_files_and_columns_that_do_not_fit(root, column, error, words):
     opened(config(root, column=column))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(('column', 'place'), [('upos', 3), ('deprel', 7)])
+@pytest.mark.parametrize(
+  ('column', 'place'), first_is_slow(('upos', 3), ('deprel', 7))
+)
 def test_a_real_treebank(shared_data, column, place):
   path = shared_data('ud_english_ewt', 'dev.conllu.gz')
   words = str(shared_data('vocab', 'bert_base_uncased_vocab.txt'))

@@ -59,6 +59,11 @@ NASTY = {
   'nothing': ('', [], '', 'is empty'),
   'numbers': (
     'text,label', [f'w1,{n}' for n in range(99)], '\n', 'kind=number'),
+  'a stated delimiter': ('sep=;\ntext;label', [
+    row.replace(',', ';') for row in GOOD], '\n', len(GOOD)),
+  'a long cell': (
+    'text,label', replaced('w7,', 'w' * (2**20 + 1) + ','), '\n',
+    'line 9: expected at most 1048576 bytes'),
   'an unclosed quote': (
     'text,label', replaced('w7,', '"w7,'), '\n', 'line 9: a quote is not'),
   'closed by the next one': (
@@ -99,6 +104,15 @@ def test_nasty_files(case, root):
     build(given)
   if 'quote' in expected:
     assert 'max_bad_share' not in str(error.value)
+
+
+def test_new_rows_and_lists_may_have_many_classes(root):
+  rows = [f'w1 w{n % 30},c{n % 40}' for n in range(60)]
+  with pytest.raises(ConfigError, match='a column of classes: it has 40 val'):
+    opened(file(root, rows))
+  assert opened(file(root, rows), 'all').info.num_classes == 40
+  lists = file(root, rows) | {'kind': 'classes'}
+  assert opened(lists).info.num_classes == 40
 
 
 def test_bad_rows_are_listed_and_counted_by_kind(root):

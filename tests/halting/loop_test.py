@@ -90,7 +90,9 @@ PAIRS.remove((PONDER, 'last'))
 
 
 @pytest.mark.parametrize(('rule', 'combination'), PAIRS)
-@pytest.mark.parametrize('max_steps', [1, 2, 7])
+@pytest.mark.parametrize(
+  'max_steps', [1, pytest.param(2, marks=pytest.mark.nightly), 7]
+)
 def test_all_forms_agree(combination, max_steps, rule):
   state = jax.random.normal(jax.random.key(0), (3, 4, 2)) - 0.5
   valid = jnp.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], bool)

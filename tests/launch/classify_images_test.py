@@ -40,7 +40,7 @@ def write_photos(root, count, seed=0):
   return root
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_becomes_a_certified_tape_and_a_page(tmp_path, capfd):
   photos, out = write_photos(tmp_path / 'photos', 150), tmp_path / 'my out'
   command = [

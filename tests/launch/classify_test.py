@@ -1,5 +1,6 @@
 """From a CSV of made-up words to a certified model and its page."""
 
+import contextlib
 import csv
 import json
 import random
@@ -8,7 +9,7 @@ import shutil
 
 import pytest
 
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidDataError
 from dataset_lib.bad_records import TooManyBadRecordsError
 from eval_lib import certificate
 from launch import classify, classify_data, evaluate, export, train
@@ -152,6 +153,19 @@ def test_a_mistake_is_told_before_a_training(tmp_path, capsys, changed, said):
     file.write(b'1,\xf6,sign in\n' * 3)
   with pytest.raises(TooManyBadRecordsError, match=f'3 of {ROWS + 3} records'):
     classify_data.check(flags, config(data), SMALL, tells=True)
+
+
+def test_too_few_rows_are_told_before_a_training(tmp_path, capfd):
+  (tmp_path / 'vocab.txt').write_text('\n'.join([*SPECIAL, *WORDS]))
+  config = f'data={tmp_path}/few.csv,text=body,label=kind,variant=tiny,'
+  config = f'configs/texts.py:{config}vocabulary={tmp_path}'
+  flags = classify.Flags(data=f'{tmp_path}/few.csv', out='out')
+  for rows, is_refused in ((10, True), (20, False)):
+    lines = [f'{WORDS[n]},{"ab"[n % 2]}' for n in range(rows)]
+    (tmp_path / 'few.csv').write_text('\n'.join(['body,kind', *lines]))
+    refused = pytest.raises(InvalidDataError, match='too few rows for temper')
+    with refused if is_refused else contextlib.nullcontext():
+      classify_data.check(flags, config, SMALL)
 
 
 def test_ctrl_c_is_for_the_command_which_may_save(capfd):

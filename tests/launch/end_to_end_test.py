@@ -18,6 +18,11 @@ def one_device(monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
 
 
+@pytest.fixture
+def quick_to_compile(monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '--xla_backend_optimization_level=0')
+
+
 def launch(command, workdir, *arguments):
   return shell.launch(command, f'--workdir={workdir}', *arguments)
 
@@ -37,7 +42,7 @@ def test_digits_and_the_few_shot_table_of_its_checkpoint(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path):
+def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, quick_to_compile):
   text = launch('train', tmp_path / 'run', *SMALL, '--dry_run')
   for word in ('parameters', 'FLOPs', 'memory', 'tokens [8, 16] int32'):
     assert word in text
@@ -46,7 +51,7 @@ def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_trials_and_evaluations_find_the_programs_of_others(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, quick_to_compile
 ):
   monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
   monkeypatch.delenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS')
@@ -67,7 +72,9 @@ def test_trials_and_evaluations_find_the_programs_of_others(
 
 
 @pytest.mark.slow
-def test_a_run_with_tensorboard_imports_no_tensorflow(tmp_path):
+def test_a_run_with_tensorboard_imports_no_tensorflow(
+  tmp_path, quick_to_compile
+):
   code = (
     'import sys\nfrom launch import train\ntrain.main(sys.argv[1:])\n'
     "assert 'tensorflow' not in sys.modules\n"

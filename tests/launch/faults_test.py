@@ -57,7 +57,7 @@ def one_line(text):
   return text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stuck_peer_ends_all_within_the_watchdog(tmp_path):
   flags = (FAULTY, '--config.watchdog_seconds=5')
   two = start_two(tmp_path, *flags, faults=('', 'stuck'))

@@ -138,8 +138,13 @@ def write_tasks(path, count, end=''):
     labels[n % 3] = '' if n % 4 == 1 else labels[n % 3]
     words = ' '.join(f'w{10 * k + d}' for k, d in enumerate(digits))
     text = f'w{n % 40} {words}{end.format(n // 40)}'
-    lines.append(','.join([text, *labels]))
-  path.write_text('\n'.join([','.join(['body', *TASKS]), *lines]) + '\n')
+    lines.append([text, *labels])
+  write_lines(path, [['body', *TASKS], *lines])
+
+
+def write_lines(path, rows):
+  path.write_text('\n'.join(map(','.join, rows)) + '\n')
+  return path
 
 
 @pytest.mark.slow
@@ -169,6 +174,18 @@ def test_a_file_of_several_tasks_is_certified_served_and_bundled(
     found = json.loads((run / f'certificate.{name}.json').read_text())
     missing = sum(n % 3 == number for n in range(1, 400, 4))
     assert found['sources']['']['rows'] == 400 - missing
+  # Rows without labels of one task certify the others.
+  lines = (tmp_path / 'new.csv').read_text().splitlines()
+  cells = [line.split(',') for line in lines]
+  for row in cells[1:]:
+    row[2] = ''
+  partial = write_lines(tmp_path / 'partial.csv', cells)
+  with pytest.raises(SystemExit):
+    evaluate.main([place, f'--labelled={partial}'])
+  assert 'certificate_spam stays as it was' in capsys.readouterr().err
+  for name, file in (('size', partial), ('spam', tmp_path / 'new.csv')):
+    found = json.loads((run / f'certificate.{name}.json').read_text())
+    assert found['sources']['']['dataset']['path'] == str(file)
   with pytest.raises(SystemExit):
     evaluate.main([place, f'--labelled={tmp_path / "few.csv"}'])
   refused = capsys.readouterr().err.splitlines()[-3:]

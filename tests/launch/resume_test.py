@@ -175,13 +175,10 @@ def begin(workdir, layout, *extra):
 
 @pytest.mark.parametrize(
   ('layout', 'num_micro', 'extra'),
-  [
-    pytest.param('two', 1, (), marks=pytest.mark.slow),
-    *first_is_slow(
-      (8, 4, [FSDP]), (2, 1, ()), (1, 4, ()), (8, 1, ()), (2, 4, ()),
-      (4, 1, ()), (4, 4, ()), (8, 1, CUBE),
-    ),
-  ],
+  first_is_slow(
+    ('two', 1, ()), (8, 4, [FSDP]), (2, 1, ()), (1, 4, ()), (8, 1, ()),
+    (2, 4, ()), (4, 1, ()), (4, 4, ()), (8, 1, CUBE),
+  ),
 )  # fmt: skip
 def test_devices_and_accumulation_give_the_same_losses(
   uninterrupted, tmp_path, layout, num_micro, extra

@@ -135,7 +135,7 @@ def test_parameters_are_those_of_the_vit_and_flops_the_compilers(fields, pool):
 @pytest.mark.parametrize(
   ('fields', 'backend'),
   [
-    pytest.param(PRUNED, 'xla', marks=pytest.mark.slow),
+    pytest.param(PRUNED, 'xla', marks=pytest.mark.nightly),
     (PRUNED, 'onnxruntime'),
     pytest.param(MERGED, 'xla', marks=pytest.mark.slow),
   ],
