@@ -1,7 +1,7 @@
 """Runs launch.classify on texts of one's own, over several seeds.
 
   python -m benchmarks.own_texts --data=FOLDER --workdir=/tmp/own_texts \\
-      --out=benchmarks/results/own_texts.csv
+      --out=benchmarks/results/own_texts_runs.csv
 
 The folder has CSV files, or folders with train.csv and maybe test.csv, with the
 columns text and label, perhaps pair and group. A seed also chooses the splits

@@ -77,6 +77,8 @@ class DatasetInfo:
   preprocessing: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
+  # Mean and standard deviation of the numbers of train; (0, 1): as they are.
+  label_scale: tuple[float, Annotated[float, Gt(0.0)]] = (0.0, 1.0)
   steps_per_epoch: Annotated[int, Ge(0)] = 0  # of the training that saved it
   token_types: int = 0  # segments of a row, 2 for pairs of texts; 0: unknown
   # Of `dataset_lib.splits`: shares, seed, group, rows and a digest.

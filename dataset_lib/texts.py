@@ -124,7 +124,10 @@ class Texts(LabelledTexts):
       known = [splits.content(texts) for _, (texts, _) in good]
       where = f'{self.path}, {self.split}'
       splits.warn_of_copies(where, 'texts', known, self.contents())
-    self.info = dataclasses.replace(self.info, splits=self._about)
+    scale = self._label_scale(train, task)
+    self.info = dataclasses.replace(
+      self.info, splits=self._about, label_scale=scale
+    )
 
   def _table(self, path: Path, task: TextTask) -> Table:
     """Reads the columns of the fields; ConfigError if one is not there."""
@@ -203,6 +206,20 @@ class Texts(LabelledTexts):
     hashed = group or content, f'{content}\0{label}'
     sums = [splits.checksum(x.encode()) for x in hashed]
     return content, label, splits.Row(names, *sums)
+
+  def _label_scale(self, train: Table, task: TextTask) -> tuple[float, float]:
+    """Returns mean and standard deviation of numbers; (0, 1) of classes."""
+    if self.kind != 'number':
+      return 0.0, 1.0
+
+    def number(values: Mapping[str, str]) -> float:
+      return task.read_label(task.read(values)[1])
+
+    good, _ = tables.read_all(tables.places(train), number)
+    numbers = [label for _, label in good]
+    if not numbers:
+      return 0.0, 1.0
+    return float(np.mean(numbers)), float(np.std(numbers)) or 1.0
 
   def _fit_lengths(self, train: Table, task: TextTask) -> None:
     """Sets lengths that are not given, by those of at most 2 `SAMPLE` rows."""

@@ -142,7 +142,8 @@ def serve(
     if not certificate.sources:
       expected = f'the file {certificate.path}; {certificate.repair()}'
       raise ConfigError('serve.tau', GUARANTEED, expected)
-  given, rule = read_options(options, certificate.sources, len(names))
+  spread = task.info.label_scale[1]
+  given, rule = read_options(options, certificate.sources, len(names), spread)
   lengths = classifier.text_lengths(task, run.lengths)
   longest = task.info.input_shape[0]
   if given.tau == GUARANTEED and lengths[-1] < longest:

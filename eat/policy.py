@@ -177,11 +177,15 @@ class Options(TextOptions):
 
 
 def read_options(
-  given: Mapping[str, Any], certified: Mapping[str, Any], classes: int
+  given: Mapping[str, Any],
+  certified: Mapping[str, Any],
+  classes: int,
+  spread: float = 1.0,
 ) -> tuple[Options, RowRule]:
   """Checks the options; returns them and the exit rule they describe.
 
-  `certified` has certificates by source; `classes` is 0 for a regression.
+  `certified` has certificates by source; `classes` is 0 for a regression, of
+  labels with the standard deviation `spread`.
   """
   own = {k[5:]: v for k, v in given.items() if k.startswith('rule.')}
   given = {k: v for k, v in given.items() if not k.startswith('rule.')}
@@ -207,6 +211,8 @@ def read_options(
     _refuse(options, 'thresholds', why)
   stated = {n: getattr(options, n) for n in _BESIDE if n in fields.hints(kind)}
   beside = {n: v for n, v in stated.items() if v is not None}
+  if issubclass(kind, Tolerance):
+    beside.setdefault('tolerance', spread * Tolerance.tolerance)
   described = {'name': registry.name_of(kind), **beside, **own}
   rule = registry.named(described, 'serve.rule', RowRule)
   check_rows(rule, max(classes, 1))

@@ -118,7 +118,9 @@ class Plan:
     """Returns optimizer and schedule; `rates` replace fields of the config."""
     config = {**self.config.optimizer, **rates}
     rate = optimizers.build_schedule(config, self.total_steps)
-    return optimizers.build_optimizer(config, rate, self.task.DECAY), rate
+    task = self.task
+    given = config, rate, task.DECAY, task.scales
+    return optimizers.build_optimizer(*given), rate
 
   def _initial(self) -> TrainState:
     config, parts = self.config, (self.task, self.optimizer)

@@ -66,10 +66,12 @@ class Student(Classification):
   ) -> Float[Array, ' B']:
     """Returns `T^2 KL(softmax(target / T) || softmax(logits / T))`, in nats.
 
-    T is `loss.temperature`. Of one output: the squared difference.
+    T is `loss.temperature`. Of one output: the squared difference, divided by
+    the variance of the labels.
     """
     if logits.shape[-1] == 1:
-      return jnp.square(target[:, 0] - logits[:, 0])
+      difference = target[:, 0] - logits[:, 0]
+      return jnp.square(difference / self.info.label_scale[1])
     temperature = self.config['loss']['temperature']
     teacher, student = (
       jax.nn.log_softmax(x / temperature) for x in (target, logits)

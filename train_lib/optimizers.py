@@ -47,19 +47,25 @@ def build_schedule(config: Config, total_steps: int) -> optax.Schedule:
 
 
 def build_optimizer(
-  config: Config, schedule: optax.Schedule, decayed: str
+  config: Config,
+  schedule: optax.Schedule,
+  decayed: str,
+  scales: Sequence[str] = (),
 ) -> optax.GradientTransformation:
   """Returns a chain that clips, preconditions, decays weights, and scales.
 
   Parameters that match `decayed` have weight decay, decoupled for every method,
   and LAMB's trust ratio (You et al., 2020): by it a step would only multiply a
-  bias of one element by 1 +- lr.
+  bias of one element by 1 +- lr. `scales` are sizes of parameters: their steps
+  are larger by them, and their decay is not.
   """
   parts, decay = [], config['weight_decay']
   mask = functools.partial(trainable_mask, pattern=decayed)
   if config['clip_norm'] > 0:
     parts.append(optax.clip_by_global_norm(config['clip_norm']))
   parts.append(_preconditioner(config))
+  if scales:
+    parts.append(_scale_by_path(scales))
   if isinstance(decay, jax.Array) or decay > 0:  # an array is not 0
     parts.append(optax.add_decayed_weights(decay, mask=mask))
   if config['name'] == 'lamb':

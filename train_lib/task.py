@@ -73,6 +73,11 @@ class Task(abc.ABC):
     """Consecutive rows of one device and micro-batch that the loss combines."""
     return 1
 
+  @property
+  def scales(self) -> tuple[str, ...]:
+    """Factors of rates that the data determine, as `optimizer.scales`."""
+    return ()
+
   def check_training(self) -> None:
     """Raises ConfigError for a model that can only be evaluated."""
 

@@ -5,18 +5,27 @@ logits of several heads, `out['exits']` `[E, B, O]`.
 """
 
 import pathlib
+import re
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from eval_lib.metrics import Average
 from model_lib import sizes
 from train_lib.classification import Classification
-from train_lib.terms import Batch, Forward, Metrics
+from train_lib.optimizers import path_name
+from train_lib.terms import Batch, Forward, Metrics, Tree
+
+HEADS = r'(^|/)head/(kernel|bias)(/|$)'
 
 
 class TextClassification(Classification):
   """Cross-entropy of the last head; squared error if there is one class.
+
+  The squared error is divided by the variance of the labels of train, where the
+  data tell it; heads begin at their mean, and as large as their deviation.
 
   `model.from_checkpoint`, a run or a Hugging Face model, has default sizes.
   """
@@ -39,6 +48,25 @@ class TextClassification(Classification):
     """True if the label is a number instead of a class."""
     return self.info.num_classes == 1
 
+  @property
+  def scales(self) -> tuple[str, ...]:
+    """See the base: steps of Adam have the size of the rate, not of labels."""
+    spread = self.info.label_scale[1]
+    return () if spread == 1.0 else (f'{HEADS}->{spread}',)
+
+  def init(self, rng: Key[Array, '']) -> tuple[Tree, Tree]:
+    """See the base."""
+    params, state = super().init(rng)
+    mean, spread = self.info.label_scale
+
+    def scaled(path: Any, leaf: Array) -> Array:
+      found = re.search(HEADS, path_name(path))
+      return leaf if not found else spread * leaf + mean * (found[2] == 'bias')
+
+    if self.is_regression:
+      params = jax.tree_util.tree_map_with_path(scaled, params)
+    return params, state
+
   def example(self) -> dict[str, Array]:
     """Returns one short row."""
     row = jnp.zeros((1, 8), jnp.int32)
@@ -52,14 +80,25 @@ class TextClassification(Classification):
   def cross_entropy(
     self, logits: Float[Array, '*B O'], batch: Batch
   ) -> Float[Array, '*B']:
-    """Returns cross-entropy in nats, or squared errors of a regression."""
+    """Returns cross-entropy in nats, or scaled squared errors."""
     if self.is_regression:
-      return jnp.square(logits[:, 0].astype(jnp.float32) - batch['label'])
+      error = logits[:, 0].astype(jnp.float32) - batch['label']
+      return jnp.square(error / self.info.label_scale[1])
     return super().cross_entropy(logits, batch)
 
   def metrics(self, forward: Forward) -> Metrics:
-    """Returns metrics of a classification, or the squared error."""
+    """Returns metrics of a classification, or of a regression.
+
+    These are `squared_error`, in the squared unit of the labels, and, where the
+    data tell the variance of train, `explained`, the share of it that is no
+    error: 0 for the mean of train as the answer to all.
+    """
     if not self.is_regression:
       return super().metrics(forward)
     errors = self.cross_entropy(forward.logits, forward.batch)
-    return {'squared_error': Average.from_values(errors, forward.batch['mask'])}
+    spread, mask = self.info.label_scale[1], forward.batch['mask']
+    squares = Average.from_values(spread**2 * errors, mask)
+    if not self.scales:
+      return {'squared_error': squares}
+    explained = Average.from_values(1.0 - errors, mask)
+    return {'squared_error': squares, 'explained': explained}

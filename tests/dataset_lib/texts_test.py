@@ -222,6 +222,8 @@ def test_kinds_of_labels(root):
   assert read(source)[0] == ('w0 [SEP] w1', pytest.approx(-2))
   assert source.sources == ('s0', 's1') * 15
   assert (source.info.num_classes, source.info.label_kind) == (1, 'number')
+  numbers = np.arange(30) / 7 - 2
+  assert source.info.label_scale == pytest.approx((numbers.mean(), numbers.std()))
   for number in ('1e39', '1_5', 'inf', 'NaN', '"1,5"', ''):
     other = file(root, [*rows, f'w1,w1,{number},s1'], 'a,b,score,site')
     [(_, bad)] = opened(given | other, 'all').bad_rows
