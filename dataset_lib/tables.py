@@ -53,7 +53,7 @@ class Table:
   columns: Sequence[str]
   kept: Sequence[str]
   rows: Sequence[Sequence[str] | BadRecord]  # a BadRecord where it is damaged
-  numbers: Sequence[int]
+  numbers: Sequence[Any]  # of the rows in the file; (file, number) of several
   unit: str = 'line'
 
   def __len__(self) -> int:
@@ -67,7 +67,9 @@ class Table:
 
   def where(self, row: int) -> str:
     """Returns the file of a row and its line there."""
-    return f'{self.path}, {self.unit} {self.numbers[row]}'
+    number = self.numbers[row]
+    path, number = number if isinstance(number, tuple) else (self.path, number)
+    return f'{path}, {self.unit} {number}'
 
   def require(self, columns: Mapping[str, str]) -> None:
     """Raises ConfigError of a field of `dataset` that names no column."""
@@ -144,6 +146,23 @@ def read(
       rows.append(bad)
   unit = 'row' if _READERS.get(form_of(path)) is _arrow else 'line'
   return Table(path, tuple(columns), tuple(places), rows, numbers, unit)
+
+
+def joined(parts: Sequence[Table]) -> Table:
+  """Returns the rows of several files, which have the same columns."""
+  first, *others = parts
+  for one in others:
+    if one.kept != first.kept:
+      expected = f'the columns {", ".join(first.kept)}, as in {first.path}'
+      got = ', '.join(one.kept) or 'none of them'
+      raise InvalidDataError(f'{one.path}: expected {expected}, got {got}')
+  if not others:
+    return first
+  return dataclasses.replace(
+    first,
+    rows=[row for one in parts for row in one.rows],
+    numbers=[(one.path, number) for one in parts for number in one.numbers],
+  )
 
 
 def _picked(fields: Any, places: dict[str, int], count: int) -> tuple[str, ...]:

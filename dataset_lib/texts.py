@@ -35,6 +35,10 @@ STEMS = {
   'train': ('train',), 'validation': ('validation', 'dev', 'val', 'valid'),
   'test': ('test',),
 }  # fmt: skip
+# A file of a split, or a part of one as a hub names it.
+PART = re.compile(
+  r'(?P<stem>.*?)(-(?P<part>\d+)-of-(?P<of>\d{1,6})(-[0-9a-f]+)?)?'
+)
 Tables = dict[str, Table]
 ALL = 'all'  # the rows of a file, without splits
 COLUMNS = ('text', 'pair', 'label', 'source', 'group')  # fields
@@ -129,14 +133,16 @@ class Texts(LabelledTexts):
       self.info, splits=self._about, label_scale=scale
     )
 
-  def _table(self, path: Path, task: TextTask) -> Table:
+  def _table(self, paths: Sequence[Path], task: TextTask) -> Table:
     """Reads the columns of the fields; ConfigError if one is not there."""
-    table = tables.read(path, task.names | {self.group} - {''})
+    names = task.names | {self.group} - {''}
+    table = tables.joined([tables.read(path, names) for path in paths])
     for label in task.label:
       columns = {field: getattr(self, field) for field in COLUMNS}
       table.require(columns | {'label': label})
     if not len(table):
-      raise InvalidDataError(f'{path} has no rows, only names of columns')
+      what = 'has no rows, only names of columns'
+      raise InvalidDataError(f'{table.path} {what}')
     return table
 
   def _classes(
@@ -256,20 +262,27 @@ def _rounded(length: float) -> int:
   return -(-int(np.ceil(length)) // UNIT) * UNIT
 
 
-def _files(root: Path) -> dict[str, Path]:
-  """Returns the file of each split; a single file is 'train'."""
+def _files(root: Path) -> dict[str, list[Path]]:
+  """Returns the files of each split, in order; a single file is 'train'."""
   if not root.is_dir() or tables.form_of(root):
-    return {'train': root}
-  found: dict[str, Path] = {}
+    return {'train': [root]}
+  found: dict[str, list[Path]] = {}
+  numbers: dict[str, list[tuple[str, int]]] = {}  # of each part, and of all
   for path in sorted(root.iterdir()):
-    stem = re.sub(r'-\d+-of-\d+$', '', path.name.split('.')[0].lower())
-    split = next((name for name in STEMS if stem in STEMS[name]), '')
+    name: Any = PART.fullmatch(path.name.split('.')[0].lower())
+    split = next((k for k, stems in STEMS.items() if name['stem'] in stems), '')
     if split and tables.form_of(path):
       files.check_inside(path, root)
-      if split in found:
-        got = f'got {found[split].name} and {path.name}'
-        raise InvalidDataError(f'{root}: expected one file of {split}, {got}')
-      found[split] = path
+      found.setdefault(split, []).append(path)
+      number = name['part'] or '', int(name['of'] or 1)
+      numbers.setdefault(split, []).append(number)
+  for split, paths in found.items():
+    parts, totals = zip(*numbers[split], strict=True)
+    if {*totals} != {len({*parts})} or len(paths) != totals[0]:
+      got = ', '.join(path.name for path in paths)
+      expected = f'one file of {split}, or all parts, as '
+      expected += f'{split}-00000-of-00002'
+      raise InvalidDataError(f'{root}: expected {expected}, got {got}')
   if 'train' not in found:
     expected = 'expected train.csv, .tsv, .jsonl or .parquet, perhaps with '
     expected += 'validation and test; or give the path of one file'

@@ -213,6 +213,27 @@ def test_a_folder_has_its_splits_and_lacks_some(root, caplog):
     opened(config(root / 'none'))
 
 
+def test_a_split_may_have_parts(root):
+  folder, parts = root / 'own', (GOOD[:13], GOOD[13:])
+  for number, rows in enumerate(parts):
+    name = f'train-0000{number}-of-00002-0a1b.csv'
+    write(folder / name, ['text,label', *rows])
+  whole, source = opened(file(root, GOOD)), opened(config(folder))
+  assert read(source) == read(whole)
+  assert source.info.splits == whole.info.splits
+  # Places name the part.
+  every = opened(config(folder), 'all')
+  assert every.where(13) == f'{folder}/train-00001-of-00002-0a1b.csv, line 2'
+  assert len(every) == len(GOOD)
+  first = folder / 'train-00000-of-00002-0a1b.csv'
+  write(first, ['text,kind', *GOOD[:13]])
+  with pytest.raises(InvalidDataError, match=r'00001.*expected the columns'):
+    opened(config(folder))
+  first.unlink()
+  with pytest.raises(InvalidDataError, match='or all parts, as train-00000-of'):
+    opened(config(folder))
+
+
 def test_kinds_of_labels(root):
   rows = [f'w{n},w1,{n / 7 - 2},s{n % 2}' for n in range(30)]
   given = file(root, rows, 'a,b,score,site') | dict(
@@ -223,7 +244,9 @@ def test_kinds_of_labels(root):
   assert source.sources == ('s0', 's1') * 15
   assert (source.info.num_classes, source.info.label_kind) == (1, 'number')
   numbers = np.arange(30) / 7 - 2
-  assert source.info.label_scale == pytest.approx((numbers.mean(), numbers.std()))
+  assert source.info.label_scale == pytest.approx(
+    (numbers.mean(), numbers.std())
+  )
   for number in ('1e39', '1_5', 'inf', 'NaN', '"1,5"', ''):
     other = file(root, [*rows, f'w1,w1,{number},s1'], 'a,b,score,site')
     [(_, bad)] = opened(given | other, 'all').bad_rows
