@@ -37,7 +37,7 @@ STEMS = {
 }  # fmt: skip
 # A file of a split, or a part of one as a hub names it.
 PART = re.compile(
-  r'(?P<stem>.*?)(-(?P<part>\d+)-of-(?P<of>\d{1,6})(-[0-9a-f]+)?)?'
+  r'(?P<stem>.*?)(-(?P<part>\d+)-of-(?P<of>\d{1,6})(-[0-9a-f]+)?)?', re.DOTALL
 )
 Tables = dict[str, Table]
 ALL = 'all'  # the rows of a file, without splits

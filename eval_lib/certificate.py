@@ -68,8 +68,8 @@ def words(entry: Mapping[str, Any], loss: str = '') -> str:
     return (
       f'Nothing is certified on {rows}, so every row runs to full depth: '
       f'a loss of at most {limit} {sure} needs at least '
-      f'{entry["rows_needed"]} rows. launch.evaluate --labelled certifies '
-      f'again on more.{about_rows(entry)}'
+      f'{entry["rows_needed"]} rows, and more for each row that gets worse. '
+      f'launch.evaluate --labelled certifies again on more.{about_rows(entry)}'
     )
   changes = entry.get('model', {})
   loss = loss or ('cheaper settings' if changes else 'early exits')

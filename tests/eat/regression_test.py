@@ -25,10 +25,14 @@ OPTIMIZER = dataclasses.asdict(config_schema.Optimizer(
 ))  # fmt: skip
 
 
-def trained(mean, spread, ends=()):
+def trained(mean, spread):
   """Outputs of all heads, loss and metrics after some steps."""
-  scale = dataclasses.replace(small.info(1), label_scale=(mean, spread))
-  task = FineTune(config(self_distill_weight=0.3), scale)
+  info = dataclasses.replace(small.info(1), label_scale=(mean, spread))
+  given = config(self_distill_weight=0.3, exit_weights=(0.3, 1.0))
+  given['model'] |= dict(
+    depth=2, exit_layers=(1,), prune_layers=(), prune_ratios=()
+  )
+  task = FineTune(given, info)
   batch = small.labelled(small.batch(small.rows(8), 20), 1, 6)
   batch['label'] = mean + spread * jnp.linspace(-1.5, 1.5, 8)
   params = unbox(task.init(jax.random.key(0))[0])
@@ -37,15 +41,19 @@ def trained(mean, spread, ends=()):
   optimizer = optimizers.build_optimizer(*given)
   state = optimizer.init(params)
   knobs = {'self_distill_weight': 0.3}
-  slopes = jax.jit(jax.grad(lambda p: losses.of(task)(p, batch, knobs)[0]))
-  update = jax.jit(optimizer.update)
+
+  @jax.jit
+  def step(params, state):
+    loss, metrics = losses.of(task)(params, batch, knobs)
+    slopes = jax.grad(lambda p: losses.of(task)(p, batch, knobs)[0])(params)
+    updates, state = optimizer.update(slopes, state, params)
+    exits = task.apply(params, {}, batch)[1]['exits']
+    return optax.apply_updates(params, updates), state, (exits, loss, metrics)
+
   for _ in range(STEPS):
-    updates, state = update(slopes(params), state, params)
-    params = optax.apply_updates(params, updates)
-  _, out = task.apply(params, {}, batch)
-  loss, metrics = losses.of(task)(params, batch, knobs)
+    params, state, (exits, loss, metrics) = step(params, state)
   values = {name: metric.compute() for name, metric in metrics.items()}
-  return np.asarray(out['exits'], np.float64), float(loss), values
+  return np.asarray(exits, np.float64), float(loss), values
 
 
 def test_training_is_that_of_standardised_labels():

@@ -20,7 +20,7 @@ OVERRIDES = [
   '--config.mesh.data=1', '--config.tensorboard=false',
   '--config.loader.num_threads=1', '--config.optimizer.lr=0.003',
 ]  # fmt: skip
-ROWS = 200
+ROWS, SPLITS = 200, ('train', 'validation', 'test')
 
 
 def write_rows(path, seed):
