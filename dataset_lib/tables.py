@@ -3,10 +3,9 @@
 Text files may be gzipped, begin with a byte order mark, and end lines in any
 way. A CSV is quoted as in RFC 4180, but spaces may precede a field; its
 delimiter is that of `,;|` and the tab which splits its first line into most
-columns, or that of a first line such as `sep=;`. TSV has no quoting: a quote is
-a character like any other. Numbers of Parquet and JSON are read as JSON text,
-lists too; null is '', as NaN. A folder that `datasets.save_to_disk` wrote is a
-table.
+columns, or that of a first line such as `sep=;`. TSV has no quoting. Numbers of
+Parquet and JSON are read as JSON text, lists too; null is '', as NaN. A folder
+that `datasets.save_to_disk` wrote is a table.
 """
 
 import codecs
@@ -75,8 +74,8 @@ class Table:
     """Raises ConfigError of a field of `dataset` that names no column."""
     for field, name in columns.items():
       if name and name not in self.columns:
-        expected = f'a column of {self.path}: '
-        expected += unknown(name, self.columns, 'column')
+        legal = unknown(name, self.columns, 'column')
+        expected = f'a column of {self.path}: {legal}'
         raise errors.ConfigError(f'dataset.{field}', name, expected)
 
   def take(self, rows: Iterable[int]) -> 'Table':
@@ -146,23 +145,6 @@ def read(
       rows.append(bad)
   unit = 'row' if _READERS.get(form_of(path)) is _arrow else 'line'
   return Table(path, tuple(columns), tuple(places), rows, numbers, unit)
-
-
-def joined(parts: Sequence[Table]) -> Table:
-  """Returns the rows of several files, which have the same columns."""
-  first, *others = parts
-  for one in others:
-    if one.kept != first.kept:
-      expected = f'the columns {", ".join(first.kept)}, as in {first.path}'
-      got = ', '.join(one.kept) or 'none of them'
-      raise InvalidDataError(f'{one.path}: expected {expected}, got {got}')
-  if not others:
-    return first
-  return dataclasses.replace(
-    first,
-    rows=[row for one in parts for row in one.rows],
-    numbers=[(one.path, number) for one in parts for number in one.numbers],
-  )
 
 
 def _picked(fields: Any, places: dict[str, int], count: int) -> tuple[str, ...]:
@@ -244,11 +226,10 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
   while not first[-1].strip() and (line := next(texts, '')):
     first.append(line)
   rows_by = functools.partial(csv.reader, skipinitialspace=True)
+  sizes = [len(next(rows_by(first[-1:], delimiter=d))) for d in DELIMITERS]
+  delimiter = DELIMITERS[sizes.index(max(sizes))]
   if stated := _DELIMITER.fullmatch(first[-1].strip()):
     first[-1], delimiter = '\n', stated['delimiter']
-  else:
-    sizes = [len(next(rows_by(first[-1:], delimiter=d))) for d in DELIMITERS]
-    delimiter = DELIMITERS[sizes.index(max(sizes))]
   csv.field_size_limit(max(MAX_TEXT, csv.field_size_limit()))  # see `decoded`
   lines = itertools.chain(first[1:], texts)
   rows = rows_by(lines, delimiter=delimiter, strict=True)
@@ -261,9 +242,8 @@ def _csv(path: Path, names: Collection[str]) -> Iterator[Read]:
           raise csv.Error(f'expected {width} columns, got {len(fields)}')
         yield start, fields
       start = rows.line_num + 1
-  except csv.Error as error:
-    message = f'{path}, line {start}: {_QUOTE} ({error})'
-    raise InvalidDataError(message) from error
+  except csv.Error as bad:
+    raise InvalidDataError(f'{path}, line {start}: {_QUOTE} ({bad})') from bad
 
 
 def _tsv(path: Path, names: Collection[str]) -> Iterator[Read]:

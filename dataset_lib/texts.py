@@ -136,7 +136,7 @@ class Texts(LabelledTexts):
   def _table(self, paths: Sequence[Path], task: TextTask) -> Table:
     """Reads the columns of the fields; ConfigError if one is not there."""
     names = task.names | {self.group} - {''}
-    table = tables.joined([tables.read(path, names) for path in paths])
+    table = _joined([tables.read(path, names) for path in paths])
     for label in task.label:
       columns = {field: getattr(self, field) for field in COLUMNS}
       table.require(columns | {'label': label})
@@ -247,6 +247,23 @@ class Texts(LabelledTexts):
       size for size, longer in itertools.pairwise((*sizes, self.max_length))
       if size <= 0.75 * longer
     )  # fmt: skip
+
+
+def _joined(parts: Sequence[Table]) -> Table:
+  """Returns the rows of several files, which have the same columns."""
+  first, *others = parts
+  for one in others:
+    if one.kept != first.kept:
+      expected = f'the columns {", ".join(first.kept)}, as in {first.path}'
+      got = ', '.join(one.kept) or 'none of them'
+      raise InvalidDataError(f'{one.path}: expected {expected}, got {got}')
+  if not others:
+    return first
+  return dataclasses.replace(
+    first,
+    rows=[row for one in parts for row in one.rows],
+    numbers=[(one.path, number) for one in parts for number in one.numbers],
+  )
 
 
 def _warn_of_repeats(path: Path, rows: Sequence[Any]) -> None:
