@@ -212,7 +212,7 @@ def read_options(
   stated = {n: getattr(options, n) for n in _BESIDE if n in fields.hints(kind)}
   beside = {n: v for n, v in stated.items() if v is not None}
   if issubclass(kind, Tolerance):
-    beside.setdefault('tolerance', spread * Tolerance.tolerance)
+    beside.setdefault('tolerance', spread * kind.tolerance)
   described = {'name': registry.name_of(kind), **beside, **own}
   rule = registry.named(described, 'serve.rule', RowRule)
   check_rows(rule, max(classes, 1))

@@ -145,7 +145,7 @@ def check(
       split: builder.build_source(dataset, split)
       for split in (SPLITS if tells or has_images else SPLITS[:1])
     }
-    builder.build_source(dataset, QUARTER)
+    fitted = len(builder.build_source(dataset, QUARTER))
   except ConfigError as error:
     name = error.field.removeprefix('dataset.')
     if name == 'split':
@@ -167,7 +167,7 @@ def check(
   if tells:
     _tell(opened)
     if not has_images:
-      _tell_epsilon(len(opened['validation']))
+      _tell_epsilon(len(opened['validation']) - fitted)
 
 
 def check_rows(workdir: pathlib.Path) -> None:
@@ -226,10 +226,9 @@ def _tell(opened: Mapping[str, Any]) -> None:
 
 
 def _tell_epsilon(rows: int) -> None:
-  """Prints what three quarters of the validation rows can certify."""
+  """Prints what so many of the validation rows can certify."""
   from eval_lib import certificate, risk
 
-  rows -= round(rows / 4)  # to which temperatures are fitted
   epsilon = certificate.smallest(rows)
   needed = risk.least_rows('accuracy', 'sequence', epsilon, 0.1, groups=1)
   few = '' if rows >= needed else f': too few, at least {needed} are needed'

@@ -270,9 +270,9 @@ def _measure(
     except certificate.WeakerError as error:
       weaker.append(str(error))
     except InvalidDataError as error:
-      # The rows may have no label of one task of several.
-      is_one = isinstance(evaluation, certificate.Evaluator)
-      if len(evaluators) == 1 or not is_one:
+      # The rows may have no label of one of several tasks, which are columns.
+      is_of_task = isinstance(evaluation, certificate.Evaluator)
+      if not (is_of_task and evaluation.column):
         raise
       weaker.append(f'{name} stays as it was: {error}')
   return results

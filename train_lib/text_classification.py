@@ -98,7 +98,7 @@ class TextClassification(Classification):
     errors = self.cross_entropy(forward.logits, forward.batch)
     spread, mask = self.info.label_scale[1], forward.batch['mask']
     squares = Average.from_values(spread**2 * errors, mask)
-    if not self.scales:
+    if self.info.label_scale == (0.0, 1.0):
       return {'squared_error': squares}
     explained = Average.from_values(1.0 - errors, mask)
     return {'squared_error': squares, 'explained': explained}

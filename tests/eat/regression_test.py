@@ -25,6 +25,13 @@ OPTIMIZER = dataclasses.asdict(config_schema.Optimizer(
 ))  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Wider(Tolerance):
+  """A rule with a default of its own."""
+
+  tolerance: float = 0.5
+
+
 def trained(mean, spread):
   """Outputs of all heads, loss and metrics after some steps."""
   info = dataclasses.replace(small.info(1), label_scale=(mean, spread))
@@ -44,8 +51,8 @@ def trained(mean, spread):
 
   @jax.jit
   def step(params, state):
-    loss, metrics = losses.of(task)(params, batch, knobs)
-    slopes = jax.grad(lambda p: losses.of(task)(p, batch, knobs)[0])(params)
+    both = jax.value_and_grad(losses.of(task), has_aux=True)
+    (loss, metrics), slopes = both(params, batch, knobs)
     updates, state = optimizer.update(slopes, state, params)
     exits = task.apply(params, {}, batch)[1]['exits']
     return optax.apply_updates(params, updates), state, (exits, loss, metrics)
@@ -76,6 +83,8 @@ def test_rows_leave_by_a_tolerance_in_the_unit_of_labels():
   assert read_options({}, {}, 0, SPREAD)[1] == Tolerance(0.1 * SPREAD)
   assert read_options(given, {}, 0)[1] == Tolerance(0.1, patience=3)
   assert read_options({'tolerance': 2.0}, {}, 0, SPREAD)[1] == Tolerance(2.0)
+  given = {'rule': f'{__name__}:Wider'}
+  assert read_options(given, {}, 0, SPREAD)[1] == Wider(0.5 * SPREAD)
 
 
 def test_classes_are_not_scaled():

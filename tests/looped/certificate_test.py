@@ -92,8 +92,10 @@ def measured(workdir, variables, rows=400, **entry):
   """The results of the evaluator on puzzles of the solver."""
   task = solvers.task_of(solvers.built(Solver)[0])
 
+  compiled = jax.jit(task.outputs)
+
   def outputs(variables, batch):
-    return jax.jit(task.outputs)(*variables.values(), batch)
+    return compiled(*variables.values(), batch)
 
   context = dict(
     outputs=outputs, workdir=workdir, batch_size=50, train_split='train'
