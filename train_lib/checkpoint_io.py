@@ -114,7 +114,15 @@ class Writer(ocp.AsyncCheckpointer):
       # A full disk then raises in the call that hits it.
       create_directories_asynchronously=False,
     )
-    super().__init__(ocp.StandardCheckpointHandler(), async_options=options)
+    # Of its default, a write may follow the removal of a failed save.
+    metadata = ocp.metadata.metadata_store(
+      enable_write=True, blocking_write=True
+    )
+    super().__init__(
+      ocp.StandardCheckpointHandler(),
+      async_options=options,
+      checkpoint_metadata_store=metadata,
+    )
 
   def write(self, path: pathlib.Path, flat: Mapping[str, Any]) -> None:
     """Starts to write named arrays."""
