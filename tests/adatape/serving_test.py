@@ -43,7 +43,7 @@ def build(model, dataset, noise=0.3):
   )  # fmt: skip
   info = builder.build_source(dataset, 'train').info
   task = TapeClassification(config, info)
-  params, _ = task.init(jax.random.key(1))
+  params, _ = jax.jit(task.init)(jax.random.key(1))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda leaf: leaf + noise * rng.standard_normal(leaf.shape).astype('f'),

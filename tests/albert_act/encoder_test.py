@@ -1,6 +1,7 @@
 """ALBERT with halting against a plain loop; what padding may not change."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,10 @@ def test_equals_plain_loop(fields):
   got, looped = jax.jit(dynamic.apply)(variables, *inputs)
   np.testing.assert_array_equal(got, logits)
   jax.tree.map(np.testing.assert_array_equal, looped['ponder'], out['ponder'])
-  trace = model.apply(
-    variables, *inputs, method='encode', trace=lambda visit: visit.after
-  ).trace
+  traced = functools.partial(
+    model.apply, method='encode', trace=lambda visit: visit.after
+  )
+  trace = jax.jit(traced)(variables, *inputs).trace
   tokens, types, lengths = map(np.asarray, inputs)
   spent = []
   for row, length in enumerate(lengths):
@@ -57,12 +59,12 @@ def test_equals_plain_loop(fields):
 def test_padding_never_prolongs_the_loop():
   model, variables = small.build(dynamic=True)
   inputs = small.batch()
-  _, out = model.apply(variables, *inputs)
+  _, out = jax.jit(model.apply)(variables, *inputs)
   longest = np.asarray(out['ponder']['steps']).max(1)
+  encode = jax.jit(functools.partial(model.apply, method='encode'))
   for row in range(len(longest)):
     one = [array[row : row + 1] for array in inputs]
-    depth = model.apply(variables, *one, method='encode').depth
-    assert int(depth) == longest[row]
+    assert int(encode(variables, *one).depth) == longest[row]
   with pytest.raises(ValueError, match='trace: expected None'):
     model.apply(variables, *inputs, method='encode', trace=lambda *_: None)
 

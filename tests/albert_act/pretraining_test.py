@@ -62,7 +62,7 @@ def test_loss_is_that_of_equation_8(case):
   task, batch, params = case
   run, keys = losses.of(task), jax.random.split(jax.random.key(0), 8)
   loss, metrics = run(params, batch, keys=keys)
-  logits, out = task.apply(params, {}, batch, keys)
+  logits, out = jax.jit(task.apply)(params, {}, batch, keys)
   words, order = (
     scipy.special.log_softmax(np.asarray(logits[name], np.float64), -1)
     for name in ('words', 'order')
@@ -94,8 +94,8 @@ def test_loss_is_that_of_equation_8(case):
 
 def test_metrics_of_depth_are_those_of_the_real_tokens(case):
   task, batch, params = case
-  metrics = compute(task.evaluate(params, {}, batch))
-  _, out = task.apply(params, {}, batch)
+  metrics = compute(jax.jit(task.evaluate)(params, {}, batch))
+  _, out = jax.jit(task.apply)(params, {}, batch)
   steps = np.asarray(out['ponder']['steps'])[np.asarray(batch['mask']) > 0]
   assert metrics['iterations'] == pytest.approx(steps[steps > 0].mean())
   assert metrics['iterations_all'] == pytest.approx(steps[steps > 0].mean())

@@ -112,10 +112,10 @@ def test_the_loss_of_ponder_net_is_expected_over_its_steps():
   assert values['divergence'] == pytest.approx(np.mean(distances), rel=1e-5)
   # What is evaluated are the answers at the quantile.
   task, _ = build(**changes)
-  logits, out = task.apply(params, {}, batch)
+  logits, out = jax.jit(task.apply)(params, {}, batch)
   at_quantile = out['step_logits'][np.array(steps) - 1, np.arange(3)]
   np.testing.assert_allclose(logits[:3], at_quantile, atol=1e-5)
-  found = task.outputs(params, {}, batch)['logits']
+  found = jax.jit(task.outputs)(params, {}, batch)['logits']
   np.testing.assert_array_equal(found, logits[:, None])
   free, _ = run(params, batch, {'ponder_weight': jnp.float32(0.0)})
   assert free == pytest.approx(np.mean(want), rel=1e-5)

@@ -24,10 +24,12 @@ def counts(name):
   return cost.counts(cost.task_of(cost.load_config(ROWS[name])))
 
 
+# The suite in which a size is counted; any other is counted at night.
+SUITES = {'Ti/16': (), 'B/32': pytest.mark.slow, 'B/28': pytest.mark.slow}
+
+
 @pytest.mark.parametrize('name', [
-  pytest.param(
-    name, marks=() if row.variant == 'Ti/16' else pytest.mark.slow
-  )
+  pytest.param(name, marks=SUITES.get(row.variant, pytest.mark.nightly))
   for name, row in ROWS.items()
 ])  # fmt: skip
 def test_counts_are_the_printed_ones(name):
@@ -44,7 +46,7 @@ def test_counts_are_the_printed_ones(name):
       assert compiled == pytest.approx(row.gflops, rel=off)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_printed_parameters_that_the_text_does_not_lead_to():
   """Sums that give the printed digits, cut and not rounded."""
 

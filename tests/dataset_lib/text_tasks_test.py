@@ -122,14 +122,14 @@ PROBING = {  # rows of train and of test in the shared data, and classes
   'coordination_inversion': (9850, 7405, 2), 'tree_depth': (5000, 3652, 5),
   'sentence_length': (4971, 3674, 6), 'word_content': (9911, 7443, 999),
 }  # fmt: skip
-# The default suite reads two of them, CI all.
-QUICK = ('sentence_length', 'tree_depth')
+# The suite that reads a task; all others are read at night.
+SUITES = {'sentence_length': (), 'word_content': pytest.mark.slow}
 
 
 @pytest.mark.parametrize(
   'task',
   [
-    pytest.param(task, marks=() if task in QUICK else pytest.mark.slow)
+    pytest.param(task, marks=SUITES.get(task, pytest.mark.nightly))
     for task in PROBING
   ],
 )

@@ -42,7 +42,7 @@ def trained(mean, spread):
   task = FineTune(given, info)
   batch = small.labelled(small.batch(small.rows(8), 20), 1, 6)
   batch['label'] = mean + spread * jnp.linspace(-1.5, 1.5, 8)
-  params = unbox(task.init(jax.random.key(0))[0])
+  params = unbox(jax.jit(task.init)(jax.random.key(0))[0])
   rate = optimizers.build_schedule(OPTIMIZER, 2 * STEPS)
   given = OPTIMIZER, rate, task.DECAY, task.scales
   optimizer = optimizers.build_optimizer(*given)

@@ -78,7 +78,7 @@ def test_loss_and_metrics_in_numpy():
   np.testing.assert_allclose(found['words_left_out'], expected, rtol=1e-6)
   share = (out['kept'][-1] / batch['length'])[:7].mean()
   np.testing.assert_allclose(found['retention'], share, rtol=1e-6)
-  evaluated = task.evaluate(params, {}, batch)
+  evaluated = jax.jit(task.evaluate)(params, {}, batch)
   assert evaluated['span_f1'].compute() == found['span_f1']
 
 
@@ -91,6 +91,6 @@ def test_without_a_tag_there_is_no_loss():
 def test_parts_of_speech_have_no_spans_and_nothing_is_served():
   task, batch, params = case()
   task.info = dataclasses.replace(task.info, class_names=('ADJ', 'NOUN', 'X'))
-  assert 'span_f1' not in task.evaluate(params, {}, batch)
+  assert 'span_f1' not in jax.eval_shape(task.evaluate, params, {}, batch)
   with pytest.raises(ConfigError, match='task: expected a task with one label'):
     task.serve({'params': params}, {})

@@ -85,7 +85,7 @@ def test_mixup_reaches_every_exit():
   task = OfImages(losses, DatasetInfo('image', (2, 2, 3), 'uint8', 3, (), 9))
   batch = jax.tree.map(jnp.asarray, mixup_test.batch_of())
   batch['label'] %= 3
-  mixup_test.assert_mixes(task, task.init(jax.random.key(0))[0], batch)
+  mixup_test.assert_mixes(task, jax.jit(task.init)(jax.random.key(0))[0], batch)
 
 
 def test_regression_is_a_squared_error():

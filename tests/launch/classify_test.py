@@ -47,6 +47,7 @@ def folder(tmp_path_factory):
     f'variant=tiny,vocabulary={root}'
   )
   steps = 'phases.0.epochs=0', 'phases.0.steps=2', 'phases.0.least_steps=0'
+  steps += ('evals={}',)
   changes = [f'--config.{change}' for change in (*SMALL, *steps)]
   train.main([f'--config={config}', f'--workdir={root}/tiny', *changes])
   export.main([f'--workdir={root}/tiny', f'--out={root}/hf'])

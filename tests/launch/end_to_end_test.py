@@ -10,6 +10,7 @@ SMALL = (
   '--config=configs/adatape/parity.py', '--config.batch_size=8',
   '--config.mesh.data=1', '--config.checkpoint.every_steps=0',
   '--config.phases.0.steps=2', '--config.log_every=1',
+  '--config.dataset.test_examples=16',
 )  # fmt: skip
 
 

@@ -159,7 +159,9 @@ def test_a_file_of_several_tasks_is_certified_served_and_bundled(
   write_tasks(tmp_path / 'few.csv', 20, ' w0')
   argument = f'label={"+".join(TASKS)},epochs=1'
   dense, run = tmp_path / 'dense', tmp_path / 'run'
-  trainer.train(load(tmp_path, f'{argument},model=dense'), str(dense))
+  trainer.train(
+    load(tmp_path, f'{argument},model=dense', 'evals={}'), str(dense)
+  )
   given = f'{argument},model=eat,teacher={dense}'
   trainer.train(load(tmp_path, given), str(run))
   last = shell.rows(run)[-1]

@@ -45,7 +45,7 @@ def make_batch(task, params, state):
   label[:, -1] = 0  # ignored
   mask = np.float32([1] * (ROWS - 1) + [0])
   batch = dict(tokens=jnp.asarray(tokens), label=label, mask=mask)
-  logits = np.asarray(task.apply(params, state, batch)[0])
+  logits = np.asarray(jax.jit(task.apply)(params, state, batch)[0])
   label[: ROWS // 2] = logits[: ROWS // 2].argmax(-1)
   return batch | dict(label=jnp.asarray(label), mask=jnp.asarray(mask))
 
@@ -77,7 +77,7 @@ def test_loss_and_metrics_in_numpy(blank, probabilities):
   loss = {'probabilities': probabilities, 'label_smoothing': smoothing}
   task, params, state = make(Unrolled, loss, blank=blank)
   batch = make_batch(task, params, state)
-  _, out = task.apply(params, state, batch)
+  _, out = jax.jit(task.apply)(params, state, batch)
   logits, q = np.asarray(out['logits']), np.float64(out['scores'])
   tokens, label, mask = (
     np.asarray(batch[n]) for n in ('tokens', 'label', 'mask')
@@ -122,7 +122,7 @@ def test_exploration_keeps_rows_from_halting(before, share):
   carry['halted'] = carry['steps'] == 0
   batch = task.carried(carry, batch)
   keys = jax.random.split(jax.random.key(0), rows)
-  after = task.apply(params, state, batch, keys)[1]['carry']
+  after = jax.jit(task.apply)(params, state, batch, keys)[1]['carry']
   assert (after['steps'] == before + 1).all()
   assert float((~after['halted']).mean()) == pytest.approx(share, abs=0.03)
 
@@ -133,7 +133,8 @@ def test_one_iteration_is_the_limit_of_an_exploring_row():
   batch = dict(tokens=ones, label=ones, mask=jnp.ones(ROWS))
   batch = task.carried(task.init_carry(ROWS), batch)
   keys = jax.random.split(jax.random.key(0), ROWS)
-  assert task.apply(params, state, batch, keys)[1]['carry']['halted'].all()
+  carry = jax.jit(task.apply)(params, state, batch, keys)[1]['carry']
+  assert carry['halted'].all()
 
 
 @pytest.mark.slow

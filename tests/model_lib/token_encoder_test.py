@@ -101,7 +101,8 @@ def test_merging_equals_a_plain_loop():
 def test_a_merged_mean_counts_every_patch():
   x = jax.random.normal(jax.random.key(0), (3, 9, 4))
   start = tokens.whole(x, jnp.full(3, 9))
-  got = tokens.merge_pairs(tokens.merge_pairs(start, x, 3, 0), x[:, :6], 9, 0)
+  merge = jax.jit(tokens.merge_pairs, static_argnums=(2, 3))
+  got = merge(merge(start, x, 3, 0), x[:, :6], 9, 0)
   assert got.x.shape == (3, 3, 4)
   assert (got.sizes.sum(1) == 9).all()
   total = (got.x * got.sizes[..., None]).sum(1)
@@ -148,7 +149,7 @@ def test_the_engine_serves_it(fields, backend):
   config = {'model': model, 'loss': {}, 'dtype': 'float32', 'dataset': {}}
   Classification.validate_config(config)
   task = Classification(config, INFO)
-  want, _ = task.apply(params(), {}, BATCH)
+  want, _ = jax.jit(task.apply)(params(), {}, BATCH)
   chain, policy = task.serve({'params': params()}, {})
   with Engine(chain, policy, (1,), (1, 4), backend=backend) as engine:
     answers = engine.predict([*np.asarray(BATCH['image'])])

@@ -134,7 +134,7 @@ def served(request):
   task, rng = kind(config, info), np.random.default_rng(0)
   params = jax.tree.map(
     lambda leaf: leaf + rng.normal(size=leaf.shape).astype('f'),
-    nn.unbox(task.init(jax.random.key(0))[0]),
+    nn.unbox(jax.jit(task.init)(jax.random.key(0))[0]),
   )
   images = rng.integers(256, size=(6, 16, 16, 3)).astype(np.uint8)
   return task, {'params': params, 'model_state': {}}, images
@@ -144,8 +144,8 @@ def served(request):
 def test_served_probabilities_are_sigmoids(served, backend, tmp_path):
   task, variables, images = served
   given = {'image': jnp.asarray(images)}
-  logits = np.asarray(task.apply(variables['params'], {}, given)[0], float)
-  expected = 1 / (1 + np.exp(-logits))
+  logits = jax.jit(task.apply)(variables['params'], {}, given)[0]
+  expected = 1 / (1 + np.exp(-np.asarray(logits, float)))
   chain, policy = task.serve(variables, {})
   grid = Grid(tuple(policy.lengths), (2,))
   if backend == 'bundle':
