@@ -1,21 +1,25 @@
 """Runs launch.classify on texts of one's own, over several seeds.
 
-  python -m benchmarks.own_texts --data=FOLDER --workdir=/tmp/own_texts \\
-      --out=benchmarks/results/own_texts_runs.csv
+  python -m benchmarks.own_texts --data=/tmp/sets --workdir=/tmp/own_texts \\
+      --out=benchmarks/results/own_texts_runs.csv \\
+      --table=benchmarks/results/own_texts.csv
 
-The folder has CSV files, or folders with train.csv and maybe test.csv, with the
-columns text and label, perhaps pair and group. A seed also chooses the splits
-that are made. Accuracies are of test rows, in percent; minutes are of the whole
-command, without what an earlier call had finished.
+The folder, as `benchmarks.small_texts` makes one, has CSV files, or folders
+with train.csv and maybe test.csv, with the columns text and label, perhaps pair
+and group. A seed also chooses the splits that are made. Accuracies are of test
+rows, in percent; minutes are of the whole command, without what an earlier call
+had finished.
 """
 
 import csv
 import dataclasses
+import itertools
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from core import files
@@ -32,7 +36,8 @@ OPTIONAL = 'pair', 'group'  # columns
 class Flags:
   data: str = flag('a folder of data sets', metavar='FOLDER')
   workdir: str = flag('directory of all runs', metavar='DIRECTORY')
-  out: str = flag('where to write the rows', metavar='FILE.csv')
+  out: str = flag('where to write the runs', metavar='FILE.csv')
+  table: str = flag('where to write their means', '', metavar='FILE.csv')
   seeds: tuple[Count, ...] = flag('seeds of splits and trainings', (0, 1, 2))
   timed_rows: Count = flag('test rows that are timed; 0 for none', 0)
   pretrained: str = flag('see launch.classify', 'minilm')
@@ -42,18 +47,30 @@ def run(flags: Flags) -> None:
   paths = sorted(pathlib.Path(flags.data).iterdir())
   if not paths:
     raise ConfigError('--data', flags.data, 'a folder with data sets')
-  rows, means = list[dict[str, Any]](), list[dict[str, Any]]()
-  for path in paths:
-    for seed in flags.seeds:
-      rows.append(_row(path, seed, flags))
-      report.write_csv(flags.out, rows)
-    runs = rows[-len(flags.seeds) :]
-    means.append({'set': path.stem} | {
-      name: round(statistics.mean(row[name] for row in runs), 2)
-      for name, value in runs[0].items()
-      if isinstance(value, float) and name not in ('tau', 'epsilon')
-    })  # fmt: skip
-  report.print_table(f'mean of {len(flags.seeds)} seeds', means)
+  rows = list[dict[str, Any]]()
+  for path, seed in itertools.product(paths, flags.seeds):
+    rows.append(_row(path, seed, flags))
+    report.write_csv(flags.out, rows)
+  table = summary(rows)
+  report.print_table(f'mean (least to most) of {len(flags.seeds)} seeds', table)
+  if flags.table:
+    report.write_csv(flags.table, table)
+
+
+def summary(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Returns a row for each set: the mean, least and most of its runs."""
+  table = []
+  for name, group in itertools.groupby(rows, lambda row: row['set']):
+    runs = [*group]
+    first = runs[0]
+    line = {'texts': name.replace('_', ' ')}
+    line['rows'] = first['rows'] - first['test_rows']
+    for column in [key for key, v in first.items() if isinstance(v, float)]:
+      values = [run[column] for run in runs]
+      ends = f'({min(values):.3g} to {max(values):.3g})'
+      line[column] = f'{statistics.mean(values):.3g} {ends}'
+    table.append(line)
+  return table
 
 
 def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
@@ -78,7 +95,8 @@ def _row(path: pathlib.Path, seed: int, flags: Flags) -> dict[str, Any]:
     'set': path.stem, 'seed': seed,
     'rows': sum(made['rows'].values()), 'test_rows': made['rows']['test'],
     **{name: round(100 * v, 2) for name, v in made['accuracy'].items()},
-    **{k: made['certificate'].get(k) for k in ('epsilon', 'tau', 'saved')},
+    'epsilon, %': 100 * made['certificate']['epsilon'],
+    'FLOPs saved, %': round(100 * (made['certificate']['saved'] or 0), 2),
     'minutes': round(minutes, 2),
   }  # fmt: skip
 
