@@ -89,8 +89,8 @@ def words(entry: Mapping[str, Any], loss: str = '') -> str:
 
 
 def _summary(entry: Mapping[str, Any]) -> str:
-  rows = f'epsilon {entry["epsilon"]:g} on {entry["rows"]} rows'
-  return f'{rows}, which saves {entry["saved"]:.1%}'
+  limit = f'epsilon {entry["epsilon"]:g} of {entry["risk"]}'
+  return f'{limit} on {entry["rows"]} rows, which saves {entry["saved"]:.1%}'
 
 
 class WeakerError(UserError, ValueError):
@@ -226,6 +226,10 @@ class Evaluator(heads.Evaluator):
       return
     is_weaker = any(entry[n] > old.get(n, 1) for n in ('epsilon', 'delta'))
     is_weaker |= old.get('method') != entry['method'] == 'conformal'
+    is_weaker |= entry['risk'] not in (
+      old['risk'],
+      *risk.IMPLIED_BY[old['risk']],
+    )
     why = _summary(entry)
     if needed := entry.get('rows_needed'):
       why = (

@@ -28,6 +28,12 @@ NUM_THRESHOLDS = 200
 Risk = Literal['accuracy', 'harm', 'disagreement', 'brier', 'f1']
 Method = Literal['sequence', 'pareto', 'conformal']
 Thresholds = Float[np.ndarray, ' K']  # from the safest to the riskiest
+# A bound of one of these is at least as strict as the same of the risk: who is
+# wrong where full depth is right also disagrees with it.
+IMPLIED_BY: dict[str, tuple[str, ...]] = {
+  'accuracy': ('harm', 'disagreement'), 'harm': ('disagreement',),
+  'disagreement': (), 'brier': (), 'f1': (),
+}  # fmt: skip
 
 
 class Variant(NamedTuple):

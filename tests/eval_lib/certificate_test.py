@@ -172,10 +172,14 @@ def test_a_certificate_is_replaced_by_one_that_promises_as_much(tmp_path):
   built = build(tmp_path, risk='disagreement', epsilon=0.3)
   assert built.run(VARIABLES)['saved'] < before['sources']['']['saved']
   assert read(tmp_path)['sources']['']['epsilon'] == 0.3
-  assert 'one, epsilon 0.5 on 700 rows, which saves 34.3%.)' in built.note
+  assert 'one, epsilon 0.5 of accuracy on 700 rows, which saves' in built.note
   more = dict(epsilon=0.5, dataset=PARITY | {'test_examples': 600})
-  with pytest.raises(WeakerError, match=r'0\.3 on 700.* epsilon 0\.5 on 600'):
+  with pytest.raises(WeakerError, match=r'0\.3 of dis.* 700.* 0\.5 .* 600'):
     build(tmp_path, **more).run(VARIABLES)
+  # Nor by another risk, which may be larger.
+  for name in ('accuracy', 'harm', 'brier'):
+    with pytest.raises(WeakerError, match=f'0.2 of {name} on 700 rows'):
+      build(tmp_path, risk=name, epsilon=0.2).run(VARIABLES)
   build(tmp_path, replace=True, **more).run(VARIABLES)
   assert read(tmp_path)['sources']['']['epsilon'] == 0.5
 
