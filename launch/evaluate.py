@@ -142,12 +142,14 @@ def _add_fits(
   evals = config['evals']
   if any(one.get('split') == 'validation' for one in evals.values()):
     split = 'validation'
-  for name in names:
+  for name in sorted(names):  # a calibration before its certificate
     kind, _, column = name.partition('_')
     own = dict(split=split) | (dict(column=column) if tasks else {})
     if column not in (tasks or ('',)):
       continue
     if kind == 'certificate':
+      fit = evals.get(name.replace(kind, 'calibration', 1), {})
+      own['split'] = fit.get('split', split)  # that it was not fitted to
       kind = registry.locate(config['task'], 'task').CERTIFICATE
       evals[name] = own | dict(type=kind)
     elif kind == 'calibration' and split == 'validation':

@@ -1,13 +1,20 @@
 """A run of a small EAT with a real calibration, and policies of it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from core.errors import ConfigError
 from dataset_lib import builder, tokenizer
 from eat import chain
 from eat.task import FineTune
 from eval_lib import evaluator
+from serve_lib import bundle
+from serve_lib.chain import Grid
+from serve_lib.programs import Programs
 from tests.contexts import eval_context
 from tests.eat import small
 from train_lib.task import ServedRun
@@ -81,3 +88,33 @@ def build(run, options=None, lengths=None, **rest):
   directory, task, variables = run
   context = ServedRun(str(directory), lengths=lengths, **rest)
   return task.serve(variables, options or {}, context)
+
+
+def refused(run, options, field, expected, lengths=None):
+  """Checks the error of options that cannot be served."""
+  with pytest.raises(ConfigError) as error:
+    build(run, options, lengths)
+  assert error.value.field == field
+  assert expected in error.value.expected
+
+
+def bundled(path, chain, policy, on_drift=None):
+  """The chain and the policy as read from a bundle."""
+  programs = Programs(chain, Grid((LENGTH,), (1,)))
+  bundle.write(path, programs, policy, {})
+  again, found, grid = bundle.read(path, on_drift)
+  assert grid == programs.grid
+  assert again.variants == chain.variants
+  assert found.reader.recipe == policy.reader.recipe
+  stored = vars(policy).keys() - {'chain', 'reader', 'monitor'}
+  for name in stored:
+    assert getattr(found, name) == getattr(policy, name), name
+  assert {'rule', 'heads', 'thresholds', 'temperatures', 'certified'} <= stored
+  return again, found
+
+
+def regression(run):
+  """The run with a task of numbers."""
+  task = run[1]
+  info = dataclasses.replace(task.info, class_names=(), num_classes=1)
+  return run[0], task_of(task.model, info, task.config['dataset']), run[2]

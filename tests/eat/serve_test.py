@@ -16,12 +16,20 @@ from core.errors import ConfigError, InvalidDataError
 from eat.chain import as_adaptive
 from halting.row_rules import Combined, Confidence, Entropy, Margin, Never
 from model_lib.bert import BertClassifier, Pooler
-from serve_lib import bundle, description
-from serve_lib.chain import Grid, InputError
+from serve_lib import description
+from serve_lib.chain import InputError
 from serve_lib.engine import Engine
-from serve_lib.programs import Programs
 from tests.eat import calibrated, small
-from tests.eat.calibrated import LENGTH, SIZES, WORDS, build, task_of
+from tests.eat.calibrated import (
+  LENGTH,
+  SIZES,
+  WORDS,
+  build,
+  bundled,
+  refused,
+  regression,
+  task_of,
+)
 
 TEXT = 'w0 w1 w2 w3 w4 w5 w6'
 
@@ -68,13 +76,6 @@ def test_options_describe_a_rule(finished, options, rule):
 FORUM = {'forum': 0.9}
 
 
-def refused(run, options, field, expected, lengths=None):
-  with pytest.raises(ConfigError) as error:
-    build(run, options, lengths)
-  assert error.value.field == field
-  assert expected in error.value.expected
-
-
 @pytest.mark.parametrize(('options', 'field', 'expected'), [
   ({'rule': 'confidense'}, 'rule', 'one of confidence'),
   ({'tau': 2.0}, 'tau', '[0, 1]'), ({'tauu': 0.9}, 'tauu', "mean 'tau'?"),
@@ -102,33 +103,12 @@ def test_illegal_lengths_are_refused(finished, lengths, tau, expected):
   refused(finished, {'tau': tau}, 'lengths', expected, lengths)
 
 
-def regression(run):
-  task = run[1]
-  info = dataclasses.replace(task.info, class_names=(), num_classes=1)
-  return run[0], task_of(task.model, info, task.config['dataset']), run[2]
-
-
 def test_a_regression_has_no_margins_and_thresholds(run):
   number = regression(run)
   given = {'veto_margin': 0.1, 'ensemble_margin': 0.1, 'thresholds': FORUM}
   for field, value in given.items():
     refused(number, {field: value}, f'serve.{field}', 'for a regression')
   build(number, {'rule': 'entropy'})
-
-
-def bundled(path, chain, policy, on_drift=None):
-  """The chain and the policy as read from a bundle."""
-  programs = Programs(chain, Grid((LENGTH,), (1,)))
-  bundle.write(path, programs, policy, {})
-  again, found, grid = bundle.read(path, on_drift)
-  assert grid == programs.grid
-  assert again.variants == chain.variants
-  assert found.reader.recipe == policy.reader.recipe
-  stored = vars(policy).keys() - {'chain', 'reader', 'monitor'}
-  for name in stored:
-    assert getattr(found, name) == getattr(policy, name), name
-  assert {'rule', 'heads', 'thresholds', 'temperatures', 'certified'} <= stored
-  return again, found
 
 
 @pytest.mark.parametrize('read', [lambda _, *run: run, bundled])

@@ -66,7 +66,7 @@ def test_it_is_served_by_the_names_of_its_labels(folder):
   assert {*answer.probabilities} == {'no', 'yes, please'}
 
 
-def test_a_dense_run_is_calibrated_as_serving_advises(folder, tmp_path):
+def test_a_dense_run_is_calibrated_as_serving_advises(folder, tmp_path, capsys):
   run = shutil.copytree(folder / 'run', tmp_path / 'run')
   with Engine(*loading.serve(run)) as engine:
     warning, *_ = engine.policy.warnings
@@ -75,6 +75,11 @@ def test_a_dense_run_is_calibrated_as_serving_advises(folder, tmp_path):
   assert evaluate.main(command.split()) == 0
   with Engine(*loading.serve(run)) as engine:
     assert 'no drift check' not in str(engine.policy.warnings)
+  # A certificate is of the rows to which the calibration was not fitted.
+  names = '--evals=calibration,certificate'
+  assert evaluate.main([f'--workdir={run}', names]) == 0
+  printed = capsys.readouterr().out
+  assert 'certificate has read 12 rows of validation[25%:]\n' in printed
 
 
 def evaluated(folder, *flags):

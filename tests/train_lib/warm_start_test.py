@@ -325,32 +325,3 @@ def test_the_heads_that_a_checkpoint_does_not_tell_are_asked_for(tmp_path):
   with pytest.raises(ConfigError, match=f'{tmp_path} .*config.model.num_heads'):
     model_of(*given, **own)
   assert model_of(*given, **own, num_heads=4).num_heads == 4
-
-
-def test_a_distillation_token_is_loaded_or_left_out_explicitly(tmp_path):
-  tensors = public_vits.hugging_face_tensors(public_vits.archive())
-  name, draw = 'vit.embeddings.position_embeddings', np.random.default_rng(5)
-  second = draw.normal(size=(2, 1, 1, 16)).astype(np.float32)
-  tensors['vit.embeddings.distillation_token'] = second[0]
-  tensors[name] = np.insert(tensors[name], [1], second[1], axis=1)
-  sizes = public_vits.CONFIG | {'model_type': 'deit', 'image_size': 16}
-  public_vits.write(tmp_path, tensors, **sizes)
-  vit = fresh_params(num_classes=5)
-  for x in ('kernel', 'bias'):
-    vit['head'][x] += 1
-  skip = '^(distillation_)?head/', '^distillation$'
-  with pytest.raises(ValueError, match='distillation: expected nothing'):
-    warm_start(vit, tmp_path, skip=skip[:1])
-  started = warm_start(vit, tmp_path, skip=skip)
-  deit = vit | {
-    'distillation': vit['tokens']['cls'],
-    'distillation_head': vit['head'],
-  }
-  taught = warm_start(deit, tmp_path, skip=skip[:1])
-  np.testing.assert_allclose(taught['distillation'], second.sum(0), atol=1e-6)
-  assert_trees_equal({name: taught[name] for name in vit}, started)
-  assert_trees_equal(taught['distillation_head'], vit['head'])
-  public_vits.write(tmp_path, public_vits.hugging_face_tensors(
-    public_vits.archive()), **public_vits.CONFIG)  # fmt: skip
-  plain_vit = warm_start(vit, tmp_path, skip=skip[:1])
-  assert_trees_equal(plain_vit, started)
