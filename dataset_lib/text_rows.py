@@ -265,6 +265,11 @@ class TextRows(TokenSource):
     """Returns the sorted classes of the rows, `least` to `most`, 0: any."""
     good, bad = tables.read_all(tables.places(rows), names_of)
     names = sorted({name for _, own in good for name in own})
+    if bad and not good:  # as of a file in another encoding
+      error = bad[0][1]
+      raise InvalidDataError(
+        f'{error.where}: {error.message}; no row can be read'
+      )
     if not least <= len(names) <= (most or len(names)):
       expected = f'{least} to {most}' if most else f'at least {least}'
       message = f'{rows.path}: expected {expected} {what}, got {len(names)}: '

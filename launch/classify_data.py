@@ -141,11 +141,11 @@ def check(
   kind, has_images = KINDS[flags.model], flags.model == 'adatape'
   try:
     dataset = command_line.load_config(config, overrides).dataset
-    opened = {
+    opened: dict[str, Any] = {
       split: builder.build_source(dataset, split)
       for split in (SPLITS if tells or has_images else SPLITS[:1])
     }
-    fitted = len(builder.build_source(dataset, QUARTER))
+    fitted: Any = builder.build_source(dataset, QUARTER)
   except ConfigError as error:
     name = error.field.removeprefix('dataset.')
     if name == 'split':
@@ -167,7 +167,9 @@ def check(
   if tells:
     _tell(opened)
     if not has_images:
-      _tell_epsilon(len(opened['validation']) - fitted)
+      others = {*fitted.contents(), *opened['train'].contents()}
+      # As the certificate counts them: copies once.
+      _tell_epsilon(len({*opened['validation'].contents()} - others))
 
 
 def check_rows(workdir: pathlib.Path) -> None:
@@ -226,14 +228,14 @@ def _tell(opened: Mapping[str, Any]) -> None:
 
 
 def _tell_epsilon(rows: int) -> None:
-  """Prints what so many of the validation rows can certify."""
+  """Prints what so many distinct rows of validation can certify."""
   from eval_lib import certificate, risk
 
   epsilon = certificate.smallest(rows)
   needed = risk.least_rows('accuracy', 'sequence', epsilon, 0.1, groups=1)
   few = '' if rows >= needed else f': too few, at least {needed} are needed'
   limit = f'epsilon={epsilon:g}, delta=0.1'
-  print(f'certificate: {rows} of the validation rows, {limit}{few}')
+  print(f'certificate: {rows} distinct rows of validation, {limit}{few}')
 
 
 def redraw(workdir: str) -> str:

@@ -208,8 +208,8 @@ def test_a_bad_line_of_a_treebank_is_named(root, line, kind, message):
   ('column', 'error', 'words'),
   [
     ('1', InvalidDataError, '2 to 1000 tags.*got 1: A'),
-    ('3', InvalidDataError, '2 to 1000 tags.*got 0: '),
-    ('-4', InvalidDataError, '2 to 1000 tags.*got 0'),
+    ('3', InvalidDataError, 'line 1: expected a word and column 3, got 3'),
+    ('-4', InvalidDataError, 'column -4, got 3 columns; no row can be'),
     ('upos', MissingDataError, r'train\.conllu, train\.conllu\.gz'),
     ('1.5', errors.ConfigError, r'dataset\.column: expected upos, xpos'),
   ],

@@ -246,6 +246,8 @@ UNUSABLE = [
    '2 to 2 classes .* got 0'),
   ('past_present', 'past_present.txt', [*SENTEVAL, 'tr\tPRESS\tw1'],
    '2 to 2 classes .*got 3: PAST, PRES, PRESS'),
+  ('own', 'own.txt', [b'tr\ta\tw\xf6'],
+   "own.txt, line 1: .* can't decode .*; no row can be read"),
   ('own', 'own.txt', ['tr\ta\tw1'], 'expected at least 2 classes .*, got 1: a'),
   ('cola', 'train.tsv', ['w1\t1'], 'columns sentence, got w1, 1'),
   *(('sst2', 'train.tsv', rows, words) for rows, words in (

@@ -146,8 +146,14 @@ def test_a_mistake_is_told_before_a_training(tmp_path, capsys, changed, said):
     return f'configs/texts.py:{classify_data.arguments(values)}'
 
   classify_data.check(flags, config(data), SMALL, tells=True)
-  said_of_rows = 'certificate: 30 of the validation rows, epsilon=0.1, '
+  said_of_rows = 'certificate: 30 distinct rows of validation, epsilon=0.1, '
   assert said_of_rows in capsys.readouterr().out
+  header, *rows = (tmp_path / 'tickets.csv').read_text().splitlines(True)
+  (tmp_path / 'tickets.csv').write_text(''.join([header, *rows, *rows]))
+  classify_data.check(flags, config(data), SMALL, tells=True)
+  # Copies count once, and not where temperatures are fitted to one.
+  assert 'certificate: 25 distinct rows' in capsys.readouterr().out
+  write_rows(tmp_path / 'tickets.csv', 0)
   with pytest.raises(ConfigError, match=said):
     classify_data.check(flags, config(data | changed), SMALL)
   with (tmp_path / 'tickets.csv').open('ab') as file:
