@@ -144,7 +144,8 @@ def cache_directory(flag: str) -> str:
 
   if flag:
     return '' if flag == 'none' else flag
-  return program_cache.own_folder(CACHE)
+  name = program_cache.of_cores(CACHE)
+  return program_cache.own_folder(name)
 
 
 def log(line: str) -> None:

@@ -84,14 +84,21 @@ def kept() -> Iterator[None]:
   if DIRECTORY in os.environ or jax.distributed.is_initialized():
     yield
     return
-  # XLA splits loops by the number of cores, which is not in the key.
-  name = f'steps-{machine.cores()}'
+  name = of_cores('steps')
   if not (folder := own_folder(name)):
     text = f'{files.cache_folder(name)} is not a folder of this user alone'
     text = f'warning: {text}: the next start compiles again'
     print(f'{text} (or set {DIRECTORY})', file=sys.stderr)
   with ProgramCache(folder, MAX_BYTES).used():
     yield
+
+
+def of_cores(name: str) -> str:
+  """Returns the name of a folder for programs of so many cores.
+
+  XLA splits loops by their number, which is not in the key of a program.
+  """
+  return f'{name}-{machine.cores()}'
 
 
 def own_folder(name: str) -> str:

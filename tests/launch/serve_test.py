@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from launch import serve
+from core import machine
+from launch import serve, serving
 from tests.launch import servers
 from tests.launch.servers import post
 from tests.serve_lib import toy
@@ -176,3 +177,12 @@ def test_a_taken_address_is_answered_in_one_line(refused):
   with serve.listen('127.0.0.1', 0) as taken:
     given = '--workdir=/nowhere', f'--port={taken.getsockname()[1]}'
     refused(serve.main, given, ['--port: expected a free address'])
+
+
+def test_programs_are_those_of_a_number_of_cores(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  for cores in (2, 64):
+    monkeypatch.setattr(machine, 'cores', lambda cores=cores: cores)
+    folder = tmp_path / 'adaptive_computation' / f'programs-{cores}'
+    assert serving.cache_directory('') == str(folder)
+  assert serving.cache_directory('none') == ''
