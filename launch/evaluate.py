@@ -104,11 +104,9 @@ def _config(flags: Flags) -> tuple[Any, list[str], list[str]]:
     names.append('submitted')
     # Another split: --config.evals.submitted.split.
     is_mismatched = pathlib.Path(flags.submission).stem == 'MNLI-mm'
-    evals['submitted'] = dict(
-      type='submitted',
-      path=flags.submission,
-      split='validation' + '_mismatched' * is_mismatched,
-    )
+    part = 'validation' + '_mismatched' * is_mismatched
+    entry = dict(type='submitted', path=flags.submission, split=part)
+    evals['submitted'] = entry
   if flags.dataset is not None and not names:
     expected = 'none with --datasets unless --evals is given'
     raise ConfigError('--dataset', flags.dataset, expected)
