@@ -16,6 +16,7 @@ from dataset_lib import builder
 from eval_lib import submission
 from launch import command_line, predict, serving
 from serve_lib import engine as engine_lib
+from serve_lib import program_cache
 from serve_lib.chain import Failure, InputError
 from serve_lib.decisions import Prediction
 from train_lib import loading
@@ -188,7 +189,8 @@ def test_the_flags_reach_the_engine(runs, tmp_path, monkeypatch, capsys):
     assert engine.policy.rule.tau == 0.25
     (answer,) = engine.predict([' '.join(['w1'] * 14)])
   assert answer.fields['truncated']
-  cache = tmp_path / 'adaptive_computation' / serving.CACHE
+  name = program_cache.of_cores(serving.CACHE)
+  cache = tmp_path / 'adaptive_computation' / name
   assert any(cache.iterdir())
   assert sorted(workdir.rglob('*')) == before
   assert f'kept in {cache}' in capsys.readouterr().err.splitlines()[-1]
@@ -196,7 +198,8 @@ def test_the_flags_reach_the_engine(runs, tmp_path, monkeypatch, capsys):
 
 def test_where_compiled_programs_are_kept(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  path = tmp_path / 'adaptive_computation' / serving.CACHE
+  name = program_cache.of_cores(serving.CACHE)
+  path = tmp_path / 'adaptive_computation' / name
   place = serving.cache_directory
   assert (place('none'), place('/elsewhere')) == ('', '/elsewhere')
   assert not any(tmp_path.iterdir())
