@@ -6,7 +6,8 @@
 `--data` has tab-separated files without quotes, as GLUE's, by the names in
 `PUBLIC`; the first line names the columns. Every set has 400 rows, or 1,000 of
 pairs, as train.csv, and at most 1,000 others as test.csv. Rows are drawn by
-`--seed`; no text comes twice. Tickets are made of templates.
+`--seed`, of each set by itself; no text comes twice, and rows of an unknown
+label are left out. Tickets are made of templates.
 """
 
 import csv
@@ -48,6 +49,7 @@ PUBLIC = {
   'sst2': Public('glue/sst2/train', 'glue/sst2/dev', ('sentence', 'label')),
 }  # fmt: skip
 NAMES = 'text', 'label', 'pair'
+UNKNOWN = 'unknown'  # the genre of a part of MNLI's train rows
 
 # Templates of a class; {} is one of the words that follow.
 TICKETS = {
@@ -95,16 +97,13 @@ def run(flags: Flags) -> None:
   out = pathlib.Path(flags.out)
   if out.exists():
     raise ConfigError('--out', flags.out, 'a folder that does not exist')
-  draw = random.Random(flags.seed)
-  made = tickets()
-  draw.shuffle(made)
+  made = _shuffled(tickets(), 'tickets', flags)
   sets = {'tickets': (made[:400], made[400:])}
   for name, public in PUBLIC.items():
-    files = [
-      _rows(pathlib.Path(flags.data, f'{file}.tsv.gz'), public.columns)
+    train, test = (
+      _shuffled(_rows(flags.data, file, public.columns), name, flags)
       for file in (public.train, public.test)
-    ]
-    train, test = (draw.sample(rows, len(rows)) for rows in files)
+    )
     sets[name] = train[: public.rows], test
   for name, (train, test) in sets.items():
     known = {text for text, *_ in train}
@@ -122,12 +121,22 @@ def tickets() -> list[Sequence[str]]:
   ]
 
 
-def _rows(path: pathlib.Path, columns: Sequence[str]) -> list[Sequence[str]]:
+def _shuffled(
+  rows: list[Sequence[str]], name: str, flags: Flags
+) -> list[Sequence[str]]:
+  return random.Random(f'{name} {flags.seed}').sample(rows, len(rows))
+
+
+def _rows(
+  folder: str, name: str, columns: Sequence[str]
+) -> list[Sequence[str]]:
   """Returns the columns of rows that lack none; a text comes once."""
+  path = pathlib.Path(folder, f'{name}.tsv.gz')
   with gzip.open(path, 'rt', encoding='utf-8', newline='\n') as file:
     reader = csv.DictReader(file, delimiter='\t', quoting=csv.QUOTE_NONE)
     rows = [tuple(row[name] for name in columns) for row in reader]
-  return [*{row[0]: row for row in rows if all(row)}.values()]
+  known = [row for row in rows if all(row) and row[1] != UNKNOWN]
+  return [*{row[0]: row for row in known}.values()]
 
 
 def _write(path: pathlib.Path, rows: list[Sequence[str]]) -> None:

@@ -20,7 +20,8 @@ def write_public(root):
         cells = f'say "{n % 1290}', 'abc'[n % 3], f'other {n}'
         lines.append('\t'.join([str(n), *cells[: len(public.columns)]]))
       unlabelled = ['-1', 'no label', *[''] * (len(public.columns) - 1)]
-      lines.append('\t'.join(unlabelled))
+      unknown = ['-2', 'no label', 'unknown', *unlabelled[3:]]
+      lines += ['\t'.join(unlabelled), '\t'.join(unknown)]
       with gzip.open(path, 'wt') as out:
         out.write('\n'.join(lines) + '\n')
 
